@@ -41,7 +41,7 @@ test-full: ## The same, and the tests that only wait (lane "full" in e2e/lanes.t
 e2e: ## Run end-to-end tests only (NAME=regexp)
 	go run ./e2e/lanes -run '$(NAME)'
 
-audit: ## Run gosec and govulncheck with the exceptions of tools/audit (GOVULNDB=file:///...)
+audit: ## Look for known vulnerabilities of dependencies with govulncheck (GOVULNDB=file:///...)
 	hack/audit.sh
 
 fuzz: ## Run every fuzz target for FUZZTIME (FUZZTIME=30s NAME=regexp)
@@ -72,7 +72,7 @@ proto-check: ## Fail if generated code differs from its sources
 sample-env: ## Write sample.env from the settings of the programs
 	go run ./cmd/persys env > sample.env.new && mv sample.env.new sample.env
 
-reference: ## Write docs/reference from the programs (metrics, the API, persysctl, the schema of workloads)
+reference: ## Write docs/reference from the programs (metrics, the API, persysctl, the fields and the schema of workloads)
 	@mkdir -p docs/reference
 	go run ./cmd/persys metrics > docs/reference/metrics.md.new && mv docs/reference/metrics.md.new docs/reference/metrics.md
 	go run ./cmd/persys api > docs/reference/api.md.new && mv docs/reference/api.md.new docs/reference/api.md

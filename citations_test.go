@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// tracked lists the files of the repository: those that git knows, and new ones that it does not ignore.
+// tracked lists the files of the repository: those in git's index, and new files that git does not ignore.
 func tracked(t *testing.T) []string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "git", "ls-files", "--cached", "--others", "--exclude-standard").Output()
@@ -52,7 +52,7 @@ func TestLinksInPagesResolve(t *testing.T) {
 		for _, m := range markdownLink.FindAllStringSubmatch(read(t, page), -1) {
 			target, anchor, _ := strings.Cut(m[1], "#")
 			if strings.Contains(target, ":") {
-				continue // an address on the network
+				continue // the link is an address on the network
 			}
 			file := page
 			if target != "" {
@@ -89,7 +89,7 @@ func TestCitationsResolve(t *testing.T) {
 		prose := proseOf(t, file)
 		for _, m := range citedPage.FindAllStringSubmatch(prose, -1) {
 			if path.Base(m[1]) == "NAME.md" {
-				continue // a placeholder
+				continue // NAME stands for any page
 			}
 			cited := firstExisting(m[1], "docs/"+m[1], path.Join(path.Dir(file), m[1]))
 			switch {
@@ -130,7 +130,7 @@ func proseOf(t *testing.T, file string) string {
 	switch filepath.Ext(file) {
 	case ".md":
 		if strings.HasPrefix(file, "docs/reference/") {
-			return "" // generated from the programs
+			return "" // the file is generated from the programs
 		}
 		return read(t, file)
 	case ".go":
@@ -226,7 +226,7 @@ func TestJourneyNamesFunctions(t *testing.T) {
 		dir, name := m[1], m[2]
 		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 			if !strings.Contains(dir, "/") {
-				continue // the name of a package, of a type in a table
+				continue // the cell names a package or a type
 			}
 			t.Errorf("%s names %s.%s, and there is no folder %s", page, dir, name, dir)
 			continue
@@ -296,8 +296,8 @@ func functionsIn(t *testing.T, dir string) map[string]bool {
 
 var mapRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]+ \\| ([^|]+) \\|$")
 
-// TestMapInDesign compares the map in docs/DESIGN.md with mayImport.
-func TestMapInDesign(t *testing.T) {
+// TestTheMapInDesignIsCurrent compares the map in docs/DESIGN.md with mayImport.
+func TestTheMapInDesignIsCurrent(t *testing.T) {
 	const page = "docs/DESIGN.md"
 	text := read(t, page)
 	if words := len(strings.Fields(text)); words > 1500 {

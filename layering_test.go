@@ -34,28 +34,39 @@ var mayImport = []struct {
 	imports []string
 }{
 	{"api/...", nil},
+	{"access", nil},
+	{"policy", nil},
+	{"policy/document", []string{"policy"}},
+	// What containers, Compose projects and virtual machines ask for.
+	{"policy/asks", []string{"policy", "api/agent/...", "stack/service"}},
+	{"engine", nil},
+	{"schedule", nil},
 	{"fsm/bounds", []string{"api/command/..."}},
 	{"fsm/queue", nil},
 	{"fsm/quota", nil},
 	{"fsm/receipts", nil},
 	{"fsm/rollout", []string{"api/command/..."}},
-	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout"}},
+	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "policy"}},
 	{"fsm/...", []string{"fsm", "api/command/..."}},
-	{"sched", []string{"fsm", "fsm/rollout", "api/command/..."}},
+	{"sched", []string{"fsm", "fsm/rollout", "policy", "schedule", "api/command/..."}},
 	{"sched/control", []string{"sched", "fsm", "api/command/..."}},
 	{"sched/leader/...", []string{"sched", "sched/control", "fsm", "fsm/store", "api/command/..."}},
 	{"sched/...", []string{"sched", "fsm"}},
 	{"pki/...", nil},
 	// The meaning of a specification: parse, validate, hash, seal, translate, show.
-	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "fsm", "fsm/bounds", "pki/..."}},
+	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "engine", "fsm", "fsm/bounds", "pki/...", "policy/...", "schedule", "stack/bundle", "stack/service"}},
+	// Loads Compose stacks, for schedulers, agents and persysctl alike.
+	{"stack/service", []string{"engine", "api/agent/..."}},
+	{"stack/...", []string{"child", "engine", "policy"}},
 	{"config/...", nil},
 	{"telemetry/...", nil},
+	{"child", nil},
 	{"testbed/...", nil},
 	{"rpc/dial/...", []string{"api/...", "pki/..."}},
 	{"rpc/limits/...", nil},
 	{"cluster/...", []string{"api/command/...", "fsm/...", "pki/..."}},
 	{"dnsserver/...", []string{"fsm/...", "telemetry"}},
-	{"mirror/...", []string{"fsm/...", "api/command/..."}},
+	{"mirror/...", []string{"fsm/...", "policy/...", "api/command/..."}},
 	{"agent/workload", nil},
 	{"agent/fencer/lease", []string{"agent/workload"}},
 	{"agent/core", []string{"agent/workload", "agent/fencer/lease"}},
@@ -63,18 +74,20 @@ var mayImport = []struct {
 	{"agent/driver/moby/mobytest", []string{"testbed"}},
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
 	{"agent/driver/drivertest", []string{"agent/driver", "api/agent/...", "testbed"}},
-	{"agent/driver/...", []string{"api/agent/...", "agent/workload"}},
-	// The agent's file and the orders that it holds know neither engines at work nor schedulers.
+	{"agent/driver/...", []string{"api/agent/...", "agent/workload", "child", "engine", "policy/...", "stack/..."}},
+	// The agent's state file and the orders in it depend neither on drivers that run engines nor on
+	// schedulers.
 	{"agent/spec", []string{"agent/core", "agent/workload", "agent/volume", "api/agent/...", "pki/..."}},
 	{"agent/store", []string{"agent/core", "agent/spec", "agent/workload", "agent/driver", "agent/volume", "api/agent/...", "pki/..."}},
-	{"agent/...", []string{"api/...", "pki/...", "rpc/dial/...", "rpc/limits", "telemetry"}},
-	{"rpc/...", []string{"api/...", "fsm/...", "sched", "spec/...", "pki/..."}},
+	{"agent/...", []string{"api/...", "pki/...", "policy/...", "rpc/dial/...", "rpc/limits", "telemetry"}},
+	{"rpc/...", []string{"access", "api/...", "fsm/...", "sched", "spec/...", "pki/...", "policy/...", "stack/..."}},
 	{"gateway/...", []string{"api/...", "rpc/dial/...", "rpc/limits", "pki/...", "telemetry"}},
 	{"replica/keyring", []string{"api/command/...", "fsm/...", "pki"}},
 	{"replica/coredns", []string{"fsm"}},
+	{"replica/auditsink", []string{"fsm", "pki", "rpc"}},
 	{"replica/mirrorspec", []string{"api/agent/...", "api/control/...", "fsm", "mirror", "spec"}},
 	// A whole scheduler, for cmd/scheduler, cmd/persys and other programs that embed one.
-	{"replica", []string{"api/...", "cluster", "config", "dnsserver", "fsm/...", "mirror", "pki/...", "replica/...", "rpc/...", "sched", "sched/control", "sched/leader", "spec", "telemetry"}},
+	{"replica", []string{"api/...", "cluster", "config", "dnsserver", "fsm/...", "mirror", "pki/...", "replica/...", "rpc/...", "sched", "sched/control", "sched/leader", "spec", "stack", "telemetry"}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", nil},
 	{"sim/...", []string{"..."}},
@@ -91,17 +104,19 @@ var neverReach = []struct {
 	never  []string
 	reason string
 }{
+	{"access", impure, "decisions on permissions are computed from values only"},
+	{"policy", impure, "the state machine uses it, and must give the same answer on every replica"},
 	{"fsm/...", impure, "the state machine must give the same answer on every replica and at every replay"},
-	{"sched", impure, "planning is a pure step over what it is given, so that simulator, dry run and production share it"},
-	{"agent/workload", impure, "the agent's core imports it and stays a pure step over what it is given"},
+	{"sched", impure, "planning is a pure step over its input, so that simulator, dry run and production share it"},
+	{"agent/workload", impure, "the agent's core imports it, and the core is a pure step over its input"},
 	{"agent/core", impure, "the agent's decisions are a pure step, so that simulator and production share them"},
 	{"agent/fencer/lease", impure, "the fencer's decisions are a pure step, which the simulator drives on virtual clocks"},
 	{"sched/control", impure, "the leader's control loop is a pure step over its inputs, so that the simulator drives the same code"},
-	{"api/command/...", []string{"google.golang.org/grpc/..."}, "the log's vocabulary holds no service: the state machine imports it"},
-	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent knows the wire, never the control plane's insides: both are upgraded on their own"},
-	{"cluster/...", []string{module + "/rpc/..."}, "consensus knows no API; rpc declares what it consumes and cmd wires the two"},
-	{"rpc/...", []string{module + "/cluster/..."}, "rpc declares the interfaces it consumes; cmd wires cluster to them"},
-	{"cmd/...", []string{module + "/testbed/..."}, "test support is in no program"},
+	{"api/command/...", []string{"google.golang.org/grpc/..."}, "the messages of the log contain no gRPC service, because the state machine imports them"},
+	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent depends on the API, never on packages of the control plane, because both are upgraded separately"},
+	{"cluster/...", []string{module + "/rpc/..."}, "cluster does not depend on the API; rpc declares the interfaces that it uses, and replica connects both"},
+	{"rpc/...", []string{module + "/cluster/..."}, "rpc declares the interfaces that it uses; replica passes cluster as their implementation"},
+	{"cmd/...", []string{module + "/testbed/..."}, "no program contains test support"},
 	{"replica/...", []string{module + "/cmd/...", module + "/testbed/..."}, "a scheduler can be embedded: the programs import it"},
 }
 
@@ -112,7 +127,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core"}
+var pure = []string{"access", "policy", "schedule", "fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/control", "agent/workload", "agent/fencer/lease", "agent/core"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}
@@ -172,7 +187,7 @@ func ours(path string) (string, bool) {
 	return strings.CutPrefix(path, module+"/")
 }
 
-func TestLayers(t *testing.T) {
+func TestImportsFollowTheMap(t *testing.T) {
 	all := list(t)
 	byPath := map[string]listed{}
 	for _, p := range all {
@@ -194,7 +209,7 @@ func TestLayers(t *testing.T) {
 			for _, dep := range p.Deps {
 				if matchAny(rule.never, dep) {
 					t.Errorf("%s reaches %s (%s): %s", part, dep, strings.Join(chain(byPath, p.ImportPath, dep), " → "), rule.reason)
-					break // the first forbidden package is enough: the others often come with it
+					break // report only the first forbidden package, because it often imports the others
 				}
 			}
 		}
@@ -202,7 +217,7 @@ func TestLayers(t *testing.T) {
 			for _, b := range drivers {
 				other := module + "/agent/driver/" + b
 				if a != b && match("agent/driver/"+a+"/...", part) && slices.ContainsFunc(p.Deps, func(d string) bool { return match(other+"/...", d) }) {
-					t.Errorf("%s reaches agent/driver/%s: a driver knows no other driver; shared code belongs in agent/driver", part, b)
+					t.Errorf("%s reaches agent/driver/%s: a driver imports no other driver; shared code belongs in agent/driver", part, b)
 				}
 			}
 		}
@@ -273,8 +288,8 @@ func chain(byPath map[string]listed, from, to string) []string {
 	return []string{from, "…", to}
 }
 
-// TestPureCore checks the source of the pure packages for impure code that imports do not show.
-func TestPureCore(t *testing.T) {
+// TestPurePackagesReachNothingImpure checks the source of the pure packages for impure code that imports do not show.
+func TestPurePackagesReachNothingImpure(t *testing.T) {
 	for _, part := range pure {
 		t.Run(part, func(t *testing.T) {
 			cfg := &packages.Config{
@@ -299,8 +314,8 @@ func TestPureCore(t *testing.T) {
 }
 
 const (
-	whyClock   = "time is chosen by the leader and passed in"
-	whyRandom  = "ids and choices are made outside and passed in"
+	whyClock   = "the leader chooses the time and passes it in"
+	whyRandom  = "ids and random choices are made by the caller and passed in"
 	whyOutside = "the pure core touches nothing outside its arguments"
 	whyWaits   = "the pure core never waits and starts nothing"
 	whyOrder   = "map order differs between replicas; use a B-tree, a sorted slice, or slices.Sorted(maps.Keys(m))"
@@ -368,7 +383,7 @@ func isMap(t types.Type) bool {
 	switch u := t.Underlying().(type) {
 	case *types.Map:
 		return true
-	case *types.Interface: // a constraint: a map may hide in its union
+	case *types.Interface: // the interface is a constraint, and its union may contain a map
 		for i := range u.NumEmbeddeds() {
 			switch e := u.EmbeddedType(i).(type) {
 			case *types.Union:
@@ -434,7 +449,7 @@ func TestPureCoreRulesBite(t *testing.T) {
 			}
 			pkgs, err := packages.Load(cfg, "file="+file)
 			if err != nil || len(pkgs) != 1 || len(pkgs[0].Errors) > 0 {
-				t.Fatalf("the case does not load: %v %v", err, pkgs)
+				t.Fatalf("the code of the test case does not compile: %v %v", err, pkgs)
 			}
 			got := strings.Join(impurities(pkgs[0].Fset, pkgs[0].Syntax, pkgs[0].TypesInfo), "\n")
 			if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
@@ -444,9 +459,9 @@ func TestPureCoreRulesBite(t *testing.T) {
 	}
 }
 
-// TestNamesAndSizes checks the names of packages, the length of files, and that no file has an init
+// TestPackageNamesAndFileSizes checks the names of packages, the length of files, and that no file has an init
 // function. Generated files are exempt.
-func TestNamesAndSizes(t *testing.T) {
+func TestPackageNamesAndFileSizes(t *testing.T) {
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -488,9 +503,9 @@ func TestNamesAndSizes(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeftOutSilently checks that tests skip only through testbed.Need, which fails with
+// TestTestsSkipOnlyThroughNeed checks that tests skip only through testbed.Need, which fails with
 // CI=true. The Skip of rapid, on a variable named rt, only draws another case and is allowed.
-func TestNothingIsLeftOutSilently(t *testing.T) {
+func TestTestsSkipOnlyThroughNeed(t *testing.T) {
 	skip := regexp.MustCompile(`(\w+)\.(?:Skip|Skipf|SkipNow)\(|Getenv\("CI"\)`)
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		switch {

@@ -40,9 +40,9 @@ func caller(t *testing.T, cn, uri string) context.Context {
 	return peer.NewContext(context.Background(), &peer.Peer{AuthInfo: credentials.TLSInfo{State: state}})
 }
 
-func TestWhoMayCall(t *testing.T) {
+func TestIdentitiesMayCallOnlyTheirMethods(t *testing.T) {
 	r := newRig(t).start()
-	r.apply("web", "sim/run", by(1), at(1)) // the node belongs to c1 now
+	r.apply("web", "sim/run", by(1), at(1)) // this order names cluster c1; from now on the agent obeys only c1
 	const (
 		apply = agentv1.AgentService_ApplyWorkload_FullMethodName
 		list  = agentv1.AgentService_ListWorkloads_FullMethodName
@@ -53,53 +53,56 @@ func TestWhoMayCall(t *testing.T) {
 		name, cn, uri, method string
 		want                  codes.Code
 	}{
-		{"a scheduler applies", "x", "persys://c1/scheduler/s1", apply, codes.OK},
-		{"a legacy scheduler applies", "persys-scheduler", "", apply, codes.OK},
-		{"the admin applies", "x", "persys://c1/user/admin", apply, codes.OK},
-		{"another user does not apply", "x", "persys://c1/user/eve", apply, codes.PermissionDenied},
-		{"another user does not list workloads", "x", "persys://c1/user/eve", list, codes.PermissionDenied},
-		{"another user does not read one workload", "x", "persys://c1/user/eve", agentv1.AgentService_GetWorkloadStatus_FullMethodName, codes.PermissionDenied},
-		{"another user does not read the history", "x", "persys://c1/user/eve", agentv1.AgentService_ListActions_FullMethodName, codes.PermissionDenied},
-		{"another user reads no logs", "x", "persys://c1/user/eve", logs, codes.PermissionDenied},
-		{"another user asks for its health", "x", "persys://c1/user/eve", agentv1.AgentService_HealthCheck_FullMethodName, codes.OK},
-		{"a legacy service lists", "persys-services", "", list, codes.OK},
-		{"a legacy service does not apply", "persys-services", "", apply, codes.PermissionDenied},
-		{"the legacy CLI applies", "persysctl", "", apply, codes.OK},
-		{"a gateway reads logs", "x", "persys://c1/gateway/g1", logs, codes.OK},
-		{"a scheduler runs commands", "x", "persys://c1/scheduler/s1", exec, codes.OK},
-		{"a gateway does not run commands", "x", "persys://c1/gateway/g1", exec, codes.PermissionDenied},
-		{"another user does not run commands", "x", "persys://c1/user/eve", exec, codes.PermissionDenied},
-		{"a gateway does not apply", "x", "persys://c1/gateway/g1", apply, codes.PermissionDenied},
-		{"another agent does not apply", "x", "persys://c1/agent/node-b", apply, codes.PermissionDenied},
-		{"another agent does not list", "x", "persys://c1/agent/node-b", list, codes.PermissionDenied},
-		{"another agent asks for its health", "x", "persys://c1/agent/node-b", agentv1.AgentService_HealthCheck_FullMethodName, codes.OK},
-		{"a scheduler of another cluster does not apply", "x", "persys://c2/scheduler/s1", apply, codes.PermissionDenied},
-		{"a name without a role is refused", "somebody", "", list, codes.Unauthenticated},
-		{"the health service is open to all", "somebody", "", "/grpc.health.v1.Health/Check", codes.OK},
+		{"a scheduler may apply", "x", "persys://c1/scheduler/s1", apply, codes.OK},
+		{"a legacy scheduler may apply", "persys-scheduler", "", apply, codes.OK},
+		{"an admin may not apply", "x", "persys://c1/user/admin", apply, codes.PermissionDenied},
+		{"an admin may not list workloads", "x", "persys://c1/user/admin", list, codes.PermissionDenied},
+		{"another user may not apply", "x", "persys://c1/user/eve", apply, codes.PermissionDenied},
+		{"another user may not list workloads", "x", "persys://c1/user/eve", list, codes.PermissionDenied},
+		{"another user may not read the status of a workload", "x", "persys://c1/user/eve", agentv1.AgentService_GetWorkloadStatus_FullMethodName, codes.PermissionDenied},
+		{"another user may not read the task history", "x", "persys://c1/user/eve", agentv1.AgentService_ListActions_FullMethodName, codes.PermissionDenied},
+		{"another user may not read logs", "x", "persys://c1/user/eve", logs, codes.PermissionDenied},
+		{"another user may read the agent's health", "x", "persys://c1/user/eve", agentv1.AgentService_HealthCheck_FullMethodName, codes.OK},
+		{"a legacy service may list workloads", "persys-services", "", list, codes.OK},
+		{"a legacy service may not apply", "persys-services", "", apply, codes.PermissionDenied},
+		{"the legacy CLI may list workloads", "persysctl", "", list, codes.OK},
+		{"the legacy CLI may not apply", "persysctl", "", apply, codes.PermissionDenied},
+		{"a gateway may read logs", "x", "persys://c1/gateway/g1", logs, codes.OK},
+		{"a scheduler may run commands", "x", "persys://c1/scheduler/s1", exec, codes.OK},
+		{"a gateway may not run commands", "x", "persys://c1/gateway/g1", exec, codes.PermissionDenied},
+		{"another user may not run commands", "x", "persys://c1/user/eve", exec, codes.PermissionDenied},
+		{"a gateway may not apply", "x", "persys://c1/gateway/g1", apply, codes.PermissionDenied},
+		{"another agent may not apply", "x", "persys://c1/agent/node-b", apply, codes.PermissionDenied},
+		{"another agent may not list workloads", "x", "persys://c1/agent/node-b", list, codes.PermissionDenied},
+		{"another agent may read this agent's health", "x", "persys://c1/agent/node-b", agentv1.AgentService_HealthCheck_FullMethodName, codes.OK},
+		{"a scheduler of another cluster may not apply", "x", "persys://c2/scheduler/s1", apply, codes.PermissionDenied},
+		{"a certificate whose name has no role is refused", "somebody", "", list, codes.Unauthenticated},
+		{"every caller may use the standard health service", "somebody", "", "/grpc.health.v1.Health/Check", codes.OK},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := r.a.server.Permit(caller(t, c.cn, c.uri), c.method, pki.DefaultMapping(""))
+			err := r.a.server.Permit(caller(t, c.cn, c.uri), c.method, pki.LegacyMapping(""))
 			if status.Code(err) != c.want {
 				t.Errorf("got %v, want %s", err, c.want)
 			}
 		})
 	}
-	if err := r.a.server.Permit(context.Background(), list, pki.DefaultMapping("")); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("without a certificate: %v", err)
+	if err := r.a.server.Permit(context.Background(), list, pki.LegacyMapping("")); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("a call without a certificate returned %v", err)
 	}
 }
 
-// Certificates are made before the cluster has an id, so both sides must name the same cluster in them.
+// The cluster in a certificate may differ from the cluster's id, because certificates are made before the
+// cluster has an id. So the certificates of agent and caller must name the same cluster.
 func TestClusterOfCertificates(t *testing.T) {
 	r := newRig(t, func(c *Config) {
 		c.Self = func() pki.Identity { return pki.Identity{Cluster: "dev", Role: pki.RoleAgent, ID: "node-a"} }
 	}).start()
-	r.apply("web", "sim/run", by(1), at(1)) // the node belongs to c1 now
+	r.apply("web", "sim/run", by(1), at(1)) // this order names cluster c1; from now on the agent obeys only c1
 	for uri, want := range map[string]codes.Code{
 		"persys://dev/scheduler/s1":   codes.OK,
 		"persys://other/scheduler/s1": codes.PermissionDenied,
 	} {
-		err := r.a.server.Permit(caller(t, "x", uri), agentv1.AgentService_ApplyWorkload_FullMethodName, pki.DefaultMapping(""))
+		err := r.a.server.Permit(caller(t, "x", uri), agentv1.AgentService_ApplyWorkload_FullMethodName, pki.LegacyMapping(""))
 		if status.Code(err) != want {
 			t.Errorf("%s: got %v, want %s", uri, err, want)
 		}
@@ -124,7 +127,7 @@ func TestHealthAndMetrics(t *testing.T) {
 		return rec.Code, body
 	}
 	if code, body := health(); code != 200 || body.Status != "healthy" || body.Runtimes["container"] != "healthy" {
-		t.Errorf("%d %+v", code, body)
+		t.Errorf("/health of a healthy agent answers %d %+v, want 200 and healthy", code, body)
 	}
 	r.apply("web", "sim/run")
 	r.reaches("web", running)
@@ -139,7 +142,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	if err := r.engine.SetDown(""); err != nil {
 		t.Fatal(err)
 	}
-	// A deleted instance comes back, and one appears that nobody ordered.
+	// Two instances appear: one of a workload that was deleted, and one of a workload that was never ordered.
 	for id, sequence := range map[string]uint64{"web": 0, "stray": 1} {
 		err := r.engine.Driver(driver.Identity{ClusterID: Unbound, NodeID: "node-a"}).Ensure(context.Background(), driver.Spec{
 			ID: driver.ID(id), Revision: "r", Content: "c1:s", Generation: driver.Generation{Sequence: sequence},
@@ -150,16 +153,16 @@ func TestHealthAndMetrics(t *testing.T) {
 		}
 	}
 	have := map[string]bool{
-		"heartbeats_total":                              true, // needs a scheduler: e2e, TestEveryMetricIsSet
-		"refused_by_limit_total":                        true, // needs a flood: e2e, TestHostilePeers
-		"garbage_collection_old_failed_workloads_found": true, // needs an hour: metrics, TestOldFailures
+		"heartbeats_total":                              true, // this metric is set only with a scheduler: tested in e2e, TestEveryMetricIsSet
+		"refused_by_limit_total":                        true, // this metric counts only when callers exceed a limit: tested in e2e, TestHostilePeers
+		"garbage_collection_old_failed_workloads_found": true, // this metric counts only failures older than an hour: tested in agent/metrics, TestFailuresOlderThanAnHourAreCounted
 	}
 	fenced := false
 	var missing []string
 	r.until(func() bool {
 		gathered := make(chan struct{})
 		r.hooks.set(func(h *hooks) { h.looked = func(driver.ID) { <-gathered } })
-		r.do(core.Wake{ID: "bad"}) // in work until the metrics are read
+		r.do(core.Wake{ID: "bad"}) // the metrics are read before this work on the workload has ended
 		families, err := registry.Gather()
 		close(gathered)
 		if err != nil {
@@ -186,5 +189,5 @@ func TestHealthAndMetrics(t *testing.T) {
 			}
 		}
 		return len(missing) == 0
-	}, func() string { return fmt.Sprintf("metrics that never move: %v", missing) })
+	}, func() string { return fmt.Sprintf("metrics whose value never changes in this test: %v", missing) })
 }

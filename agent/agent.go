@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -27,7 +28,7 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Agent runs the workloads of one machine. New opens its file, Run does the work.
+// Agent runs the workloads of one machine. New opens the state file, and Run does the work.
 type Agent struct {
 	cfg     Config
 	log     *slog.Logger
@@ -42,8 +43,8 @@ type Agent struct {
 	server  *server.Server
 }
 
-// New opens the agent's file and makes it ready; nothing runs yet. An agent that is not run must
-// be closed.
+// New opens the state file and creates the agent. It starts nothing. An agent that is never run must be
+// closed.
 func New(cfg Config, factory Factory) (*Agent, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
@@ -64,7 +65,7 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 	return a, nil
 }
 
-// wire makes the parts of an agent and connects them.
+// wire creates the parts of an agent and connects them.
 func (a *Agent) wire(factory Factory) error {
 	cfg := &a.cfg
 	saved, err := a.store.Load()
@@ -85,9 +86,11 @@ func (a *Agent) wire(factory Factory) error {
 		Config: cfg.GC, Store: a.store, Storage: a.storage, Metrics: a.metrics, Logger: a.log,
 		ListTimeout: cfg.ListTimeout, StepTimeout: cfg.StepTimeout,
 	}
+	ceiling := cfg.Ceiling
+	ceiling.Private = append(slices.Clone(ceiling.Private), cfg.StatePath, cfg.StatePath+".key")
 	a.runner, err = runner.New(runner.Config{
 		Core: cfg.core(), Store: a.store, Saved: saved, Storage: a.storage, Host: a.host, Factory: factory, Late: cfg.Late,
-		Fencer: cfg.Guard, Metrics: a.metrics, Used: &a.used, Tracer: cfg.Tracer, Logger: a.log, Swept: a.garbage.Periodic,
+		Fencer: cfg.Fencer, Metrics: a.metrics, Used: &a.used, Tracer: cfg.Tracer, Logger: a.log, Swept: a.garbage.Periodic, Ceiling: ceiling,
 		ReconcileInterval: cfg.ReconcileInterval, UsageInterval: cfg.UsageInterval, DiskInterval: cfg.DiskInterval,
 		StepTimeout: cfg.StepTimeout, ListTimeout: cfg.ListTimeout,
 	})
@@ -110,14 +113,14 @@ func (a *Agent) wire(factory Factory) error {
 	return nil
 }
 
-// identify compares the file with the configuration: node, cluster and shard. Under another node id its
-// workloads would be taken for those of a lost node, and run elsewhere as well.
+// identify checks that the state file belongs to the configured node, cluster and shard. If the node id
+// changed, the schedulers would consider the former node lost, and start its workloads on other nodes too.
 func (a *Agent) identify(s *core.Saved) error {
 	m := &s.Meta
 	known, now := m.Node, a.cfg.NodeID
 	if known != now {
 		if n := len(s.Intents); known != "" && n > 0 {
-			return fmt.Errorf("it holds %d workloads of node %q, and this node would be %q (PERSYS_NODE_ID, agent_config.yaml, else the host name): set PERSYS_NODE_ID=%s, or drain %s before it gets another name",
+			return fmt.Errorf("the file holds %d workloads of node %q, but the node id is now %q (from PERSYS_NODE_ID, agent_config.yaml or the host name): set PERSYS_NODE_ID=%s, or drain node %s before you change its id",
 				n, known, now, known, known)
 		}
 		m.Node = now
@@ -127,20 +130,20 @@ func (a *Agent) identify(s *core.Saved) error {
 	}
 	if want := a.cfg.ClusterID; want != "" {
 		if known := m.Epoch.ClusterID; known != "" && known != want {
-			return fmt.Errorf("it belongs to cluster %q, the configuration names %q", known, want)
+			return fmt.Errorf("the file belongs to cluster %q, but the configuration names cluster %q", known, want)
 		}
 		m.Epoch.ClusterID = want
 	}
 	if want := a.cfg.Shard; want != "" {
 		if known := m.Epoch.Shard; known != "" && known != want {
-			return fmt.Errorf("it belongs to shard %q, PERSYS_SCHEDULER_SHARD names %q", known, want)
+			return fmt.Errorf("the file belongs to shard %q, but PERSYS_SCHEDULER_SHARD names shard %q", known, want)
 		}
 		m.Epoch.Shard = want
 	}
 	return nil
 }
 
-// openStorage makes the manager of this machine's volumes.
+// openStorage creates the manager of this machine's volumes.
 func (a *Agent) openStorage() error {
 	have, err := a.store.Volumes()
 	if err != nil {
@@ -159,11 +162,11 @@ func (a *Agent) openStorage() error {
 	return err
 }
 
-// Close releases the file of an agent that was never run; after Run it does nothing.
+// Close closes the state file of an agent that was never run. After Run it does nothing.
 func (a *Agent) Close() error { return errors.Join(a.runner.Close(), a.store.Close()) }
 
-// Run works until ctx ends, then returns nil, or until something fails that cannot be mended.
-// Workloads keep running. It may be called once; it closes the file and the listener.
+// Run runs the agent until ctx ends, and then returns nil. After a permanent failure Run returns an error. In
+// both cases workloads keep running, and the state file and the listener are closed. Run may be called once.
 func (a *Agent) Run(ctx context.Context) (err error) {
 	stop := context.AfterFunc(ctx, a.runner.Stop)
 	defer stop()
@@ -195,7 +198,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 }
 
-// serve starts the API on l and ends it with ctx.
+// serve serves the API on l until ctx ends.
 func (a *Agent) serve(ctx context.Context, l net.Listener, failed chan<- error) {
 	options := append(limits.ServerOptions(), a.cfg.ServerOptions...)
 	options = append(options, grpc.ChainUnaryInterceptor(limits.Unary(a.log)), grpc.ChainStreamInterceptor(limits.Stream(a.log)))
@@ -211,32 +214,34 @@ func (a *Agent) serve(ctx context.Context, l net.Listener, failed chan<- error) 
 	})
 	a.runner.Spawn(func() {
 		<-ctx.Done()
-		// Log streams would hold a graceful stop for ever; they end with the process anyway.
+		// An open log stream would block a graceful stop for ever, so end it after a second.
 		stop := time.AfterFunc(time.Second, s.Stop)
 		s.GracefulStop()
 		stop.Stop()
 	})
 }
 
-// API is the agent's service, for callers in the same process.
+// API returns the agent's gRPC service, for callers in the same process.
 func (a *Agent) API() agentv1.AgentServiceServer { return a.server }
 
-// Register puts the agent's API on a server, with reflection and the standard health service.
-// Run does so by itself when it has a Listener.
+// Register registers the agent's API, reflection and the standard health service on s. Run does that
+// itself if Config.Listener is set.
 func (a *Agent) Register(s *grpc.Server) { a.server.Register(s) }
 
-// Session says how the conversation with the schedulers stands.
+// Session returns the state of the agent's connection to the schedulers: registration and heartbeats.
 func (a *Agent) Session() SessionState { return a.session.State() }
 
-// Epoch is the highest leadership that this agent has seen.
+// Epoch returns the highest epoch that this agent has seen. An epoch identifies a leadership term of the
+// schedulers.
 func (a *Agent) Epoch() Epoch { return a.runner.State().Meta.Epoch }
 
-// Snapshot is every workload's status, as ListWorkloads answers it.
+// Snapshot returns the status of every workload, as the call ListWorkloads does.
 func (a *Agent) Snapshot() []*agentv1.WorkloadStatus {
 	return server.Statuses(a.runner.State(), agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED)
 }
 
-// offered is what a node offers of a total; schedulers compute the same from what it registers.
+// offered returns how much of a resource the node offers to workloads: the part that is not reserved for the
+// machine, limited by Threshold. Schedulers compute the same number from the registration.
 func (c *Config) offered(total, reserved int64) int64 {
 	rest := max(0, total-reserved)
 	if c.Threshold == 0 {
@@ -245,8 +250,9 @@ func (c *Config) offered(total, reserved int64) int64 {
 	return rest/100*int64(c.Threshold) + rest%100*int64(c.Threshold)/100
 }
 
-// room is what this node offers of CPU, memory, and disk in all pools together: an order does not name the
-// pool of its disk. It is nil where orders are not refused for lack of room.
+// room returns the CPU, memory and disk that this node offers to workloads. Disk is the sum over all pools,
+// because an order does not name the pool of its disk. If Threshold is 0, room returns nil, and no order is
+// refused for lack of resources.
 func (a *Agent) room() *[3]core.Room {
 	if a.cfg.Threshold == 0 {
 		return nil
@@ -268,18 +274,18 @@ func (a *Agent) room() *[3]core.Room {
 	}
 }
 
-// Health answers /health: 200 while the agent works, with what is amiss in the body. An engine
-// that is down is not mended by restarting the agent, so it is no reason for another code.
+// Health serves /health. The status code is 200 while the agent works, and the body lists problems. An
+// unhealthy engine does not change the code, because a restart of the agent does not repair it.
 func (a *Agent) Health() http.Handler {
 	type answer struct {
-		Status     string            `json:"status"` // healthy, degraded
+		Status     string            `json:"status"` // "healthy" or "degraded"
 		Node       string            `json:"node"`
 		Cluster    string            `json:"cluster,omitempty"`
 		Version    string            `json:"version"`
 		Runtimes   map[string]string `json:"runtimes"`
 		Registered bool              `json:"registered"`
 		Draining   bool              `json:"draining"`
-		Scheduler  string            `json:"scheduler,omitempty"` // the last problem
+		Scheduler  string            `json:"scheduler,omitempty"` // last error of a call to the schedulers
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		state, talk := a.runner.State(), a.Session()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -30,7 +31,7 @@ func TestApplyIsQueuedThenRuns(t *testing.T) {
 	r := newRig(t).start()
 	out := r.apply("web", "sim/run", content("c1:a"))
 	if !out.Applied || out.Skipped || out.Status.GetActualState() != pending {
-		t.Errorf("want applied, not skipped, PENDING; got %v", out)
+		t.Errorf("the answer to an order is %v; want applied, not skipped, PENDING", out)
 	}
 	if id := out.Status.GetMetadata()["task_id"]; !strings.HasPrefix(id, "apply-web-") {
 		t.Errorf("task_id %q, want apply-web-<nanos>", id)
@@ -42,12 +43,12 @@ func TestApplyIsQueuedThenRuns(t *testing.T) {
 	if st.Content != "c1:a" || st.RevisionId != "rev-1" || len(st.Addresses) == 0 {
 		t.Errorf("the status lacks content, revision or addresses: %v", st)
 	}
-	// A workload with forwarded ports is reported without its own addresses.
+	// If the host forwards ports to a workload, the status does not report the workload's own addresses.
 	r.apply("forwarded", "sim/run", func(q *agentv1.ApplyWorkloadRequest) {
 		q.Spec.GetContainer().Ports = []*agentv1.PortMapping{{HostPort: 18080, ContainerPort: 8080}}
 	})
 	if st := r.reaches("forwarded", running); len(st.Ports) != 1 || len(st.Addresses) != 0 {
-		t.Errorf("ports %v, addresses %v; want one port, and no address", st.Ports, st.Addresses)
+		t.Errorf("the status of a workload with a forwarded port has ports %v and addresses %v; want one port and no address", st.Ports, st.Addresses)
 	}
 }
 
@@ -56,19 +57,19 @@ func TestApplySkipsAnUnchangedOrder(t *testing.T) {
 	r.apply("web", "sim/run", content("c1:a"))
 	r.reaches("web", running)
 	if out := r.apply("web", "sim/run", content("c1:a")); !out.Skipped {
-		t.Errorf("same id and content: want skipped, got %v", out)
+		t.Errorf("an order with the same id and content must be skipped, got %v", out)
 	}
 	if out := r.apply("web", "sim/run"); !out.Skipped {
-		t.Errorf("same spec from a peer without content: want skipped, got %v", out)
+		t.Errorf("an order with the same specification but without content hash must be skipped, got %v", out)
 	}
 	if out := r.apply("web", "sim/run", revision("rev-2")); !out.Skipped {
-		t.Errorf("same spec under another revision: want skipped, got %v", out)
+		t.Errorf("an order with the same specification but another revision must be skipped, got %v", out)
 	}
 	if st := r.status("web"); st.RevisionId != "rev-2" {
-		t.Errorf("the revision is %q, want the newest", st.RevisionId)
+		t.Errorf("the status has revision %q, want that of the newest order", st.RevisionId)
 	}
 	if n := r.hooks.count("ensure web"); n != 1 {
-		t.Errorf("the engine was told %d times, want once", n)
+		t.Errorf("the engine got %d calls, want one", n)
 	}
 }
 
@@ -77,8 +78,8 @@ func TestNewContentReplacesUnderTheSameRevision(t *testing.T) {
 		name     string
 		old, new option
 	}{
-		{"with content", content("c1:a"), content("c1:b")},
-		{"without content", content(""), content("")},
+		{"orders with a content hash", content("c1:a"), content("c1:b")},
+		{"orders without a content hash", content(""), content("")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t).start()
@@ -86,7 +87,7 @@ func TestNewContentReplacesUnderTheSameRevision(t *testing.T) {
 			r.reaches("web", running)
 			before := r.observed("web").RuntimeID
 			if out := r.apply("web", "sim/run:2", c.new); out.Skipped || !out.Applied {
-				t.Fatalf("want applied and queued, got %v", out)
+				t.Fatalf("the answer to changed content is %v, want applied and queued", out)
 			}
 			r.reaches("web", running)
 			if after := r.observed("web").RuntimeID; after == before {
@@ -108,7 +109,7 @@ func TestStopAndStartKeepTheInstance(t *testing.T) {
 	r.apply("web", "sim/run", content("c1:a"))
 	r.reaches("web", running)
 	if after := r.observed("web").RuntimeID; after != before {
-		t.Errorf("instance %s became %s", before, after)
+		t.Errorf("after a stop and a start, instance %s was replaced by %s", before, after)
 	}
 }
 
@@ -118,12 +119,12 @@ func TestGenerationAloneRecreatesNothing(t *testing.T) {
 	r.reaches("web", running)
 	before := r.observed("web").RuntimeID
 	if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(2)); !out.Skipped {
-		t.Errorf("want skipped, got %v", out)
+		t.Errorf("an order that changes only the generation must be skipped, got %v", out)
 	}
 	r.restart()
 	st := r.reaches("web", running)
 	if st.Generation.GetSequence() != 2 {
-		t.Errorf("generation %v after a restart, want 1.2", st.Generation)
+		t.Errorf("after a restart of the agent the generation is %v, want 1.2", st.Generation)
 	}
 	if after := r.observed("web").RuntimeID; after != before {
 		t.Error("the instance was recreated")
@@ -141,31 +142,31 @@ func TestRestartCounterRestartsTheInstance(t *testing.T) {
 		return st.GetActualState() == running && o.StartedAt.After(before.StartedAt)
 	}, func() string { return "not restarted" })
 	if r.observed("web").RuntimeID != before.RuntimeID {
-		t.Error("recreated instead of restarted")
+		t.Error("the instance was recreated instead of restarted")
 	}
 	if out := r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef-r1")); !out.Skipped {
-		t.Errorf("the same counter again: want skipped, got %v", out)
+		t.Errorf("an order with the same restart counter must be skipped, got %v", out)
 	}
 }
 
-func TestUnknownIDs(t *testing.T) {
+func TestUnknownIDsAreRefused(t *testing.T) {
 	r := newRig(t).start()
 	_, err := r.api.GetWorkloadStatus(context.Background(), &agentv1.GetWorkloadStatusRequest{Id: "nope"})
 	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "status not found") {
-		t.Errorf("want NotFound with \"status not found\", got %v", err)
+		t.Errorf("the status of an unknown id must return NotFound with \"status not found\", got %v", err)
 	}
 	if out := r.delete("nope"); !out.Success || !out.Absent {
-		t.Errorf("delete of an unknown id: want success and absent, got %v", out)
+		t.Errorf("the delete of an unknown id must succeed with absent, got %v", out)
 	}
 }
 
-func TestDeleteLeavesNothingAndATombstone(t *testing.T) {
+func TestDeleteLeavesOnlyATombstone(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.apply("web", "sim/run", content("c1:a"), by(1), at(5))
 	r.reaches("web", running)
 	out := r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(6) })
 	if !out.Success || out.Absent {
-		t.Errorf("want success and queued, got %v", out)
+		t.Errorf("the answer to a delete is %v, want success and queued", out)
 	}
 	r.gone("web")
 	r.until(func() bool {
@@ -177,15 +178,15 @@ func TestDeleteLeavesNothingAndATombstone(t *testing.T) {
 	}{{5, false}, {6, false}} {
 		out := r.apply("web", "sim/run", content("c1:a"), by(1), at(c.sequence))
 		if out.Applied || !out.Fenced {
-			t.Errorf("a late apply at %d is taken: %v", c.sequence, out)
+			t.Errorf("an apply with sequence %d, older than the delete, was accepted: %v", c.sequence, out)
 		}
 	}
 	r.restart()
 	if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(6)); out.Applied {
-		t.Errorf("after a restart the late apply is taken: %v", out)
+		t.Errorf("after a restart the agent accepted an apply that is older than the delete: %v", out)
 	}
 	if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(7)); !out.Applied {
-		t.Errorf("a newer apply is refused: %v", out)
+		t.Errorf("an apply that is newer than the delete was refused: %v", out)
 	}
 	r.reaches("web", running)
 }
@@ -198,26 +199,26 @@ func TestFencesHoldAcrossARestart(t *testing.T) {
 		t.Helper()
 		out := r.apply("web", "sim/run", content("c1:b"), by(6), at(9))
 		if out.Applied || !out.Fenced || out.HighestEpoch.GetTerm() != 7 {
-			t.Errorf("%s: a lower epoch: want fenced with term 7, got %v", when, out)
+			t.Errorf("%s: an order of a lower epoch must be fenced with term 7, got %v", when, out)
 		}
 		if out := r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(6), gen(9) }); out.Success || !out.Fenced {
-			t.Errorf("%s: a delete of a lower epoch: want fenced, got %v", when, out)
+			t.Errorf("%s: a delete of a lower epoch must be fenced, got %v", when, out)
 		}
 		if out := r.apply("web", "sim/run", content("c1:b"), by(7), at(4)); out.Applied || !out.Fenced {
-			t.Errorf("%s: a lower generation: want fenced, got %v", when, out)
+			t.Errorf("%s: an order of a lower generation must be fenced, got %v", when, out)
 		}
 		if out := r.apply("web", "sim/run", content("c1:b"), at(9)); out.Applied || !out.Fenced {
-			t.Errorf("%s: an order without epoch: want fenced, got %v", when, out)
+			t.Errorf("%s: an order without epoch must be fenced, got %v", when, out)
 		}
 		other := func(q *agentv1.ApplyWorkloadRequest) {
 			q.Epoch = &agentv1.Epoch{ClusterId: "c2", Incarnation: 9, Term: 9}
 		}
 		if out := r.apply("web", "sim/run", other, at(9)); out.Applied || !strings.Contains(out.Message, `"c1"`) || !strings.Contains(out.Message, `"c2"`) {
-			t.Errorf("%s: another cluster: want a refusal with both names, got %v", when, out)
+			t.Errorf("%s: an order of another cluster must be refused with both cluster ids, got %v", when, out)
 		}
 		_, err := r.api.ListWorkloads(context.Background(), &agentv1.ListWorkloadsRequest{Epoch: epoch(6)})
 		if status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%s: a read by a deposed leader: want FailedPrecondition, got %v", when, err)
+			t.Errorf("%s: a read by a deposed leader must return FailedPrecondition, got %v", when, err)
 		}
 	}
 	check("running")
@@ -228,20 +229,20 @@ func TestFencesHoldAcrossARestart(t *testing.T) {
 	}
 }
 
-// The leadership exists, even if its order has a fault.
+// An order is refused, but its epoch is stored, because the order proves that this leadership term exists.
 func TestTheEpochOfARefusedOrderIsKept(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.apply("web", "sim/run", by(5), at(5))
 	if out := r.apply("web", "sim/run", by(8), at(4)); !out.Fenced {
-		t.Fatalf("want fenced by generation, got %v", out)
+		t.Fatalf("an order of a later term but a lower generation must be fenced, got %v", out)
 	}
 	crashed := r.crash()
 	if got := crashed.a.Epoch().Term; got != 8 {
-		t.Errorf("term %d on disk, want 8", got)
+		t.Errorf("the state file has term %d, want 8", got)
 	}
 }
 
-// The agent crashes between the answer and the first step.
+// The agent crashes between its answer to an order and the start. Its next process carries the order out.
 func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	entered, release := make(chan struct{}, 1), make(chan struct{})
@@ -261,20 +262,20 @@ func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
 	close(release)
 	r.halt()
 	if e := next.a.Epoch(); e.Term != 3 {
-		t.Errorf("epoch %v after the crash, want term 3", e)
+		t.Errorf("after the crash the agent's epoch is %v, want term 3", e)
 	}
 	st := next.reaches("web", running)
 	if st.Generation.GetSequence() != 2 || st.Content != "c1:a" {
-		t.Errorf("after the crash: %v", st)
+		t.Errorf("the status after the crash is %v, want generation 2 with the content of the order", st)
 	}
 	actions, err := next.api.ListActions(context.Background(), &agentv1.ListActionsRequest{WorkloadId: "web"})
 	if err != nil || len(actions.Actions) != 1 || actions.Actions[0].Status != "completed" {
-		t.Errorf("the task was not taken up: %v, %v", actions, err)
+		t.Errorf("the restarted agent has no task for the order: %v, %v", actions, err)
 	}
 }
 
-// A workload has ended, and an order starts it again. The end does not count as a failure, even if the agent
-// dies between the answer and the start.
+// A workload has ended, and an order starts it again. The exit does not count as a failure, even if the agent
+// dies after it has answered the order and before it starts the workload.
 func TestAnAcknowledgedStartHasNoBackoff(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"))
@@ -297,25 +298,26 @@ func TestAnAcknowledgedStartHasNoBackoff(t *testing.T) {
 	r.halt()
 	next.reaches("web", running)
 	if d := time.Since(begin); d > 4*time.Second {
-		t.Errorf("started %s after the crash: as if it had failed", d)
+		t.Errorf("the workload was started %s after the crash, want a start without the delay of a failure", d)
 	}
 }
 
-func TestAGivenUpWorkloadIsNotTriedAfterARestart(t *testing.T) {
+func TestAFailedWorkloadIsNotRetriedAfterARestart(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/missing")
 	r.reaches("web", failing)
 	r.restart()
 	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 	if st := r.status("web"); st.ActualState != failing || st.Metadata["failure_reason"] != "INVALID_IMAGE" {
-		t.Errorf("after a restart: %v", st)
+		t.Errorf("the status after a restart is %v, want FAILED with the reason INVALID_IMAGE", st)
 	}
 	if n := r.hooks.count("ensure web"); n != 1 {
-		t.Errorf("tried %d times, want once", n)
+		t.Errorf("the agent tried to start the workload %d times, want once", n)
 	}
 }
 
-// The next attempt was scheduled by a clock that was a day ahead.
+// The agent scheduled its next attempt while the machine's clock was a day ahead. After the clock was set
+// back, the attempt is made soon and not a day later.
 func TestAClockSetBackDoesNotDelayAnAttempt(t *testing.T) {
 	r := newRig(t).start()
 	r.hooks.set(func(h *hooks) {
@@ -376,10 +378,10 @@ func TestWorkloadsAreAdoptedAfterACrash(t *testing.T) {
 	next.reaches("web", running)
 	after := next.observed("web")
 	if after.RuntimeID != before.RuntimeID || !after.StartedAt.Equal(before.StartedAt) {
-		t.Errorf("recreated or restarted: %+v became %+v", before, after)
+		t.Errorf("the crash of the agent must not change the instance, but %+v became %+v", before, after)
 	}
 	if n := next.hooks.count("ensure web"); n != 0 {
-		t.Errorf("the engine was told %d times", n)
+		t.Errorf("the agent called Ensure %d times for a workload that it adopted, want none", n)
 	}
 }
 
@@ -395,16 +397,16 @@ func TestAnOutageOfTheEngineForgetsNothing(t *testing.T) {
 	r.until(func() bool {
 		h, err := r.api.HealthCheck(context.Background(), &agentv1.HealthCheckRequest{})
 		return err == nil && !h.Healthy && strings.HasPrefix(h.RuntimeStatus["container"], "unhealthy: ")
-	}, func() string { return "the health check stays healthy" })
+	}, func() string { return "the agent's health check does not report that the engine is down" })
 	if out := r.apply("api", "sim/run"); !out.Applied {
-		t.Errorf("an order during the outage is refused: %v", out)
+		t.Errorf("an order during the outage of the engine was refused: %v", out)
 	}
 	if out := r.delete("old"); !out.Success {
-		t.Errorf("a delete during the outage fails: %v", out)
+		t.Errorf("a delete during the outage of the engine failed: %v", out)
 	}
 	r.restart()
 	if st := r.status("web"); st == nil {
-		t.Fatal("forgotten after a restart during the outage")
+		t.Fatal("the agent restarted during the outage of the engine and forgot the workload")
 	}
 	if err := r.engine.SetDown(""); err != nil {
 		t.Fatal(err)
@@ -412,7 +414,7 @@ func TestAnOutageOfTheEngineForgetsNothing(t *testing.T) {
 	r.reaches("web", running)
 	r.reaches("api", running)
 	if r.observed("web").RuntimeID != before {
-		t.Error("recreated after the outage")
+		t.Error("after the outage of the engine the instance was recreated")
 	}
 }
 
@@ -434,12 +436,23 @@ func TestOrphansAreReportedNotTouched(t *testing.T) {
 	r.restart()
 	r.reaches("stray", running)
 	if n := r.hooks.count("remove stray"); n != 0 {
-		t.Error("removed without an order")
+		t.Error("an instance without order was removed, although nobody ordered its delete")
 	}
 	if out := r.delete("stray"); !out.Success || out.Absent {
 		t.Errorf("delete: %v", out)
 	}
 	r.gone("stray")
+}
+
+// waitsFor waits until a workload is Pending because of a temporary failure of this class.
+func (r *rig) waitsFor(id string, class driver.Class) *agentv1.WorkloadStatus {
+	r.t.Helper()
+	var st *agentv1.WorkloadStatus
+	r.until(func() bool {
+		st = r.status(id)
+		return st != nil && st.ActualState == pending && st.Metadata["failure_reason"] == string(class) && st.Metadata["next_retry_time"] != ""
+	}, func() string { return fmt.Sprintf("workload %s: want PENDING with %s, have %v", id, class, st) })
+	return st
 }
 
 func TestForeignInstancesAreNotTouched(t *testing.T) {
@@ -453,14 +466,14 @@ func TestForeignInstancesAreNotTouched(t *testing.T) {
 	}
 	r.start()
 	r.apply("web", "sim/run")
-	st := r.reaches("web", failing)
+	st := r.waitsFor("web", driver.NameConflict)
 	if !strings.Contains(st.Message, "not ours") {
 		t.Errorf("message %q", st.Message)
 	}
 	r.delete("web")
 	r.until(func() bool { return r.status("web") == nil }, func() string { return "not deleted" })
 	if list, err := foreign.List(context.Background()); err != nil || len(list) != 1 || list[0].State != driver.Running {
-		t.Errorf("another cluster's instance was touched: %v, %v", list, err)
+		t.Errorf("the agent changed or removed an instance of another cluster: %v, %v", list, err)
 	}
 }
 
@@ -480,7 +493,7 @@ func TestAMissingInstanceIsCreatedAgain(t *testing.T) {
 	r.reaches("web", running)
 }
 
-// The status shows what a driver is doing, until it is done.
+// The status shows the current activity of the driver, until the activity ends.
 func TestProgressIsShown(t *testing.T) {
 	r := newRig(t)
 	proceed := make(chan struct{})
@@ -498,7 +511,7 @@ func TestProgressIsShown(t *testing.T) {
 		func() string { return r.status("web").GetMessage() })
 	finish()
 	if st := r.reaches("web", running); strings.Contains(st.Message, "pulling") {
-		t.Errorf("message %q of what runs", st.Message)
+		t.Errorf("the status of the workload that runs still has the progress message %q", st.Message)
 	}
 }
 
@@ -509,7 +522,7 @@ func TestANewOrderInterruptsTheDriver(t *testing.T) {
 	r.hooks.during = func(ctx context.Context, spec driver.Spec) {
 		if strings.HasSuffix(spec.Body.GetContainer().GetImage(), "mistyped") {
 			begun <- struct{}{}
-			<-ctx.Done() // a registry that never answers
+			<-ctx.Done() // the simulated registry never answers
 		}
 	}
 	r.start()
@@ -523,8 +536,8 @@ func TestANewOrderInterruptsTheDriver(t *testing.T) {
 	r.gone("web")
 }
 
-// A workload that makes a driver panic fails; the others go on.
-func TestAPanicHurtsOneWorkload(t *testing.T) {
+// If a workload makes its driver panic, this workload fails, and the other workloads are not affected.
+func TestAPanicOfADriverFailsOneWorkload(t *testing.T) {
 	r := newRig(t)
 	r.hooks.ensure = func(spec driver.Spec) error {
 		if spec.ID == "poison" {
@@ -535,7 +548,7 @@ func TestAPanicHurtsOneWorkload(t *testing.T) {
 	r.start()
 	r.apply("poison", "sim/run")
 	r.until(func() bool {
-		return strings.Contains(r.status("poison").GetMessage(), "the agent failed while it carried this out")
+		return strings.Contains(r.status("poison").GetMessage(), "the agent failed while it carried out this action")
 	},
 		func() string { return r.status("poison").GetMessage() })
 	r.apply("web", "sim/run")
@@ -556,7 +569,7 @@ func TestPermanentFailureIsReportedAtOnce(t *testing.T) {
 		return err == nil && len(out.Actions) == 1 && out.Actions[0].Error != ""
 	}, func() string { return "no failed action" })
 	if n := r.hooks.count("ensure web"); n != 1 {
-		t.Errorf("tried %d times, want once", n)
+		t.Errorf("the agent tried to start the workload %d times, want once", n)
 	}
 	r.apply("web", "sim/run")
 	r.reaches("web", running)
@@ -569,36 +582,49 @@ func TestAFailedReplacementKeepsTheInstance(t *testing.T) {
 	r.apply("web", "sim/missing", content("c1:b"))
 	st := r.reaches("web", failing)
 	if st.Content != "c1:a" || !strings.Contains(st.Message, "former revision still runs") {
-		t.Errorf("want the content that runs and a word about it, got %v", st)
+		t.Errorf("after a failed replacement the status must have the content of the running instance and a message about it, got %v", st)
 	}
 }
 
-func TestTransientFailuresBackOffThenFail(t *testing.T) {
+func TestTemporaryFailuresAreRetriedForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, under(leader())).start()
+		r.apply("web", "sim/fail:NETWORK_TIMEOUT", by(1), at(1))
+		time.Sleep(time.Hour)
+		st, n := r.status("web"), r.hooks.count("ensure web")
+		if st.ActualState != pending || st.Metadata["failure_reason"] != "NETWORK_TIMEOUT" || st.Metadata["next_retry_time"] == "" || n < 25 || n > 40 {
+			t.Errorf("after an hour and %d attempts the status is %v; want PENDING, with one attempt every 2 min", n, st)
+		}
+		r.halt()
+	})
+}
+
+func TestFailuresOfTheWorkloadAreRetriedThreeTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, under(leader())).start()
 		begin := time.Now()
-		r.apply("web", "sim/fail:NETWORK_TIMEOUT", by(1), at(1))
+		r.apply("web", "sim/fail:RUNTIME_ERROR", by(1), at(1))
 		time.Sleep(time.Second)
 		if st := r.status("web"); st.ActualState != pending || st.Metadata["next_retry_time"] == "" {
 			t.Errorf("after the first failure: want PENDING with the next retry, got %v", st)
 		}
 		time.Sleep(10 * time.Second)
 		if n := r.hooks.count("ensure web"); n != 2 {
-			t.Errorf("%d attempts after %s, want 2", n, time.Since(begin))
+			t.Errorf("the agent made %d attempts in %s, want 2", n, time.Since(begin))
 		}
 		time.Sleep(10 * time.Second)
 		st := r.status("web")
-		if st.ActualState != failing || st.Metadata["failure_reason"] != "NETWORK_TIMEOUT" {
-			t.Errorf("after three: want FAILED, got %v", st)
+		if st.ActualState != failing || st.Metadata["failure_reason"] != "RUNTIME_ERROR" {
+			t.Errorf("after three failed attempts the status must be FAILED, got %v", st)
 		}
 		time.Sleep(time.Hour)
 		if n := r.hooks.count("ensure web"); n != 3 {
-			t.Errorf("%d attempts in all, want 3", n)
+			t.Errorf("the agent made %d attempts without a new order, want 3", n)
 		}
-		r.apply("web", "sim/fail:NETWORK_TIMEOUT", by(1), at(1))
+		r.apply("web", "sim/fail:RUNTIME_ERROR", by(1), at(1))
 		time.Sleep(time.Second)
 		if n := r.hooks.count("ensure web"); n != 4 {
-			t.Errorf("%d attempts after another order, want 4", n)
+			t.Errorf("after another order the agent has made %d attempts, want 4", n)
 		}
 		r.halt()
 	})
@@ -616,16 +642,16 @@ func TestEndedWorkloadsAreRestarted(t *testing.T) {
 		time.Sleep(time.Second)
 		st := r.status("web")
 		if st.ActualState != running {
-			t.Fatalf("a second after an end that followed a long run: %v", st)
+			t.Fatalf("a workload that ended after a long run was not restarted within a second: %v", st)
 		}
 		if r.observed("web").RuntimeID != before {
-			t.Error("recreated instead of started")
+			t.Error("an ended workload was recreated instead of started again")
 		}
 		r.apply("job", "sim/crash:3", by(1), at(2))
 		time.Sleep(time.Minute)
 		st = r.status("job")
 		if st.ActualState != failing || !strings.Contains(st.Metadata["failure_reason"], "RUNTIME_ERROR") {
-			t.Errorf("a workload that keeps ending: want FAILED, got %v", st)
+			t.Errorf("a workload that ends soon after each start must become FAILED, got %v", st)
 		}
 		no := func(q *agentv1.ApplyWorkloadRequest) {
 			q.Spec.GetContainer().RestartPolicy = &agentv1.RestartPolicy{Policy: "no"}
@@ -633,7 +659,7 @@ func TestEndedWorkloadsAreRestarted(t *testing.T) {
 		r.apply("once", "sim/exit", no, by(1), at(3))
 		time.Sleep(time.Minute)
 		if st := r.status("once"); st.ActualState != halted || r.hooks.count("ensure once") != 1 {
-			t.Errorf("policy no: want STOPPED after one start, got %d starts and %v", r.hooks.count("ensure once"), st)
+			t.Errorf("a workload with restart policy no must be STOPPED after one start, got %d starts and %v", r.hooks.count("ensure once"), st)
 		}
 		r.halt()
 	})
@@ -656,14 +682,14 @@ func TestTaskHistorySurvivesARestart(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		req  *agentv1.ListActionsRequest
-		want []string // prefixes of ids
+		want []string // prefixes of the expected task ids
 	}{
-		{"all, oldest first", &agentv1.ListActionsRequest{}, []string{"apply-a-", "apply-b-", "delete-a-"}},
-		{"newest first", &agentv1.ListActionsRequest{NewestFirst: true}, []string{"delete-a-", "apply-b-", "apply-a-"}},
-		{"limited", &agentv1.ListActionsRequest{NewestFirst: true, Limit: 1}, []string{"delete-a-"}},
-		{"by workload", &agentv1.ListActionsRequest{WorkloadId: "a"}, []string{"apply-a-", "delete-a-"}},
-		{"by type", &agentv1.ListActionsRequest{ActionType: "delete_workload"}, []string{"delete-a-"}},
-		{"by status", &agentv1.ListActionsRequest{Status: "failed"}, []string{"apply-b-"}},
+		{"all actions, oldest first", &agentv1.ListActionsRequest{}, []string{"apply-a-", "apply-b-", "delete-a-"}},
+		{"all actions, newest first", &agentv1.ListActionsRequest{NewestFirst: true}, []string{"delete-a-", "apply-b-", "apply-a-"}},
+		{"the newest action only", &agentv1.ListActionsRequest{NewestFirst: true, Limit: 1}, []string{"delete-a-"}},
+		{"the actions of one workload", &agentv1.ListActionsRequest{WorkloadId: "a"}, []string{"apply-a-", "delete-a-"}},
+		{"the actions of one type", &agentv1.ListActionsRequest{ActionType: "delete_workload"}, []string{"delete-a-"}},
+		{"the actions with one status", &agentv1.ListActionsRequest{Status: "failed"}, []string{"apply-b-"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := r.api.ListActions(ctx, c.req)
@@ -718,7 +744,7 @@ func TestServerOverTheNetwork(t *testing.T) {
 	if err != nil || h.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("health: %v, %v", h, err)
 	}
-	// Reflection lists the services and the messages of the contract.
+	// gRPC reflection lists the services and messages that the contract with legacy v1 peers names.
 	st, err := reflectpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -747,7 +773,7 @@ func TestServerOverTheNetwork(t *testing.T) {
 		FileContainingSymbol: "persys.agent.v1.ApplyWorkloadRequest",
 	}}).GetFileDescriptorResponse().GetFileDescriptorProto()
 	if len(files) == 0 {
-		t.Error("reflection has no file for ApplyWorkloadRequest")
+		t.Error("gRPC reflection has no file for ApplyWorkloadRequest")
 	}
 	if err := st.CloseSend(); err != nil {
 		t.Error(err)
@@ -766,9 +792,9 @@ func TestServerOverTheNetwork(t *testing.T) {
 	begin := time.Now()
 	r.halt()
 	if d := time.Since(begin); d > 3*time.Second {
-		t.Errorf("a followed log holds the agent for %s", d)
+		t.Errorf("an open log stream delayed the stop of the agent by %s, want at most 3 s", d)
 	}
 	if r.observed("web").State != driver.Running {
-		t.Error("ending the agent stopped a workload")
+		t.Error("the stop of the agent stopped a workload")
 	}
 }

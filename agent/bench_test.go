@@ -8,7 +8,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// BenchmarkAcknowledge makes one order durable on disk and answers it. The work that follows is not measured.
+// BenchmarkAcknowledge measures how long the agent takes to store an order on disk and to answer it. Carrying
+// the order out is not measured.
 func BenchmarkAcknowledge(b *testing.B) {
 	r := newRig(b).start()
 	ctx := context.Background()
@@ -23,7 +24,8 @@ func BenchmarkAcknowledge(b *testing.B) {
 	}
 }
 
-// BenchmarkHeartbeat makes the reports of a full heartbeat with 50 workloads.
+// BenchmarkHeartbeat measures how long the agent takes to make the workload reports of a full heartbeat, with
+// 50 workloads.
 func BenchmarkHeartbeat(b *testing.B) {
 	r := newRig(b, under(leader())).start()
 	for i := range 50 {

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// checking gives a workload a health check.
+// checking is an option that gives the workload of an order a health check.
 func checking(command ...string) option {
 	return func(r *agentv1.ApplyWorkloadRequest) {
 		r.Content = "c1:" + strings.Join(command, " ")
@@ -26,31 +26,31 @@ func (r *rig) says(id, message string) {
 		func() string { return "the message is " + r.status(id).GetMessage() + ", want " + message })
 }
 
-func TestHealthChecks(t *testing.T) {
+func TestHealthChecksAreReported(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", checking("true"))
 	r.reaches("web", running)
 	r.says("web", "running, health check: healthy")
 	before := r.observed("web").RuntimeID
 
-	// Another check changes the content, and not the instance.
+	// A changed health check changes the content hash of the order, but the instance is not replaced.
 	r.apply("web", "sim/run", checking("sh", "-c", "err no database; exit 3"))
 	r.says("web", "running, health check: unhealthy (the command ended with code 3: no database")
 	if st := r.status("web"); st.ActualState != running || st.Health != "unhealthy" {
-		t.Errorf("an unhealthy workload is %s, %q", st.ActualState, st.Health)
+		t.Errorf("a workload whose health check fails has state %s and health %q; want running and unhealthy", st.ActualState, st.Health)
 	}
-	// The same for schedulers that name no content.
+	// An order without content hash that changes only the health check does not replace the instance either.
 	r.apply("web", "sim/run", checking("true"), content(""))
 	r.says("web", "running, health check: healthy")
 	r.apply("web", "sim/run", checking("sh", "-c", "err no database; exit 3"), content(""))
 	r.says("web", "running, health check: unhealthy")
-	// The check is known to the agent after its restart.
+	// After a restart the agent still has the health check.
 	r.restart()
 	r.says("web", "running, health check: unhealthy")
 	if after := r.observed("web").RuntimeID; after != before {
-		t.Errorf("instance %s became %s for a check", before, after)
+		t.Errorf("a changed health check replaced instance %s by %s", before, after)
 	}
-	// Without a check the status does not mention one.
+	// The status of a workload without a check does not mention a check.
 	r.apply("web", "sim/run", content("c1:none"))
 	r.says("web", "running")
 	r.until(func() bool { return r.status("web").GetMessage() == "running" }, func() string { return r.status("web").GetMessage() })
@@ -59,11 +59,12 @@ func TestHealthChecks(t *testing.T) {
 	r.delete("web")
 	r.gone("web")
 	if state, _ := r.a.runner.Checks().State("web"); state != "" {
-		t.Errorf("a deleted workload is still %s", state)
+		t.Errorf("the agent still runs the health check of a deleted workload, with the result %s", state)
 	}
 }
 
-// A string that is not UTF-8 would keep a whole heartbeat, or answer, from being sent.
+// protobuf refuses to marshal a string that is not UTF-8, so one such string would block a whole heartbeat or
+// answer.
 func TestStatusesAreValidUTF8(t *testing.T) {
 	const raw = "gr\xf6\xdfer"
 	r := newRig(t, under(leader())).start()

@@ -29,136 +29,147 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Types of the packages below that a caller needs to make an agent.
+// Types of other packages that a caller needs to create an agent.
 type (
 	// Control is the schedulers' API.
 	Control = session.Control
-	// Binding is what a driver must know of the agent that uses it.
+	// Binding describes the agent to its drivers.
 	Binding = runner.Binding
-	// Factory makes the drivers.
+	// Factory makes the drivers of the engines: Docker, Compose, libvirt.
 	Factory = runner.Factory
-	// Fencer stops workloads when the lease ends.
+	// Fencer sends messages to the fencer, a separate process that stops exclusive workloads when the lease
+	// ends.
 	Fencer = runner.Fencer
-	// GC is how an agent cleans up after itself.
+	// Ceiling limits the rights that workloads have on this machine, even if the schedulers allow more.
+	Ceiling = runner.Ceiling
+	// GC configures garbage collection.
 	GC = garbage.Config
-	// SessionState is how the conversation with the schedulers stands.
+	// SessionState is the state of the agent's connection to the schedulers.
 	SessionState = session.State
-	// Epoch is one leadership of one cluster.
+	// Epoch identifies one leadership term of one cluster.
 	Epoch = core.Epoch
 )
 
-// Unbound is the cluster id on labels while the agent has met no scheduler that names a cluster.
+// Unbound is the cluster id on labels until a scheduler has named a cluster.
 const Unbound = runner.Unbound
 
-// DefaultGuardGrace is what a fencer gives a workload to end by itself.
-const DefaultGuardGrace = core.DefaultGrace
+// DefaultFencerGrace is how long a fencer waits for a workload to stop before it kills the workload.
+const DefaultFencerGrace = core.DefaultGrace
 
-// Config of an agent. Zero values mean the defaults named.
+// Config configures an agent. Zero values select the defaults.
 type Config struct {
-	// NodeID: required; NodeID() makes one from PERSYS_NODE_ID.
+	// NodeID is the id of the node; required. The function NodeID derives it from PERSYS_NODE_ID.
 	NodeID string
-	// StatePath is the bbolt file; required. Its directory is made. The key file is
+	// StatePath is the path of the bbolt state file; required. A missing folder is created. The key file is
 	// <StatePath>.key.
 	StatePath string
-	// Volatile does not wait for the disk: for simulations only, since an acknowledged order may
-	// be lost with the machine.
+	// Volatile means that writes do not wait for the disk. Use Volatile only in simulations, because an
+	// acknowledged order may be lost if the machine fails.
 	Volatile bool
-	// ClusterID, when set, is the only cluster this node will belong to. Empty: the first one that
-	// answers.
+	// ClusterID, if set, is the only cluster that this node joins. If it is empty, the node joins the first
+	// cluster whose schedulers answer.
 	ClusterID string
-	// Shard, when set, is the only shard whose schedulers this node will obey. Empty: that of the
-	// first cluster that answers.
+	// Shard, if set, is the only shard whose schedulers this node obeys. If it is empty, it becomes the shard
+	// of the first cluster whose schedulers answer.
 	Shard string
 	// Version is reported to schedulers; default "dev".
 	Version string
-	// FeatureLevel of the replicated log that this release knows; see RegisterNodeRequest.
+	// FeatureLevel is the feature level of this release; see RegisterNodeRequest.
 	FeatureLevel uint32
 
-	// Control reaches the schedulers. Nil means standalone: no session, and orders without epoch
-	// are always taken.
+	// Control is the API of the schedulers. Nil means standalone: the agent does not register or send
+	// heartbeats, and always accepts orders without epoch.
 	Control Control
-	// Discovered is called with the addresses of all replicas and of the leader, as a scheduler's answer
-	// names them. The leader's may be empty. It must not block; nil = not called.
+	// Discovered is called with the addresses of all scheduler replicas and of the leader, as named in a
+	// scheduler's response. leader may be empty. Discovered must not block, and may be nil.
 	Discovered func(addresses []string, leader string)
 
-	// Listener serves the agent's API when set; Run closes it. Its server is made with
-	// ServerOptions (credentials, interceptors).
+	// Listener, if set, serves the agent's API. Run closes it. ServerOptions are the options of the gRPC
+	// server on it (credentials, interceptors).
 	Listener      net.Listener
 	ServerOptions []grpc.ServerOption
-	// Limits of the API's port. With certificates, calls are counted for each host.
+	// Limits are the limits on connections and calls to the agent's API. If clients have certificates, calls
+	// are counted for each client host.
 	Limits limits.Limits
-	// Tracer makes spans of the work on an order; nil = none.
+	// Tracer creates the spans in which the agent carries an order out; nil = no tracing.
 	Tracer trace.Tracer
-	// Authorize, when set, maps client certificates to identities. Schedulers and the admin may then do
-	// everything, other identities may only read. Nil: every caller may do everything, as under -insecure.
+	// Authorize, if set, maps client certificates to identities and limits the calls of each role
+	// (server.Permit). Schedulers may make every call. Gateways and certificates of other authorities that
+	// Authorize maps may make calls that only read. Other agents and users may only call HealthCheck. If
+	// Authorize is nil, every caller may make every call; the setting -insecure leads to that.
 	Authorize *pki.Mapping
-	// Identify, when set, replaces the mapping of Authorize. It refuses certificates that have expired or
-	// were revoked since the handshake.
+	// Identify, if set, takes the place of the mapping in Authorize. It also refuses certificates that have
+	// expired or were revoked since the handshake.
 	Identify func(tls.ConnectionState) (pki.Identity, error)
-	// Self is the identity in this agent's certificate. Callers must name the same cluster as it does;
-	// certificates are made before the cluster has an id. Nil: callers must name the cluster's id.
+	// Self returns the identity in this agent's certificate. The certificates of callers must have the same
+	// cluster. The cluster in certificates may differ from the cluster's id, because certificates are issued
+	// before the cluster has an id. If Self is nil, the certificates of callers must have the cluster's id.
 	Self func() pki.Identity
-	// Advertise is the host:port that schedulers dial; default: derived from Listener, with the
-	// source address towards SchedulerHint (host:port) for a wildcard.
+	// Advertise is the host:port that schedulers dial. Default: the address of Listener. A wildcard host is
+	// replaced by the local address of a connection to SchedulerHint (host:port).
 	Advertise     string
 	SchedulerHint string
 
-	// NotOffered has the reason for each kind without a driver. Late is called at every sweep, and makes
-	// drivers for runtimes that were installed since the start; after that the factory makes them as well.
-	// Late may be nil.
+	// NotOffered holds, for each kind of workload that has no driver on this machine, the reason. Late makes
+	// drivers for engines that were installed after the agent started; from then on Factory makes these
+	// drivers too. It is called at every sweep (the periodic list of all engines), and may be nil.
 	NotOffered map[driver.Kind]string
 	Late       Factory
 
 	// Labels of the node; os and arch are always added.
 	Labels map[string]string
 	Taints []*controlv1.Taint
-	// Garbage collection; see GC.
+	// GC configures garbage collection.
 	GC GC
-	// Storage of managed volumes. Without Pools, local volumes are in the folder of the state file.
+	// Ceiling limits the rights that workloads have on this machine, even if the schedulers allow more. The
+	// agent adds its state file and the key of that file to the paths that no workload may mount.
+	Ceiling Ceiling
+	// Storage configures managed volumes. Without Pools, local volumes are stored in the folder of the
+	// state file.
 	Storage volume.Config
-	// Reserved for the machine itself, and not offered to workloads: millicores, MiB, and GiB of the
-	// default pool.
+	// ReservedCPU (millicores), ReservedMemory (MiB) and ReservedDisk (GiB of the default pool) are kept for
+	// the machine itself and not offered to workloads.
 	ReservedCPU, ReservedMemory, ReservedDisk int64
-	// Threshold is the share of what is not reserved, in percent, that may be promised to workloads: 1 to
-	// 100. Orders beyond it are refused; workloads that are here already are not. 0: no order is refused.
+	// Threshold is the share, in percent (1 to 100), of the unreserved resources that may be promised to
+	// workloads. Orders beyond it are refused. Existing workloads are not affected. 0: no order is refused.
 	Threshold int
-	// Guard is the fencer: it stops workloads with on_lost_lease: stop when the lease ends, even if this
-	// process is dead. Nil: such workloads are refused.
-	Guard Fencer
+	// Fencer stops workloads with on_lost_lease: stop when the lease ends, even if this process is dead. If
+	// Fencer is nil, orders for such workloads are refused.
+	Fencer Fencer
 	// Host measures the machine; default host.New("/").
 	Host host.Host
 
 	// ReconcileInterval is the time between two sweeps, which list all engines; default 30 s.
 	ReconcileInterval time.Duration
-	// Concurrency is how many workloads are worked on at a time; default 32. Most of a start is waiting: an
-	// engine needs three seconds to start a container that is limited to ten millicores.
+	// Concurrency is the maximum number of workloads that the agent starts, stops or changes at the same
+	// time; default 32. Most of a start is waiting: an engine needs three seconds to start a container that
+	// is limited to ten millicores.
 	Concurrency int
-	// StepTimeout bounds one driver call that changes something, pulls included; default 15 min.
+	// StepTimeout limits an action on a workload: the agent ends an action whose driver has reported no
+	// progress for this time; default 15 min.
 	StepTimeout time.Duration
-	// ListTimeout bounds one List or Probe; default 30 s.
+	// ListTimeout bounds one call of List or Probe of a driver; default 30 s.
 	ListTimeout time.Duration
-	// StopGrace is what a workload gets to end by itself; default 30 s.
-	StopGrace time.Duration
 	// UsageInterval is the time between two measurements of CPU, memory and traffic; default 10 s.
 	UsageInterval time.Duration
-	// DiskInterval is the time between two measurements of disk use, where an engine has to read the files
-	// of a workload for it; default 1 min.
+	// DiskInterval is the time between two measurements of disk use by engines that have to read a
+	// workload's files for it; default 1 min.
 	DiskInterval time.Duration
-	// RetryBase, RetryMax, RetryLimit: back-off RetryBase·2^(n-1), at most RetryMax, RetryLimit
-	// attempts; defaults 5 s, 2 min, 3.
+	// RetryBase, RetryMax and RetryLimit set the retries of a failed action. The delay before retry n is
+	// RetryBase·2^(n-1), at most RetryMax. There are at most RetryLimit attempts. Defaults: 5 s, 2 min, 3.
 	RetryBase, RetryMax time.Duration
 	RetryLimit          int
-	// StableAfter: the failures of a workload that ran this long are forgotten; default 30 s.
+	// StableAfter is the run time after which the failures of a workload are forgotten; default 30 s.
 	StableAfter time.Duration
 
-	// NoSessions refuses commands in workloads, and consoles. SessionIdle ends a session without input and
-	// output after this time; 0 = never.
+	// NoSessions makes the agent refuse the calls that run a command in a workload or open its console.
+	// SessionIdle is the time without input and output after which such a session ends; 0 = never.
 	NoSessions  bool
 	SessionIdle time.Duration
 
 	// Metrics, when set, gets the persys_agent_* collectors.
 	Metrics prometheus.Registerer
-	// Logger; default slog.Default().
+	// Logger is used by all parts of the agent; default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -189,7 +200,6 @@ func (c *Config) complete() error {
 		{"ReconcileInterval", &c.ReconcileInterval, 30 * time.Second},
 		{"StepTimeout", &c.StepTimeout, 15 * time.Minute},
 		{"ListTimeout", &c.ListTimeout, 30 * time.Second},
-		{"StopGrace", &c.StopGrace, 30 * time.Second},
 		{"UsageInterval", &c.UsageInterval, 10 * time.Second},
 		{"DiskInterval", &c.DiskInterval, time.Minute},
 		{"RetryBase", &c.RetryBase, 5 * time.Second},
@@ -238,12 +248,12 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// core is what the agent's core has to know of the settings.
+// core returns the settings of the agent's core.
 func (c *Config) core() core.Settings {
 	return core.Settings{
-		Node: c.NodeID, Standalone: c.Control == nil, Fencer: c.Guard != nil, Threshold: c.Threshold,
-		Concurrency: c.Concurrency, StopGrace: c.StopGrace,
-		Policy: core.Policy{Base: c.RetryBase, Max: c.RetryMax, Limit: c.RetryLimit, Stable: c.StableAfter, Endless: c.Control == nil},
+		Node: c.NodeID, Standalone: c.Control == nil, Fencer: c.Fencer != nil, Threshold: c.Threshold,
+		Concurrency: c.Concurrency,
+		Policy:      core.Policy{Base: c.RetryBase, Max: c.RetryMax, Limit: c.RetryLimit, Stable: c.StableAfter, Endless: c.Control == nil},
 	}
 }
 

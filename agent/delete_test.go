@@ -20,11 +20,12 @@ func TestAPendingInstanceIsRestartedOnce(t *testing.T) {
 	r.apply("web", "sim/run", slow, content("c1:a"), revision("c1-0123456789abcdef-r1"))
 	r.until(func() bool { return r.hooks.count("halt web") > 0 && r.a.runner.State().Depth() == 0 }, func() string { return "never restarted, or for ever" })
 	if n, o := r.hooks.count("halt web"), r.observed("web"); n != 1 || o == nil || o.RuntimeID != before.RuntimeID || o.State != driver.Pending {
-		t.Errorf("stopped %d times, and from %+v it became %+v", n, before, o)
+		t.Errorf("the pending instance was stopped %d times and changed from %+v to %+v; want one restart of the same instance", n, before, o)
 	}
 }
 
-// A new order comes before the delete of its workload is carried out.
+// A new order arrives before the delete of its workload is carried out. The workload runs as the new order
+// says, and the delete counts as done.
 func TestANewOrderClosesAPendingDelete(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run")
@@ -41,15 +42,15 @@ func TestANewOrderClosesAPendingDelete(t *testing.T) {
 		r.reaches("web", running)
 		r.until(func() bool { return !r.a.runner.State().Working("web") }, func() string { return when + ": still in work" })
 		if r.a.runner.State().Tombstone("web").Done != true {
-			t.Errorf("%s: it is still said to be ending", when)
+			t.Errorf("%s: the status still says that the workload is being deleted", when)
 		}
 	}
 	check("ordered anew")
 	saved, err := r.a.store.Load()
 	if err != nil || len(saved.Tombstones) != 1 || !saved.Tombstones[0].Done {
-		t.Fatalf("%+v, %v; want the tombstone done on disk", saved.Tombstones, err)
+		t.Fatalf("the state file has tombstones %+v, error %v; want the tombstone done", saved.Tombstones, err)
 	}
-	saved.Tombstones[0].Done = false // as in the file of an earlier version
+	saved.Tombstones[0].Done = false // the tombstone as an earlier version of the agent would have stored it
 	if err := r.a.store.Write(core.Store{Tombstones: saved.Tombstones}); err != nil {
 		t.Fatal(err)
 	}

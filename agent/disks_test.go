@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// disked is the simulated driver with an engine that measures disk use.
+// disked is the simulated driver, with an engine that measures the disk use of instances.
 type disked struct {
 	hooked
 	mu     *sync.Mutex
@@ -39,7 +39,7 @@ func (d disked) Occupied(context.Context, []driver.Observed) (map[driver.ID]int6
 	return out, *d.err
 }
 
-// Usage leaves the disk to Occupied, as drivers on a Docker engine do.
+// Usage does not report disk use; Occupied does. The drivers on a Docker engine split the two in the same way.
 func (d disked) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
 	out, err := d.hooked.Usage(ctx, of)
 	for i := range out {
@@ -97,17 +97,17 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 	if got := r.status("web").Metadata["disk_limit"]; got != "1 GiB, measured" {
 		t.Errorf("disk_limit %q", got)
 	}
-	d.set("web", 1<<30, nil) // exactly at the limit is allowed
+	d.set("web", 1<<30, nil) // a disk use of exactly the limit is allowed
 	r.until(func() bool { u, ok := r.a.used.Get("web"); return ok && u.Disk == 1<<30 }, func() string { return "not measured" })
 	r.reaches("web", running)
 	if told, _ := r.a.session.WorkloadUsage(0); len(told) != 1 || told[0].DiskBytes != 1<<30 || told[0].DiskLimitBytes != 1<<30 || told[0].DiskCapped {
-		t.Errorf("the heartbeat tells %v", told)
+		t.Errorf("the heartbeat reports the usage %v; want 1 GiB of disk, equal to the limit", told)
 	}
 	d.set("web", 1<<30+200<<20, nil)
 	r.reaches("web", failing)
 	st := r.status("web")
-	if !strings.Contains(st.Message, "disk: it occupies 1224 MiB, its limit is 1024 MiB; stopped") || st.Metadata["failure_reason"] != string(driver.ResourceQuotaExceeded) {
-		t.Errorf("%s: %v", st.Message, st.Metadata)
+	if !strings.Contains(st.Message, "disk: the workload occupies 1224 MiB, its limit is 1024 MiB; stopped") || st.Metadata["failure_reason"] != string(driver.ResourceQuotaExceeded) {
+		t.Errorf("the status of the stopped workload has message %q and metadata %v; want the disk use, the limit and the class of a quota failure", st.Message, st.Metadata)
 	}
 	stops := func() (n int) {
 		all, err := r.engine.Driver(driver.Identity{ClusterID: r.a.runner.State().Bound, NodeID: "node-a"}).List(context.Background())
@@ -122,39 +122,40 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 		return n
 	}
 	r.until(func() bool { return stops() == 0 }, func() string { return "it still runs" })
-	// Neither the same order again nor a failed measurement changes anything.
+	// Neither a repetition of the same order nor a failed measurement changes anything.
 	r.apply("web", "img:1", withDisk(1), revision("rev-1-r1"))
 	r.reaches("web", failing)
 	d.set("web", 0, errors.New("busy"))
 	r.apply("web", "img:1", withDisk(1), revision("rev-1-r2"))
 	r.reaches("web", failing)
 	if stops() != 0 {
-		t.Error("it was started again over its limit")
+		t.Error("the workload was started again although it exceeds its disk limit")
 	}
 	d.set("web", 1<<30+200<<20, nil)
 	r.apply("web", "img:1", withDisk(2))
 	r.reaches("web", running)
-	// It may also run again after files were deleted.
+	// The workload may also run again after files were deleted.
 	d.set("web", 3<<30, nil)
 	r.reaches("web", failing)
 	d.set("web", 1<<30, nil)
 	r.reaches("web", running)
-	// If the engine keeps the limit, the agent stops nothing.
+	// If the engine itself enforces the disk limit, the agent does not stop the workload.
 	d.mu.Lock()
 	*d.capped = true
 	d.mu.Unlock()
-	r.until(func() bool { return r.status("web").Metadata["disk_limit"] == "2 GiB, kept by the engine" }, func() string { return fmt.Sprint(r.status("web")) })
+	r.until(func() bool { return r.status("web").Metadata["disk_limit"] == "2 GiB, enforced by the engine" }, func() string { return fmt.Sprint(r.status("web")) })
 	d.set("web", 9<<30, nil)
 	seen := d.measured()
-	// The second measurement begins after the first was judged.
+	// When two more measurements were made, the agent has evaluated the first of them.
 	r.until(func() bool { return d.measured() >= seen+2 }, func() string { return "not measured" })
 	r.reaches("web", running)
 	if u, _ := r.a.used.Get("web"); u.Disk != 9<<30 {
-		t.Errorf("it occupies %d", u.Disk)
+		t.Errorf("the recorded disk use of the workload is %d bytes, want 9 GiB", u.Disk)
 	}
 }
 
-// Volumes of a fixed size have their own limits; folders count as disk of the workload.
+// A volume of a fixed size has its own disk limit. A volume that is a folder counts towards the disk limit of
+// the workload.
 func TestDiskLimitAndVolumes(t *testing.T) {
 	limit := func(disk int64, vols ...*agentv1.ManagedVolumeSpec) *agentv1.WorkloadSpec {
 		s := container("img:1")
@@ -171,7 +172,7 @@ func TestDiskLimitAndVolumes(t *testing.T) {
 		{&agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{SizeGb: 9}}}}}, 0},
 	} {
 		if got, err := spec.Traits(c.in); err != nil || got.DiskLimit != c.want<<30 {
-			t.Errorf("%v: %d, %v, want %d GiB", c.in, got.DiskLimit, err, c.want)
+			t.Errorf("the disk limit with volumes %v is %d, error %v; want %d GiB", c.in, got.DiskLimit, err, c.want)
 		}
 	}
 	r, d := measuring(t)
@@ -189,15 +190,15 @@ func TestDiskLimitAndVolumes(t *testing.T) {
 	r.reaches("db", running)
 }
 
-// Promises, not momentary use, decide whether an order fits. Workloads that are here already stay.
-func TestResourceThreshold(t *testing.T) {
+// Promised resources, not actual usage, decide whether an order fits. Existing workloads keep running.
+func TestPromisesAboveTheThresholdAreRefused(t *testing.T) {
 	limits := func(cpu, memoryMB, gb int64) option {
 		return func(r *agentv1.ApplyWorkloadRequest) {
 			c := r.Spec.GetContainer()
 			c.Resources, c.DiskGb = &agentv1.ResourceLimits{CpuMillicores: cpu, MemoryBytes: memoryMB << 20}, gb
 		}
 	}
-	// 4000 millicores, 8192 MiB, 100 GB.
+	// The machine has 4000 millicores, 8192 MiB and 100 GB.
 	r := newRig(t, func(c *Config) {
 		c.Threshold, c.ReservedCPU, c.ReservedMemory, c.ReservedDisk = 80, 1000, 192, 20
 	}).start()
@@ -205,40 +206,41 @@ func TestResourceThreshold(t *testing.T) {
 	out := r.apply("b", "img:1", limits(401, 0, 0))
 	if out.Applied || out.Status.GetMetadata()["failure_reason"] != "INSUFFICIENT_RESOURCES" ||
 		!strings.Contains(out.Message, "CPU: needs 401 millicores, 2000 of the 2400 that node \"node-a\" offers are promised (it has 4000, keeps 1000 for itself, and promises 80 %") {
-		t.Errorf("%v", out)
+		t.Errorf("an order with too much CPU was answered %v, want a refusal with the numbers", out)
 	}
 	if out := r.apply("b", "img:1", limits(400, 5401, 0)); out.Applied || !strings.Contains(out.Message, "memory: needs 5401 MiB, 1000 of the 6400") {
-		t.Errorf("%v", out)
+		t.Errorf("an order with too much memory was answered %v, want a refusal with the numbers", out)
 	}
 	if out := r.apply("b", "img:1", limits(400, 5400, 55)); out.Applied || !strings.Contains(out.Message, "disk: needs 55 GB, 10 of the 64") {
-		t.Errorf("%v", out)
+		t.Errorf("an order with too much disk was answered %v, want a refusal with the numbers", out)
 	}
 	if out := r.apply("b", "img:1", limits(400, 5400, 54)); !out.Applied {
-		t.Errorf("what fits exactly is refused: %v", out)
+		t.Errorf("an order that needs exactly the remaining resources was refused: %v", out)
 	}
 	intro := r.a.session.Introduction().Capabilities
 	if intro.ResourceThresholdPercent != 80 || intro.CpuReservedMillicores != 1000 || intro.MemoryReservedMb != 192 || intro.DiskReservedGb != 20 {
 		t.Errorf("registered %v", intro)
 	}
-	// After the settings shrank, a workload goes on and may be changed, but may not grow.
+	// After the threshold was lowered, a workload keeps running and may be changed, but an order that
+	// reserves more for it is refused.
 	r.cfg.Threshold = 10
 	r.restart()
 	r.reaches("a", running)
 	if out := r.apply("a", "img:2", limits(1999, 1000, 10)); !out.Applied {
-		t.Errorf("less than before: %v", out)
+		t.Errorf("an order that asks for less than before was refused: %v", out)
 	}
 	if out := r.apply("a", "img:3", limits(2001, 1000, 10)); out.Applied {
-		t.Error("it grew")
+		t.Error("an update that needs more than the node has was applied")
 	}
 	r.delete("b")
 	r.gone("b")
 	if out := r.apply("c", "img:1"); !out.Applied {
-		t.Errorf("an order that asks for nothing: %v", out)
+		t.Errorf("an order that reserves no resources was refused: %v", out)
 	}
 }
 
-// Pools of an engine are registered after the agent's own, which keep their names. Heartbeats report their
-// use. A change registers the node again.
+// The storage pools of an engine are registered after the agent's own pools, which keep their names.
+// Heartbeats report how full they are. If the pools change, the agent registers again.
 func TestPoolsOfAnEngine(t *testing.T) {
 	r, d := pooling(t)
 	d.set(driver.Pool{Name: "fast", Type: "local", Total: 50 << 30, Used: 5 << 30}, driver.Pool{Name: "root", Type: "local", Total: 1 << 30})
@@ -249,20 +251,20 @@ func TestPoolsOfAnEngine(t *testing.T) {
 		return out
 	}
 	r.until(func() bool { return strings.Join(names(), ",") == "root local 100,fast local 50" }, func() string { return fmt.Sprint(names()) })
-	r.until(func() bool { return r.a.runner.Registers(false) }, func() string { return "not to be registered anew" })
+	r.until(func() bool { return r.a.runner.Registers(false) }, func() string { return "the pools of the engine changed, but no new registration is due" })
 	use := r.a.session.Usage().StoragePools
 	if len(use) != 2 || use[1].Name != "fast" || use[1].UsedGb != 5 {
-		t.Errorf("in use %v", use)
+		t.Errorf("the heartbeat reports that %v of the engine's pool is in use, want 5 GB in pool fast", use)
 	}
 	r.a.runner.Registers(true)
 	d.fail(errors.New("away"))
 	d.awaitLook(t)
 	if got := names(); len(got) != 2 || r.a.runner.Registers(false) {
-		t.Errorf("an engine that does not answer has lost its pools: %v", got)
+		t.Errorf("the pools of an engine that does not answer must stay, got %v", got)
 	}
 }
 
-// pooled is the simulated driver with pools.
+// pooled is the simulated driver, with an engine that has storage pools.
 type pooled struct {
 	hooked
 	*poolList

@@ -11,7 +11,8 @@ import (
 
 func exclusive(r *agentv1.ApplyWorkloadRequest) { r.Exclusive = true }
 
-// While the machine was down, the schedulers may have placed the workload elsewhere.
+// While the machine was down, the schedulers may have placed the exclusive workload on another node. So the
+// agent starts it only after a new order.
 func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -52,21 +53,22 @@ func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 				t.Errorf("reported as %v", st)
 			}
 			if n := r.hooks.count("ensure db"); n != before {
-				t.Fatalf("started %d times without an order", n-before)
+				t.Fatalf("the exclusive workload was started %d times without a new order", n-before)
 			}
 			if out := r.apply("db", "sim/run", append(options, at(4))...); !out.Fenced {
-				t.Errorf("an outdated order: want fenced, got %v", out)
+				t.Errorf("an outdated order must be fenced, got %v", out)
 			}
 			idle()
 			r.reaches("db", halted)
-			// The same order, sent again, ends the wait.
+			// The workload starts when the schedulers repeat its order.
 			r.apply("db", "sim/run", options...)
 			r.reaches("db", running)
 		})
 	}
 }
 
-// An exclusive workload that survived the restart of its agent is adopted, and restarted when it ends.
+// An exclusive workload that kept running while its agent restarted is adopted, and is restarted when it
+// ends.
 func TestExclusiveThatRunsIsAdopted(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.apply("db", "sim/run", content("c1:a"), by(7), at(5), exclusive)
@@ -85,8 +87,9 @@ func TestExclusiveThatRunsIsAdopted(t *testing.T) {
 		func() string { return "an adopted instance that ended was not started again" })
 }
 
-// An engine must not start an exclusive workload by itself, so the instance is replaced when this changes. It
-// is not removed first: that would remove the volumes of a stack.
+// An engine must not start an exclusive workload by itself. So if a workload becomes exclusive or ordinary,
+// its instance is replaced. The old instance is not removed first, because a removal would delete the volumes
+// of a stack.
 func TestTheEngineIsToldWhenAWorkloadBecomesExclusive(t *testing.T) {
 	r := newRig(t).start()
 	var told []bool
@@ -97,12 +100,12 @@ func TestTheEngineIsToldWhenAWorkloadBecomesExclusive(t *testing.T) {
 	for _, o := range []option{ordinary, exclusive, exclusive, ordinary} {
 		r.apply("db", "sim/run", content("c1:a"), o)
 		if st := r.reaches("db", running); st.Content != "c1:a" {
-			t.Errorf("reported with content %q", st.Content)
+			t.Errorf("the workload is reported with content %q, want the content of its order", st.Content)
 		}
 	}
 	r.halt()
 	if want := []bool{false, true, false}; !slices.Equal(told, want) {
-		t.Errorf("exclusive, as its engine was told: %v, want %v", told, want)
+		t.Errorf("the driver is called with exclusive: %v, want %v", told, want)
 	}
 	if n := r.hooks.count("remove db"); n != 0 {
 		t.Errorf("removed %d times", n)

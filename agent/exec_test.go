@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,10 +24,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// sessions is an agent with a workload, and a client of its API.
+// sessions starts an agent with a workload in which commands can be run, and returns a client of its API.
 func sessions(t *testing.T, change ...func(*Config)) (*rig, agentv1.AgentServiceClient) {
 	t.Helper()
-	l := bufconn.Listen(1 << 20) // no socket, so that a synctest bubble can wait for it
+	l := bufconn.Listen(1 << 20) // a listener without socket, so that a synctest bubble can wait for it
 	r := newRig(t, append(change, func(c *Config) { c.Listener = l })...)
 	r.start()
 	conn, err := grpc.NewClient("passthrough:///agent", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
@@ -61,7 +64,8 @@ func say(t *testing.T, stream agentv1.AgentService_ExecClient, m *agentv1.ExecRe
 	}
 }
 
-// heard is the output of a session until it ends.
+// heard reads a session until it ends. It returns the outputs and the exit code; the code is -1 if the
+// session reported none.
 func heard(stream agentv1.AgentService_ExecClient) (out, bad string, code int32, err error) {
 	code = -1
 	for {
@@ -85,18 +89,41 @@ func heard(stream agentv1.AgentService_ExecClient) (out, bad string, code int32,
 	}
 }
 
-func TestSessions(t *testing.T) {
+// TestLogOfASessionHasNoArguments: the agent logs the program of a session and the number of arguments, because
+// arguments may contain secrets.
+func TestLogOfASessionHasNoArguments(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = file.Close() })
+	_, c := sessions(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(file, nil)) })
+	for _, id := range []string{"web", "none"} { // there is no workload "none", so its session is refused
+		_, _, _, _ = heard(open(t, c, &agentv1.ExecOpen{WorkloadId: id, Command: []string{"sh", "-c", "exit 0", "hunter2"}, NodeId: "node-a"}))
+	}
+	testbed.Until(t, "the sessions are logged", func() bool {
+		raw, err := os.ReadFile(path)
+		log := string(raw)
+		if strings.Contains(log, "hunter2") {
+			t.Fatalf("the log contains an argument: %s", log)
+		}
+		return err == nil && strings.Contains(log, "session closed") && strings.Contains(log, "session refused") && strings.Contains(log, "program=sh arguments=3")
+	})
+}
+
+func TestExecSessionsPassInputAndOutput(t *testing.T) {
 	r, c := sessions(t)
 	command := func(words ...string) *agentv1.ExecOpen {
 		return &agentv1.ExecOpen{WorkloadId: "web", Command: words, NodeId: "node-a"}
 	}
-	t.Run("outputs and the exit code come back", func(t *testing.T) {
+	t.Run("the caller gets both outputs and the exit code", func(t *testing.T) {
 		out, bad, code, err := heard(open(t, c, command("sh", "-c", "echo good; err bad; exit 3")))
 		if out != "good\n" || bad != "bad\n" || code != 3 || err != nil {
-			t.Errorf("%q, %q, exit code %d, %v", out, bad, code, err)
+			t.Errorf("the command's standard output is %q, its error output %q, its exit code %d, the error %v; want good, bad, 3 and no error", out, bad, code, err)
 		}
 	})
-	t.Run("input and its end go in", func(t *testing.T) {
+	t.Run("input and the end of input reach the command", func(t *testing.T) {
 		o := command("cat")
 		o.Input = true
 		s := open(t, c, o)
@@ -104,10 +131,10 @@ func TestSessions(t *testing.T) {
 		say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Input{Input: []byte("two")}})
 		say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_EndInput{EndInput: true}})
 		if out, _, code, err := heard(s); out != "one two" || code != 0 || err != nil {
-			t.Errorf("%q, exit code %d, %v", out, code, err)
+			t.Errorf("the output of the session is %q, exit code %d, error %v; want the input \"one two\" and code 0", out, code, err)
 		}
 	})
-	t.Run("a caller that says no more has ended the input", func(t *testing.T) {
+	t.Run("the end of the caller's stream ends the input", func(t *testing.T) {
 		o := command("cat")
 		o.Input = true
 		s := open(t, c, o)
@@ -118,7 +145,7 @@ func TestSessions(t *testing.T) {
 			t.Errorf("exit code %d, %v", code, err)
 		}
 	})
-	t.Run("signals and sizes reach the command", func(t *testing.T) {
+	t.Run("signals and terminal sizes reach the command", func(t *testing.T) {
 		s := open(t, c, command("sh", "-c", "echo waiting; sleep 600"))
 		say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Signal{Signal: "TERM"}})
 		if _, _, code, err := heard(s); code != 143 || err != nil {
@@ -130,10 +157,10 @@ func TestSessions(t *testing.T) {
 		say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Input{Input: []byte("size\r")}})
 		say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Input{Input: []byte("exit\r")}})
 		if out, _, code, err := heard(s); !strings.Contains(out, "20 60\r\n") || code != 0 || err != nil {
-			t.Errorf("%q, exit code %d, %v", out, code, err)
+			t.Errorf("the output of the session is %q, exit code %d, error %v; want the terminal size 20 60 and code 0", out, code, err)
 		}
 	})
-	t.Run("a caller that goes away ends the command", func(t *testing.T) {
+	t.Run("the command ends when the caller disconnects", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		stream, err := c.Exec(ctx)
 		if err != nil {
@@ -150,7 +177,7 @@ func TestSessions(t *testing.T) {
 		s := open(t, c, &agentv1.ExecOpen{WorkloadId: "web", Console: true, Input: true})
 		say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Input{Input: []byte("exit\r")}})
 		if out, _, code, err := heard(s); !strings.Contains(out, "console of web") || code != 0 || err != nil {
-			t.Errorf("%q, exit code %d, %v", out, code, err)
+			t.Errorf("the output of the session is %q, exit code %d, error %v; want the greeting \"console of web\" and code 0", out, code, err)
 		}
 	})
 	for _, x := range []struct {
@@ -160,19 +187,19 @@ func TestSessions(t *testing.T) {
 		says string
 	}{
 		{"an unknown workload", &agentv1.ExecOpen{WorkloadId: "none", Command: []string{"true"}}, codes.NotFound, "none"},
-		{"another node", &agentv1.ExecOpen{WorkloadId: "web", Command: []string{"true"}, NodeId: "node-b"}, codes.FailedPrecondition, "node-b"},
+		{"a session addressed to another node is refused", &agentv1.ExecOpen{WorkloadId: "web", Command: []string{"true"}, NodeId: "node-b"}, codes.FailedPrecondition, "node-b"},
 		{"no command", &agentv1.ExecOpen{WorkloadId: "web"}, codes.InvalidArgument, "command"},
-		{"no id", &agentv1.ExecOpen{Command: []string{"true"}}, codes.InvalidArgument, "workload_id"},
-		{"no such service", &agentv1.ExecOpen{WorkloadId: "web", Service: "db", Command: []string{"true"}}, codes.InvalidArgument, "db"},
+		{"no workload id", &agentv1.ExecOpen{Command: []string{"true"}}, codes.InvalidArgument, "workload_id"},
+		{"a session in a service that the stack does not have is refused", &agentv1.ExecOpen{WorkloadId: "web", Service: "db", Command: []string{"true"}}, codes.InvalidArgument, "db"},
 		{"no first message", nil, codes.InvalidArgument, "open"},
 	} {
 		t.Run(x.fact+" is refused", func(t *testing.T) {
 			if _, _, _, err := heard(open(t, c, x.open)); status.Code(err) != x.code || !strings.Contains(err.Error(), x.says) {
-				t.Errorf("%v, want %s with %q", err, x.code, x.says)
+				t.Errorf("Exec returned %v, want %s with %q", err, x.code, x.says)
 			}
 		})
 	}
-	t.Run("the agent's end is that of its sessions, and not of the workload", func(t *testing.T) {
+	t.Run("a stop of the agent ends its sessions but not the workload", func(t *testing.T) {
 		s := open(t, c, command("sleep", "600"))
 		if _, err := s.Recv(); err != nil {
 			t.Fatal(err)
@@ -180,10 +207,10 @@ func TestSessions(t *testing.T) {
 		begin := time.Now()
 		r.halt()
 		if d := time.Since(begin); d > 3*time.Second {
-			t.Errorf("a session holds the agent for %s", d)
+			t.Errorf("an open session delayed the stop of the agent by %s, want at most 3 s", d)
 		}
 		if _, _, _, err := heard(s); status.Code(err) != codes.Unavailable {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the session ended with %v, want Unavailable", err)
 		}
 		if r.observed("web").State != "Running" {
 			t.Error("the workload does not run any more")
@@ -197,17 +224,17 @@ func TestIdleSessionsEnd(t *testing.T) {
 		_, c := sessions(t, func(cfg *Config) { cfg.SessionIdle = idle })
 		o := &agentv1.ExecOpen{WorkloadId: "web", Command: []string{"cat"}, Input: true}
 		s := open(t, c, o)
-		for range 4 { // input and output keep the session
-			time.Sleep(idle - time.Millisecond) // shorter than the idle time
+		for range 4 { // input and output keep the session open
+			time.Sleep(idle - time.Millisecond) // a pause that is shorter than the idle time
 			say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Input{Input: []byte(".")}})
 		}
 		said := time.Now()
 		out, _, _, err := heard(s)
 		if out != "...." || status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "PERSYS_EXEC_IDLE_TIMEOUT") {
-			t.Errorf("%q, %v", out, err)
+			t.Errorf("the idle session ended with output %q and error %v; want its output and the setting that limits idle sessions", out, err)
 		}
 		if silent := time.Since(said); silent != idle {
-			t.Errorf("it ended after %s of silence, want %s", silent, idle)
+			t.Errorf("the session ended after %s of silence, want %s", silent, idle)
 		}
 	})
 }

@@ -22,7 +22,7 @@ import (
 
 func stops(r *agentv1.ApplyWorkloadRequest) { r.Exclusive, r.OnLostLease = true, "stop" }
 
-// scripted is a fencer that answers as a test says; it stops nothing by itself.
+// scripted is a fake fencer whose answers a test sets. It stops no workloads.
 type scripted struct {
 	mu      sync.Mutex
 	st      lease.Status
@@ -40,7 +40,7 @@ func (g *scripted) Renew(_ context.Context, in lease.Renewal) (lease.Status, err
 	g.heard = append(g.heard, in)
 	if !in.Ask && in.Lapses >= g.st.Lapses {
 		g.confirm = in.Lapses
-		g.st.Lapsed, g.st.Deadline, g.st.Guarded = false, max(g.st.Deadline, in.Deadline), in.Guarded
+		g.st.Lapsed, g.st.Deadline, g.st.Leased = false, max(g.st.Deadline, in.Deadline), in.Leased
 	}
 	return g.st, nil
 }
@@ -54,18 +54,18 @@ func (g *scripted) set(fn func()) {
 }
 
 func (g *scripted) lapse() {
-	g.set(func() { g.st.Lapses++; g.st.Lapsed, g.st.Deadline, g.st.Guarded = true, fencer.Now(), nil })
+	g.set(func() { g.st.Lapses++; g.st.Lapsed, g.st.Deadline, g.st.Leased = true, fencer.Now(), nil })
 }
 
-func (g *scripted) guards(id string) bool {
+func (g *scripted) covers(id string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.ContainsFunc(g.st.Guarded, func(w lease.Workload) bool { return string(w.ID) == id })
+	return slices.ContainsFunc(g.st.Leased, func(w lease.Workload) bool { return string(w.ID) == id })
 }
 
-func guardedRig(t *testing.T) (*rig, *scripted) {
+func leasedRig(t *testing.T) (*rig, *scripted) {
 	g := &scripted{st: lease.Status{Grace: 10 * time.Second, Second: true}}
-	c := leader() // which grants no lease
+	c := leader() // this leader grants no lease
 	c.onRegister = func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
 		return &controlv1.RegisterNodeResponse{Accepted: true, HeartbeatIntervalSeconds: 3, ClusterId: "c1", Epoch: controlEpoch("c1", 1)}, nil
 	}
@@ -75,14 +75,14 @@ func guardedRig(t *testing.T) (*rig, *scripted) {
 		return out, nil
 	}
 	r := newRig(t, under(c), func(c *Config) {
-		c.Guard = g
+		c.Fencer = g
 		c.RetryBase = 20 * time.Millisecond
 	})
 	return r, g
 }
 
-func TestAGuardedOrderNeedsALeaseAndAFencer(t *testing.T) {
-	r, g := guardedRig(t)
+func TestALeasedOrderNeedsALeaseAndAFencer(t *testing.T) {
+	r, g := leasedRig(t)
 	r.start()
 	order := func() error {
 		_, err := r.a.API().ApplyWorkload(t.Context(), &agentv1.ApplyWorkloadRequest{
@@ -92,58 +92,60 @@ func TestAGuardedOrderNeedsALeaseAndAFencer(t *testing.T) {
 		return err
 	}
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "no lease") {
-		t.Errorf("without a lease: %v", err)
+		t.Errorf("a leased order on a node without a lease was answered %v; want Unavailable, because there is no lease", err)
 	}
-	g.set(func() { g.err = errors.New("away") }) // before the lease: with one the fencer may confirm at once
+	g.set(func() { g.err = errors.New("away") }) // the fencer fails before the lease is granted, because after that it may confirm at once
 	r.leased(fencer.Now() + time.Minute)
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
-		t.Errorf("without a fencer: %v", err)
+		t.Errorf("a leased order while the fencer does not answer was answered %v; want Unavailable", err)
 	}
 	if r.observed("db") != nil {
-		t.Error("it was started")
+		t.Error("the workload was started without a fencer")
 	}
 	g.set(func() { g.err = nil })
 	if err := order(); err != nil {
 		t.Fatal(err)
 	}
 	r.reaches("db", running)
-	if !g.guards("db") {
-		t.Error("it runs and is not guarded")
+	if !g.covers("db") {
+		t.Error("the workload runs, but the fencer does not have it in its list")
 	}
 	caps := r.a.session.Introduction().Capabilities
 	if !caps.SelfFencing || caps.FenceBoundSeconds != 15 {
-		t.Errorf("registered as self_fencing %v, bound %d s; want true and 15", caps.SelfFencing, caps.FenceBoundSeconds)
+		t.Errorf("the node is registered with self_fencing %v and bound %d s; want true and 15", caps.SelfFencing, caps.FenceBoundSeconds)
 	}
 }
 
-// A fencer whose settings leave out containers cannot stop one. Guarded containers are refused, and the node
-// is not registered as self-fencing.
+// The settings of a fencer leave out containers, so it cannot stop a container. Orders for leased containers
+// are refused, and the node is not registered as self-fencing.
 func TestAFencerThatCannotStopAKind(t *testing.T) {
-	r, g := guardedRig(t)
+	r, g := leasedRig(t)
 	g.st.Stops = []driver.Kind{driver.VM}
 	r.start()
 	r.leased(fencer.Now() + time.Minute)
 	fencing := func() bool { return r.a.session.Introduction().Capabilities.SelfFencing }
-	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.heard) > 2 }, func() string { return "the fencer is told nothing" })
+	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.heard) > 2 }, func() string { return "the agent sent no message to the fencer" })
 	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); out.Applied || !strings.Contains(out.Message, "container") {
-		t.Errorf("%v; want a refusal that says what cannot be stopped", out)
+		t.Errorf("the order was answered %v; want a refusal that names the kind that the fencer cannot stop", out)
 	}
 	if fencing() {
-		t.Error("it is registered as self_fencing")
+		t.Error("the node is registered as self_fencing, although its fencer cannot stop containers")
 	}
 	r.apply("web", "sim/run", content("c1:a"), by(7), at(5))
 	r.reaches("web", running)
 	g.set(func() { g.st.Stops = append(g.st.Stops, driver.Container) })
-	r.until(fencing, func() string { return "a fencer that can stop containers is not registered" })
+	r.until(fencing, func() string {
+		return "the fencer can stop containers now, but the node is not registered as self_fencing"
+	})
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(6))
 	r.reaches("db", running)
 }
 
-// lapsed is reported of a workload that was stopped with the lease.
+// lapsed is the message of a workload that was stopped at the end of the lease.
 const lapsed = "exclusive: stopped when the node's lease ended; waits for the scheduler's next order"
 
 func TestAfterALapseOnlyANewerOrderStarts(t *testing.T) {
-	r, g := guardedRig(t)
+	r, g := leasedRig(t)
 	r.start()
 	r.leased(fencer.Now() + time.Minute)
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
@@ -154,33 +156,33 @@ func TestAfterALapseOnlyANewerOrderStarts(t *testing.T) {
 	if st := r.reaches("db", halted); st.Message != lapsed {
 		t.Errorf("%q, want %q", st.Message, lapsed)
 	}
-	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.confirm == 1 }, func() string { return "the lapse is never confirmed" })
+	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.confirm == 1 }, func() string { return "the agent never confirms the end of the lease" })
 	r.reaches("web", running)
 	r.leased(fencer.Now() + time.Minute)
 	before := r.hooks.count("ensure db")
 	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); !out.Applied {
-		t.Errorf("the same order again: %v", out)
+		t.Errorf("after the end of the lease the repeated order was refused: %v", out)
 	}
 	r.a.runner.Sweep()
 	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 	if n := r.hooks.count("ensure db"); n != before {
-		t.Errorf("started %d times by an order from before the lapse", n-before)
+		t.Errorf("an order from before the end of the lease started the workload %d times", n-before)
 	}
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(6))
 	r.reaches("db", running)
-	if !g.guards("db") {
-		t.Error("it runs and is not guarded")
+	if !g.covers("db") {
+		t.Error("the workload runs, but the fencer does not have it in its list")
 	}
 }
 
 func TestWithoutAFencerTheAgentStopsByItself(t *testing.T) {
-	r, g := guardedRig(t)
+	r, g := leasedRig(t)
 	r.start()
 	r.leased(fencer.Now() + time.Second)
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
 	r.reaches("db", running)
 	g.set(func() { g.err = errors.New("away") })
-	r.leased(fencer.Now() + time.Hour) // the schedulers extend the lease, and the fencer does not answer
+	r.leased(fencer.Now() + time.Hour) // a heartbeat extends the lease, but the fencer does not confirm it
 	r.reaches("db", halted)
 }
 
@@ -190,13 +192,13 @@ func TestAfterARestartTheFencerDecides(t *testing.T) {
 		change func(*scripted)
 		want   agentv1.ActualState
 	}{
-		{"the lease goes on", func(*scripted) {}, running},
-		{"it has lapsed", (*scripted).lapse, halted},
-		{"it is not guarded", func(g *scripted) { g.set(func() { g.st.Guarded = nil }) }, halted},
+		{"the lease continues", func(*scripted) {}, running},
+		{"the lease has lapsed", (*scripted).lapse, halted},
+		{"the fencer does not have the workload in its list", func(g *scripted) { g.set(func() { g.st.Leased = nil }) }, halted},
 		{"the fencer does not answer", func(g *scripted) { g.set(func() { g.err = errors.New("away") }) }, halted},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r, g := guardedRig(t)
+			r, g := leasedRig(t)
 			r.start()
 			r.leased(fencer.Now() + time.Minute)
 			r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
@@ -207,7 +209,7 @@ func TestAfterARestartTheFencerDecides(t *testing.T) {
 			r.reaches("db", c.want)
 			if c.want == running {
 				r.a.runner.Sweep()
-				r.until(func() bool { return g.guards("db") }, func() string { return "it runs and is not guarded" })
+				r.until(func() bool { return g.covers("db") }, func() string { return "the workload runs, but the fencer does not have it in its list" })
 				r.reaches("db", running)
 			}
 		})

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// Benchmarks of schedulers run a hundred simulated agents in one process, so memory and goroutines of one
-// agent have a bound.
+// The benchmarks of the schedulers run a hundred simulated agents in one process. So this test limits the
+// memory and the goroutines of one agent.
 func TestAHundredAgentsInOneProcess(t *testing.T) {
 	const agents, workloads = 100, 5
 	engine, err := sim.NewEngine(sim.Options{})
@@ -69,17 +69,17 @@ func TestAHundredAgentsInOneProcess(t *testing.T) {
 	}
 	took := time.Since(begin)
 	s.mu.Lock()
-	s.beats, s.beatAt, s.registers = nil, nil, nil // memory of the test, not of the agents
+	s.beats, s.beatAt, s.registers = nil, nil, nil // free the test's own memory, so that only the agents are measured
 	s.mu.Unlock()
 	after, routines := measure()
 	perAgent := (int64(after) - int64(memory)) / agents
-	t.Logf("%d agents with %d workloads each: %d KiB and %.1f goroutines per agent, all running after %s",
+	t.Logf("%d agents with %d workloads each need %d KiB and %.1f goroutines per agent; all workloads ran after %s",
 		agents, workloads, perAgent>>10, float64(routines-goroutines)/agents, took.Round(time.Millisecond))
 	if perAgent >= 1<<20 {
-		t.Errorf("%d KiB per agent, want less than 1024", perAgent>>10)
+		t.Errorf("an agent needs %d KiB of memory, want less than 1024", perAgent>>10)
 	}
 	if n := (routines - goroutines) / agents; n > 15 {
-		t.Errorf("%d goroutines per agent, want at most 15", n)
+		t.Errorf("an agent has %d goroutines, want at most 15", n)
 	}
 	cancel()
 	for range agents {

@@ -20,7 +20,8 @@ import (
 	"github.com/persys/compute/agent/garbage"
 )
 
-// heap is the garbage of an engine; the drivers that are bound to it one after the other share it.
+// heap is the garbage of a simulated engine. If the agent makes new drivers for the engine, they have the
+// same heap.
 type heap struct {
 	mu      sync.Mutex
 	items   []driver.Garbage
@@ -28,7 +29,7 @@ type heap struct {
 	removed []string
 }
 
-// collector is a driver with garbage, on the simulated engine.
+// collector is a driver of the simulated engine that reports garbage.
 type collector struct {
 	driver.Driver
 	*heap
@@ -63,7 +64,7 @@ func (c *heap) gone() []string {
 	return slices.Clone(c.removed)
 }
 
-// collecting makes a rig whose driver has garbage.
+// collecting makes a rig whose driver reports these items as garbage.
 func collecting(t *testing.T, items []driver.Garbage, change ...func(*Config)) (*rig, *heap) {
 	t.Helper()
 	r := newRig(t, change...)
@@ -87,25 +88,25 @@ func (r *rig) gc(dry, orphans bool) *agentv1.CollectGarbageResponse {
 	return out
 }
 
-func TestGarbage(t *testing.T) {
+func TestGarbageIsListedAndRemoved(t *testing.T) {
 	items := []driver.Garbage{
 		{Kind: driver.Orphan, Name: "ghost", Workload: "ghost", Reason: "nobody ordered it"},
 		{Kind: driver.Leftover, Name: "web--old", Workload: "web", Reason: "left by a replacement"},
 	}
 	r, c := collecting(t, items)
 	if out := r.gc(true, true); len(out.Items) != 2 || len(c.gone()) != 0 || out.Items[0].Removed {
-		t.Fatalf("a dry run: %v, removed %v", out, c.gone())
+		t.Fatalf("a dry run found %v and removed %v; want nothing removed", out, c.gone())
 	}
 	out := r.gc(false, false)
 	if got := c.gone(); !slices.Equal(got, []string{"web--old"}) || out.Items[0].Removed || !out.Items[1].Removed {
-		t.Fatalf("removed %v: an orphan is a person's to decide about", got)
+		t.Fatalf("garbage collection without orphans removed %v, want only the leftover", got)
 	}
 	r.gc(false, true)
 	if got := c.gone(); !slices.Equal(got, []string{"web--old", "ghost"}) {
 		t.Errorf("removed %v", got)
 	}
 	acts, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{ActionType: core.ActionGC})
-	if err != nil || len(acts.Actions) != 2 || !strings.Contains(acts.Actions[0].Error, "leftover web--old: left by a replacement; asked for by persys://c1/user/ada") ||
+	if err != nil || len(acts.Actions) != 2 || !strings.Contains(acts.Actions[0].Error, "leftover web--old: left by a replacement; removal requested by persys://c1/user/ada") ||
 		acts.Actions[0].Status != core.TaskCompleted || acts.Actions[0].EndedAt == 0 {
 		t.Errorf("history %v %v", acts, err)
 	}
@@ -121,7 +122,8 @@ func TestGarbageIsCollectedByItself(t *testing.T) {
 	}
 }
 
-// While a runtime does not answer, nothing is removed: its workloads are unknown.
+// While an engine does not answer, none of its garbage is removed. No record and no volume is removed either,
+// because an instance on that engine may use them.
 func TestNoGarbageWhileARuntimeIsDown(t *testing.T) {
 	r, c := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}}, func(cfg *Config) { cfg.GC.VolumesAfter = time.Nanosecond })
 	r.apply("web", "img:1", managed(&agentv1.ManagedVolumeSpec{Name: "data", MountPath: "/data"}))
@@ -143,18 +145,18 @@ func TestNoGarbageWhileARuntimeIsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out := r.gc(false, false); len(out.Items) != 2 || out.Items[1].Name != "local:data" || !out.Items[1].Removed || exists(data) {
-		t.Errorf("a volume released long ago: %v", out)
+		t.Errorf("the volume that was released long ago is not listed as garbage: %v", out)
 	}
 }
 
-// Legacy v1 schedulers leave it to agents to forget an order that failed for good. Our schedulers decide
-// themselves.
-func TestFailedRecords(t *testing.T) {
+// Legacy v1 schedulers leave it to agents to drop an order that failed permanently. Our schedulers drop such
+// orders themselves.
+func TestOnlyLegacySchedulersLetAgentsForgetFailedOrders(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		epoch bool
 		want  int
-	}{{"under legacy schedulers it is forgotten", false, 1}, {"under ours it is kept", true, 0}} {
+	}{{"an agent of legacy v1 schedulers drops the order", false, 1}, {"an agent of our schedulers keeps the order", true, 0}} {
 		t.Run(c.name, func(t *testing.T) {
 			s, o := leader(), []option{by(1), at(1)}
 			if !c.epoch {
@@ -173,12 +175,12 @@ func TestFailedRecords(t *testing.T) {
 	}
 }
 
-// found is a dry run without the fence of the API.
+// found returns the garbage that a dry run finds. It does not go through the API.
 func (r *rig) found() []garbage.Finding {
 	return r.a.garbage.Collect(context.Background(), true, false, "").Items
 }
 
-// The history of removals survives a restart, so that the schedulers can read it later.
+// The history of removals survives a restart of the agent, so that the schedulers can read it later.
 func TestRemovalIsDurable(t *testing.T) {
 	r, _ := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}})
 	r.gc(false, false)

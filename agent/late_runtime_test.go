@@ -12,7 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// A runtime that is installed while the agent runs is offered without a restart, and runs orders.
+// If an engine is installed while the agent runs, the agent registers it without a restart and carries out
+// orders on it.
 func TestARuntimeInstalledLaterIsOffered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		vms, err := sim.NewEngine(sim.Options{Kind: driver.VM})
@@ -44,12 +45,12 @@ func TestARuntimeInstalledLaterIsOffered(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 		if types, word := offered(); slices.Contains(types, "vm") || word != "not offered: no libvirt" {
-			t.Errorf("%v, %q; want that there is none", types, word)
+			t.Errorf("before libvirt is installed the node offers %v with reason %q; want no virtual machines", types, word)
 		}
 		here <- struct{}{}
 		time.Sleep(2 * time.Minute)
 		if types, word := offered(); !slices.Contains(types, "vm") || word != "healthy" {
-			t.Errorf("%v, %q; want that virtual machines are offered", types, word)
+			t.Errorf("after libvirt was installed the node offers %v with reason %q; want virtual machines", types, word)
 		}
 		r.apply("builder", "", by(1), at(2), func(q *agentv1.ApplyWorkloadRequest) {
 			q.Type = agentv1.WorkloadType_WORKLOAD_TYPE_VM

@@ -10,8 +10,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// A list that began before a look at one workload and ends after it changes nothing about that workload. A
-// list that began later does.
+// The engine was listed, and one workload was inspected alone (by Look) at about the same time. If the list
+// began before the inspection, it changes nothing about that workload, even if it ended later. A list that
+// began after the inspection does.
 func TestASlowListDoesNotUndoALook(t *testing.T) {
 	r := newRig(t).start()
 	began := time.Now()
@@ -24,7 +25,7 @@ func TestASlowListDoesNotUndoALook(t *testing.T) {
 	idle()
 	looks := r.hooks.count("look web")
 	if looks == 0 {
-		t.Fatal("nobody looked at it alone")
+		t.Fatal("the agent did not inspect the single workload")
 	}
 	list := func(began time.Time) {
 		t.Helper()
@@ -36,14 +37,14 @@ func TestASlowListDoesNotUndoALook(t *testing.T) {
 	list(began)
 	idle()
 	if n := r.hooks.count("look web"); n != looks {
-		t.Errorf("an older List without it had it looked at %d times more", n-looks)
+		t.Errorf("an older list of instances, which lacks an inspected workload, caused %d further inspections; want none", n-looks)
 	}
 	list(time.Now())
 	r.until(func() bool { return r.hooks.count("look web") > looks }, func() string { return "a newer List without it was no news" })
 	r.reaches("web", running)
 }
 
-// settles waits until no work is due and no burst of events is being gathered.
+// settles waits until no action is due and the agent is not waiting for the end of a burst of events.
 func (r *rig) settles() {
 	r.t.Helper()
 	synctest.Wait()
@@ -51,8 +52,8 @@ func (r *rig) settles() {
 	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
 }
 
-// After an event of one workload, only that workload is looked at. The engine is listed after events of most
-// workloads, or of an unknown one.
+// After an event about one workload, the agent inspects only that workload. It lists the whole engine after a
+// burst of events about most workloads, or after an event about an unknown workload.
 func TestAnEventCausesOneLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.ReconcileInterval = 24 * time.Hour }).start()
@@ -72,10 +73,10 @@ func TestAnEventCausesOneLook(t *testing.T) {
 		r.reaches("a", running)
 		r.settles()
 		if n := r.hooks.count("list") - lists; n != 0 {
-			t.Errorf("%d looks at everything after the end of one", n)
+			t.Errorf("the engine was listed %d times after one workload ended, want 0", n)
 		}
 		if n := r.hooks.count("look b") - others; n != 0 {
-			t.Errorf("%d looks at another", n)
+			t.Errorf("the agent inspected a workload that had no event %d times, want 0", n)
 		}
 		for _, id := range ids {
 			if err := r.engine.Kill(driver.ID(id), 1); err != nil {
@@ -87,9 +88,10 @@ func TestAnEventCausesOneLook(t *testing.T) {
 			r.reaches(id, running)
 		}
 		r.settles()
-		// Starts are events too, and may come after the look that follows each start.
+		// The engine sends an event for each start too. It may arrive after the inspection that follows the
+		// start.
 		if n := r.hooks.count("list") - lists; n < 1 || n > 2 {
-			t.Errorf("%d looks at everything after the end of all, want one for the ends and one for the starts at most", n)
+			t.Errorf("after all workloads ended the engine was listed %d times, want once for the ends and at most once for the starts", n)
 		}
 		lists = r.hooks.count("list")
 		stray := driver.Spec{ID: "stray", Content: "c1:x", ClusterID: Unbound, NodeID: r.cfg.NodeID, Running: true, Body: container("sim/run")}
@@ -98,13 +100,14 @@ func TestAnEventCausesOneLook(t *testing.T) {
 		}
 		r.reaches("stray", running)
 		if n := r.hooks.count("list") - lists; n == 0 {
-			t.Error("one that nobody ordered was told of by no look at everything")
+			t.Error("after the list of the engine the agent does not know an instance that was not ordered")
 		}
 		r.halt()
 	})
 }
 
-// A workload ends after its last look, while the agent is still working on it.
+// A workload ends while the agent still works on it and has inspected it for the last time. The agent does not
+// miss the event of the end.
 func TestAnEventDuringALookIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.ReconcileInterval = 24 * time.Hour }).start()
@@ -118,7 +121,7 @@ func TestAnEventDuringALookIsNotLost(t *testing.T) {
 					if err := r.engine.Kill(id, 1); err != nil {
 						t.Error(err)
 					}
-					time.Sleep(time.Second) // until the burst of its events is over
+					time.Sleep(time.Second) // wait until the burst of events is over
 				})
 			}
 		})

@@ -27,28 +27,28 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is one agent on one simulated engine. Stopping the agent leaves the file and the engine as they are,
-// like a killed process.
+// rig is one agent on one simulated engine. If the agent is stopped, its state file and the engine stay as
+// they are, as after a kill of the process.
 type rig struct {
 	t      testing.TB
 	engine *sim.Engine
 	cfg    Config
 	hooks  *hooks
-	make   Factory // nil: factory
+	make   Factory // driver factory; nil for the default factory
 
 	a    *Agent
 	api  agentv1.AgentServiceServer
 	stop func() error
 }
 
-// hooks are called before the simulated engine is. A nil hook does nothing; the error of a hook becomes that
-// of the call.
+// hooks are functions that the driver calls before it calls the simulated engine. A nil hook does nothing. If
+// a hook returns an error, the driver's call fails with it.
 type hooks struct {
 	mu     sync.Mutex
 	ensure func(driver.Spec) error
-	during func(context.Context, driver.Spec) // before ensure, with the context of the driver
+	during func(context.Context, driver.Spec) // called before the simulated driver ensures an instance, with the context of that call
 	remove func(driver.ID) error
-	looked func(driver.ID) // after the engine has answered a look, before the agent has the answer
+	looked func(driver.ID) // called after the engine has reported an instance and before the agent gets the report
 	calls  []string
 }
 
@@ -177,14 +177,14 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	return r
 }
 
-// under gives the agent schedulers.
+// under is an option that connects the agent to schedulers.
 func under(c Control) func(*Config) { return func(cfg *Config) { cfg.Control = c } }
 
 func (r *rig) factory(b Binding) ([]driver.Driver, error) {
 	return []driver.Driver{hooked{r.engine.Driver(driver.Identity{ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns}), r.hooks}}, nil
 }
 
-// start runs the agent until the end of the test, or stop.
+// start runs the agent until the test ends or stop is called.
 func (r *rig) start() *rig {
 	r.t.Helper()
 	made := r.make
@@ -224,7 +224,7 @@ func (r *rig) restart() *rig {
 	return r.start()
 }
 
-// crash starts another agent on a copy of the present file, as after the kill of the process.
+// crash starts another agent on a copy of the present state file, as after a kill of the process.
 func (r *rig) crash() *rig {
 	r.t.Helper()
 	next := *r
@@ -299,7 +299,7 @@ func (r *rig) delete(id string, change ...func(*agentv1.DeleteWorkloadRequest)) 
 	return out
 }
 
-// observed is the instance of a workload on the engine, with or without labels.
+// observed returns the instance of a workload on the engine, with or without labels.
 func (r *rig) observed(id string) *driver.Observed {
 	r.t.Helper()
 	for _, cluster := range []string{"c1", Unbound} {
@@ -317,7 +317,7 @@ func (r *rig) observed(id string) *driver.Observed {
 	return nil
 }
 
-// do gives the core an event.
+// do sends an event to the core.
 func (r *rig) do(e core.Event) {
 	r.t.Helper()
 	if _, err := r.a.runner.Do(e); err != nil {
@@ -325,13 +325,13 @@ func (r *rig) do(e core.Event) {
 	}
 }
 
-// leased grants a lease, as the schedulers do.
+// leased gives the agent a lease that ends at until, as the schedulers do.
 func (r *rig) leased(until time.Duration) {
 	r.t.Helper()
 	r.do(core.Leased{Until: until})
 }
 
-// progress says what a driver is busy with.
+// progress reports the current activity of a driver to the core.
 func (r *rig) progress(id driver.ID, text string) { r.do(core.Progress{ID: string(id), Text: text}) }
 
 func (r *rig) status(id string) *agentv1.WorkloadStatus {
@@ -356,7 +356,8 @@ func (r *rig) gone(id string) {
 		func() string { return fmt.Sprintf("workload %s: still there: %v", id, r.status(id)) })
 }
 
-// until polls ok, and fails with why. In a synctest bubble it does not take real time.
+// until polls ok until it returns true, and fails the test with why after a time limit. In a synctest bubble
+// this takes no real time.
 func (r *rig) until(ok func() bool, why func() string) {
 	r.t.Helper()
 	testbed.Within(r.t, testbed.Patience, "the agent", func() error {
@@ -375,7 +376,8 @@ const (
 	unknown = agentv1.ActualState_ACTUAL_STATE_UNKNOWN
 )
 
-// schedulers are a control server in this process. The functions may be replaced under mu.
+// schedulers are a server of the control API in this process. The functions that answer its calls may be
+// replaced under mu.
 type schedulers struct {
 	mu         sync.Mutex
 	registers  []*controlv1.RegisterNodeRequest
@@ -389,7 +391,7 @@ func controlEpoch(cluster string, term uint64) *controlv1.Epoch {
 	return &controlv1.Epoch{ClusterId: cluster, Incarnation: 1, Term: term}
 }
 
-// leader answers as a scheduler of ours in cluster c1 and term 1: interval 3 s, lease 10 s.
+// leader returns schedulers that answer as ours do: cluster c1, term 1, heartbeat interval 3 s, lease 10 s.
 func leader() *schedulers {
 	return &schedulers{
 		onRegister: func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
@@ -401,7 +403,7 @@ func leader() *schedulers {
 	}
 }
 
-// existing are legacy v1 schedulers, without epochs and leases.
+// existing returns schedulers that answer as legacy v1 schedulers do: without epochs and leases.
 func existing() *schedulers {
 	return &schedulers{
 		onRegister: func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
@@ -442,7 +444,7 @@ func (s *schedulers) answer(fn func(*controlv1.HeartbeatRequest) (*controlv1.Hea
 	s.onBeat = fn
 }
 
-// said returns the heartbeats and the number of registrations so far.
+// said returns the heartbeats that the agent has sent so far, and the number of its registrations.
 func (s *schedulers) said() ([]*controlv1.HeartbeatRequest, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -38,7 +38,7 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 		time.Sleep(time.Second)
 		beats, registers := s.said()
 		if registers != 1 || len(beats) != 1 || !beats[0].Full || beats[0].Sequence != 1 {
-			t.Fatalf("after a second: %d registrations, heartbeats %v; want one full one right after registering", registers, beats)
+			t.Fatalf("after a second there were %d registrations and heartbeats %v; want one full heartbeat right after registering", registers, beats)
 		}
 		reg := s.registers[0]
 		c := reg.Capabilities
@@ -57,7 +57,7 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 		beats, _ = s.said()
 		last := beats[len(beats)-1]
 		if last.Full || ids(last) != "web Running" {
-			t.Errorf("a change is reported as full=%t: %s", last.Full, ids(last))
+			t.Errorf("the heartbeat after a change has full=%t and reports %s; want a heartbeat with only web, Running", last.Full, ids(last))
 		}
 		w := last.WorkloadStatuses[0]
 		if w.Generation.GetSequence() != 2 || w.Content != "c1:a" || w.RevisionId != "rev-1" || w.DesiredState != "Running" || len(w.Addresses) == 0 {
@@ -67,13 +67,13 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 			t.Errorf("usage %v", u)
 		}
 		if n := len(beats); n > 4 {
-			t.Errorf("%d heartbeats for one workload within %s: changes are not coalesced", n, time.Since(begin))
+			t.Errorf("the agent sent %d heartbeats for the changes of one workload within %s, which should be sent together", n, time.Since(begin))
 		}
 		time.Sleep(4 * time.Second)
 		before, _ := s.said()
 		quiet := before[len(before)-1]
 		if quiet.Full || len(quiet.WorkloadStatuses) != 0 {
-			t.Errorf("without changes: full=%t, %s", quiet.Full, ids(quiet))
+			t.Errorf("the heartbeat without changes is full: %t, and reports %s", quiet.Full, ids(quiet))
 		}
 
 		r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(3) })
@@ -84,17 +84,17 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 			absent += ids(b) + "; "
 			for _, w := range b.WorkloadStatuses {
 				if w.Absent && w.Generation.GetSequence() != 3 {
-					t.Errorf("absent at %v, want 1.3", w.Generation)
+					t.Errorf("the deleted workload is reported as absent with generation %v, want 1.3", w.Generation)
 				}
 			}
 		}
 		if !strings.Contains(absent, "web absent") {
-			t.Errorf("after a delete: %s", absent)
+			t.Errorf("the heartbeat after a delete reports %s, want web as absent", absent)
 		}
 		time.Sleep(3 * time.Second)
 		beats, _ = s.said()
 		if last := beats[len(beats)-1]; len(last.WorkloadStatuses) != 0 {
-			t.Errorf("an acknowledged absence is repeated: %s", ids(last))
+			t.Errorf("the heartbeat repeats that the workload is absent, although the leader has acknowledged it: %s", ids(last))
 		}
 		r.halt()
 	})
@@ -130,7 +130,7 @@ func TestSessionIntervalIsTheServers(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		after, _ := s.said()
 		if n := len(after) - len(before); n < 9 || n > 12 {
-			t.Errorf("%d heartbeats in 5 min after the interval became 30 s", n)
+			t.Errorf("the agent sent %d heartbeats in 5 min after the interval became 30 s, want 9 to 12", n)
 		}
 		r.halt()
 	})
@@ -142,8 +142,8 @@ func TestSessionRegistersAgain(t *testing.T) {
 		answer error
 		within time.Duration
 	}{
-		{"at once when the node is not known", status.Error(codes.NotFound, "unknown node"), 3200 * time.Millisecond},
-		{"when the lease has lapsed", status.Error(codes.Unavailable, "no leader"), 13 * time.Second},
+		{"the node registers at once if the leader does not know it", status.Error(codes.NotFound, "unknown node"), 3200 * time.Millisecond},
+		{"the node registers when the lease has lapsed", status.Error(codes.Unavailable, "no leader"), 13 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -155,10 +155,10 @@ func TestSessionRegistersAgain(t *testing.T) {
 				time.Sleep(c.within)
 				_, n := s.said()
 				if n < 2 {
-					t.Errorf("no new registration within %s", c.within)
+					t.Errorf("the node did not register again within %s", c.within)
 				}
 				if r.observed("web").State != "Running" || r.hooks.count("halt web") != 0 {
-					t.Error("a lost lease stopped a workload")
+					t.Error("the end of the lease stopped an ordinary workload")
 				}
 				s.answer(func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) { return beatOK(1), nil })
 				time.Sleep(5 * time.Second)
@@ -168,7 +168,7 @@ func TestSessionRegistersAgain(t *testing.T) {
 					seenFull = seenFull || b.Full && ids(b) == "web Running"
 				}
 				if !seenFull || !r.a.Session().Registered {
-					t.Errorf("after registering again no full heartbeat came: %v", beats[len(beats)-1])
+					t.Errorf("no full heartbeat followed the second registration: %v", beats[len(beats)-1])
 				}
 				r.halt()
 			})
@@ -189,11 +189,11 @@ func TestSessionLeaseIsNotExtendedByAnUnconfirmedLeader(t *testing.T) {
 		})
 		time.Sleep(5 * time.Second)
 		if now := r.a.Session().LeaseUntil; !now.Equal(until) {
-			t.Errorf("the lease moved from %v to %v", until, now)
+			t.Errorf("a leader that could not confirm itself extended the lease from %v to %v", until, now)
 		}
 		time.Sleep(6 * time.Second)
 		if _, n := s.said(); n < 2 {
-			t.Error("no registration after the lease ended")
+			t.Error("the node did not register again after the lease ended")
 		}
 		r.halt()
 	})
@@ -210,7 +210,7 @@ func TestSessionBacksOff(t *testing.T) {
 		time.Sleep(time.Minute)
 		_, n := s.said()
 		if n < 30 || n > 80 {
-			t.Errorf("%d registrations in a minute of refusals, want one each 1 to 2 s after a short burst", n)
+			t.Errorf("while registrations were refused the agent tried %d times in a minute, want a short burst and then once every 1 to 2 s", n)
 		}
 		if p := r.a.Session().Problem; !strings.Contains(p, "frozen") {
 			t.Errorf("problem %q", p)
@@ -231,8 +231,8 @@ func TestSessionSendsFullHeartbeats(t *testing.T) {
 		name string
 		next func() *controlv1.HeartbeatResponse
 	}{
-		{"when asked", func() *controlv1.HeartbeatResponse { out := beatOK(1); out.SendFull = true; return out }},
-		{"to a new leader", func() *controlv1.HeartbeatResponse { return beatOK(2) }},
+		{"the leader asks for a full heartbeat", func() *controlv1.HeartbeatResponse { out := beatOK(1); out.SendFull = true; return out }},
+		{"there is a new leader", func() *controlv1.HeartbeatResponse { return beatOK(2) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestSessionSendsFullHeartbeats(t *testing.T) {
 				time.Sleep(7 * time.Second)
 				after, _ := s.said()
 				if next := after[len(before)+1]; !next.Full || ids(next) != "web Running" {
-					t.Errorf("the next heartbeat has full=%t: %s", next.Full, ids(next))
+					t.Errorf("the next heartbeat has full=%t: %s; want a full heartbeat with web, Running", next.Full, ids(next))
 				}
 				r.halt()
 			})
@@ -260,10 +260,10 @@ func TestSessionRefusesOtherClustersAndOldEpochs(t *testing.T) {
 		s.answer(func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) { return beatOK(9), nil })
 		time.Sleep(7 * time.Second)
 		if e := r.a.Epoch(); e.Term != 9 || e.ClusterID != "c1" {
-			t.Errorf("epoch %v, want term 9", e)
+			t.Errorf("the agent's epoch is %v, want term 9", e)
 		}
 		if out := r.apply("web", "sim/run", by(8), at(1)); !out.Fenced {
-			t.Errorf("an order of the leader before is taken: %v", out)
+			t.Errorf("an order of the previous leader was accepted: %v", out)
 		}
 		s.answer(func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
 			out := beatOK(99)
@@ -274,13 +274,14 @@ func TestSessionRefusesOtherClustersAndOldEpochs(t *testing.T) {
 		time.Sleep(7 * time.Second)
 		st := r.a.Session()
 		if r.a.Epoch().Term != 9 || st.Draining || !strings.Contains(st.Problem, `"c2"`) {
-			t.Errorf("another cluster's answer counted: epoch %v, session %+v", r.a.Epoch(), st)
+			t.Errorf("the answer of another cluster had an effect: epoch %v, session %+v", r.a.Epoch(), st)
 		}
 		r.halt()
 	})
 }
 
-// No answer of a scheduler of another cluster or shard counts, and the problem of the session names it.
+// The agent ignores the answers of a scheduler of another cluster or shard. The problem that the session
+// reports names that cluster or shard.
 func TestSessionRefusesForeigners(t *testing.T) {
 	epoch := func(cluster, shard string) *controlv1.Epoch {
 		e := controlEpoch(cluster, 99)
@@ -292,8 +293,8 @@ func TestSessionRefusesForeigners(t *testing.T) {
 		from     *controlv1.Epoch
 		problems []string
 	}{
-		{"of another cluster", epoch("c2", "east"), []string{`belongs to cluster "c1"`, `from cluster "c2"`}},
-		{"of another shard", epoch("c1", "west"), []string{`belongs to shard "east"`, `from shard "west" of cluster "c1"`}},
+		{"an answer of another cluster", epoch("c2", "east"), []string{`belongs to cluster "c1"`, `from cluster "c2"`}},
+		{"an answer of another shard", epoch("c1", "west"), []string{`belongs to shard "east"`, `from shard "west" of cluster "c1"`}},
 	} {
 		for _, call := range []string{"register", "heartbeat"} {
 			t.Run(call+" answered by one "+tc.name, func(t *testing.T) {
@@ -313,7 +314,7 @@ func TestSessionRefusesForeigners(t *testing.T) {
 					before := r.a.Session()
 					s.answer(func(in *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
 						if in.GetClusterId() != "c1" {
-							t.Errorf("a heartbeat names cluster %q, want c1", in.GetClusterId())
+							t.Errorf("the heartbeat names cluster %q, want c1", in.GetClusterId())
 						}
 						if call == "register" {
 							s.mu.Lock()
@@ -329,11 +330,11 @@ func TestSessionRefusesForeigners(t *testing.T) {
 					st := r.a.Session()
 					for _, want := range append(tc.problems, call+": this node") {
 						if !strings.Contains(st.Problem, want) {
-							t.Errorf("the session says %q, want %q in it", st.Problem, want)
+							t.Errorf("the problem of the session is %q, want %q in it", st.Problem, want)
 						}
 					}
 					if e := r.a.Epoch(); e.ClusterID != "c1" || e.Shard != "east" || e.Term != 1 || st.Draining || st.LeaseUntil.After(before.LeaseUntil.Add(4*time.Second)) {
-						t.Errorf("it counted: epoch %v, session %+v, it was %+v", e, st, before)
+						t.Errorf("the refused answer had an effect: the epoch is %v, the session %+v; before, the session was %+v", e, st, before)
 					}
 					r.halt()
 				})
@@ -356,26 +357,27 @@ func TestDrainRefusesOnlyNewWorkloads(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		out := r.apply("api", "sim/run", by(1), at(2))
 		if out.Applied || out.Fenced || !strings.Contains(out.Message, "draining") {
-			t.Errorf("a new workload: want an in-band refusal, got %v", out)
+			t.Errorf("an order for a new workload on a draining node must be refused in its answer, got %v", out)
 		}
 		if out := r.apply("web", "sim/run:2", content("c1:b"), by(1), at(3)); !out.Applied {
-			t.Errorf("a known workload: %v", out)
+			t.Errorf("an order for a known workload on a draining node was refused: %v", out)
 		}
 		time.Sleep(time.Second)
 		if r.observed("web").State != "Running" {
-			t.Error("a drain touched what runs")
+			t.Error("a drain changed a running workload")
 		}
 		s.answer(func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) { return beatOK(1), nil })
 		time.Sleep(4 * time.Second)
 		if out := r.apply("api", "sim/run", by(1), at(2)); !out.Applied {
-			t.Errorf("after the drain: %v", out)
+			t.Errorf("the order after the drain returned %v, want that it is applied", out)
 		}
 		r.halt()
 	})
 }
 
-// Legacy v1 schedulers name neither cluster nor epoch, and give the end of the lease as a time.
-func TestLegacySchedulers(t *testing.T) {
+// Legacy v1 schedulers send neither cluster id nor epoch, and send the end of the lease as a time of day. The
+// agent works with them, and later with schedulers of ours that replace them.
+func TestSessionWithLegacySchedulers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
 		lease := func() *timestamppb.Timestamp { return timestamppb.New(time.Now().Add(180 * time.Second)) }
@@ -395,49 +397,50 @@ func TestLegacySchedulers(t *testing.T) {
 		r.start()
 		r.delete("never-here")
 		if out := r.apply("web", "sim/run"); !out.Applied {
-			t.Fatalf("an order without epoch: %v", out)
+			t.Fatalf("an order without epoch of a legacy v1 scheduler was refused: %v", out)
 		}
 		time.Sleep(5 * time.Minute)
 		beats, registers := s.said()
 		if registers != 1 || len(beats) < 5 || len(beats) > 9 {
-			t.Errorf("%d registrations, %d heartbeats in 5 min of 60 s", registers, len(beats))
+			t.Errorf("in 5 min with an interval of 60 s the agent sent %d registrations and %d heartbeats; want one registration and 5 to 9 heartbeats", registers, len(beats))
 		}
 		for i, b := range beats {
 			if !b.Full || i == len(beats)-1 && ids(b) != "web Running" {
-				t.Errorf("heartbeat %d: full=%t, %s; they expect everything each time", i, b.Full, ids(b))
+				t.Errorf("heartbeat %d has full=%t and reports %s; legacy v1 schedulers expect all workloads in each heartbeat", i, b.Full, ids(b))
 			}
 			if text := ids(b); strings.Contains(text, "stray") || strings.Contains(text, "never-here") {
-				t.Errorf("heartbeat %d tells of what was not ordered: %s", i, text)
+				t.Errorf("heartbeat %d reports a workload that was not ordered: %s", i, text)
 			}
 		}
 		if o := r.observed("web"); o.ClusterID != Unbound {
-			t.Errorf("labelled with cluster %q", o.ClusterID)
+			t.Errorf("the instance has the label of cluster %q, want the one for an unknown cluster", o.ClusterID)
 		}
-		// Our schedulers take over the cluster: instances keep their label and are not replaced.
+		// Our schedulers replace the legacy v1 schedulers. Instances keep their label and are not replaced.
 		before := r.observed("web").RuntimeID
 		if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(1)); !out.Skipped {
-			t.Errorf("the same spec from our scheduler: want skipped, got %v", out)
+			t.Errorf("an order of our scheduler with the same specification must be skipped, got %v", out)
 		}
 		time.Sleep(time.Minute)
 		if st := r.status("web"); st.ActualState != running || st.Content != "c1:a" || r.observed("web").RuntimeID != before {
-			t.Errorf("after the take-over: %v", st)
+			t.Errorf("after our schedulers replaced the legacy v1 schedulers the status is %v; want the same running instance with the content of the order", st)
 		}
 		r.halt()
 	})
 }
 
-// On a first boot the cluster is known before anything runs.
+// When an agent is new, it learns the cluster before any workload runs, so labels carry the cluster id from
+// the start.
 func TestLabelsCarryTheCluster(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	r.until(func() bool { return r.a.Session().Registered }, func() string { return "not registered" })
 	r.apply("web", "sim/run", by(1), at(1))
 	r.reaches("web", running)
 	if o := r.observed("web"); o.ClusterID != "c1" || o.NodeID != "node-a" {
-		t.Errorf("labels name cluster %q, node %q", o.ClusterID, o.NodeID)
+		t.Errorf("the labels of the instance name cluster %q and node %q, want c1 and node-a", o.ClusterID, o.NodeID)
 	}
 }
 
-// Schedulers read an empty list as an old agent that runs everything but virtual machines
+// Schedulers take an empty list of kinds for that of an old agent, which runs everything but virtual machines
 // (contract/wire-control.md, NodeCapabilities).
 func TestOfferedKindsAreNeverEmpty(t *testing.T) {
 	for _, c := range []struct {
@@ -456,7 +459,7 @@ func TestOfferedKindsAreNeverEmpty(t *testing.T) {
 			}
 			r.start()
 			if got := r.a.session.Introduction().Capabilities.SupportedWorkloadTypes; !slices.Equal(got, []string{c.want}) {
-				t.Errorf("it offers %q, want %q", got, c.want)
+				t.Errorf("the agent offers %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -472,14 +475,14 @@ func TestRegistersAgainWhenAnEngineComesBack(t *testing.T) {
 		r.start()
 		time.Sleep(time.Second)
 		if _, n := s.said(); n != 1 {
-			t.Fatalf("%d registrations with the engine down, want one", n)
+			t.Fatalf("while the engine was down the agent registered %d times, want once", n)
 		}
 		if err := r.engine.SetDown(""); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(40 * time.Second)
 		if _, n := s.said(); n != 2 {
-			t.Errorf("%d registrations after the engine came back, want two", n)
+			t.Errorf("after the engine came back the agent has registered %d times, want twice", n)
 		}
 		r.halt()
 	})

@@ -97,8 +97,8 @@ func legacyInstance(t *testing.T, r *rig, id, revision string) {
 
 func TestALegacyFileIsTakenOver(t *testing.T) {
 	for _, c := range []struct{ name, spec string }{
-		{"spec as a bare arm", `{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864},"unknown":1}`},
-		{"spec wrapped in its type", `{"container":{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864}}}`},
+		{"a record whose specification is bare", `{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864},"unknown":1}`},
+		{"a record whose specification is wrapped under its type", `{"container":{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864}}}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
@@ -113,7 +113,7 @@ func TestALegacyFileIsTakenOver(t *testing.T) {
 				spec.Resources = &agentv1.ResourceLimits{CpuShares: 250, MemoryBytes: 67108864}
 			}
 			if out := r.apply("web", "sim/run", content("c1:a"), revision("c1-1"), same, by(1), at(1)); !out.Skipped {
-				t.Errorf("the same spec from a new scheduler: want skipped, got %v", out)
+				t.Errorf("an order of our scheduler with the same specification must be skipped, got %v", out)
 			}
 			st := r.reaches("web", running)
 			if st.Content != "c1:a" || st.Generation.GetSequence() != 1 || st.CreatedAt != 1767323045 {
@@ -125,18 +125,19 @@ func TestALegacyFileIsTakenOver(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !strings.Contains(string(raw), "local:data") {
-				t.Error("the bucket volumes is gone")
+				t.Error("the bucket volumes of the legacy v1 agent is gone")
 			}
 			r.start()
 			r.reaches("web", running)
 			if after := r.observed("web").RuntimeID; after != before || r.hooks.count("ensure web") != 0 {
-				t.Errorf("recreated: %s became %s after %d calls", before, after, r.hooks.count("ensure web"))
+				t.Errorf("instance %s of the legacy v1 agent was replaced by %s, after %d calls of Ensure", before, after, r.hooks.count("ensure web"))
 			}
 		})
 	}
 }
 
-// An earlier version sealed the environment of a stack, but not its text and its URL.
+// An earlier version sealed the environment of a stack, but not its text and its URL. The agent seals all of
+// them when it starts.
 func TestAStackOfAnEarlierVersionIsSealed(t *testing.T) {
 	r := newRig(t).start()
 	r.halt()
@@ -148,7 +149,7 @@ func TestAStackOfAnEarlierVersionIsSealed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record := func(in map[string]any) string { // returns the record on disk
+	record := func(in map[string]any) string { // record stores a record and returns what is then on the disk
 		t.Helper()
 		db, err := bolt.Open(r.cfg.StatePath, 0o600, &bolt.Options{Timeout: time.Second})
 		if err != nil {
@@ -183,9 +184,9 @@ func TestAStackOfAnEarlierVersionIsSealed(t *testing.T) {
 	old := map[string]any{"id": "shop", "type": "compose", "revision_id": "1", "desired_state": "stopped", "spec": json.RawMessage(arm),
 		"sealed_by": key.ID(), "spec_hash": "a1:x", "engine_content": "a1:x"}
 	if before := record(old); !strings.Contains(before, "hunter2") {
-		t.Fatalf("the record is not an older agent's: %s", before)
+		t.Fatalf("the record that the test wrote is not like that of an earlier version: %s", before)
 	}
-	for range 2 { // the second time it is sealed already
+	for range 2 { // in the second round the agent reads the record that it sealed in the first
 		a, err := New(r.cfg, r.factory)
 		if err != nil {
 			t.Fatal(err)
@@ -193,19 +194,19 @@ func TestAStackOfAnEarlierVersionIsSealed(t *testing.T) {
 		in := a.runner.State().Intent("shop")
 		got := spec.Of(in).GetCompose()
 		if got.ComposeYaml != text || got.GitRepo != repo || got.Env["TOKEN"] != "swordfish" || in.EngineContent != "a1:x" {
-			t.Errorf("it does not come back as it was: %v, content %s", got, in.EngineContent)
+			t.Errorf("the intent that was read from the file differs: %v, content %s", got, in.EngineContent)
 		}
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if after := record(nil); strings.Contains(after, "hunter2") || after == "" {
-			t.Errorf("on disk in plain: %s", after)
+			t.Errorf("the record on disk has the secret in plain text: %s", after)
 		}
 	}
 }
 
-func TestStateFileErrors(t *testing.T) {
-	t.Run("in use by another agent", func(t *testing.T) {
+func TestStateFileErrorsNameTheFile(t *testing.T) {
+	t.Run("the state file is in use by another agent", func(t *testing.T) {
 		r := newRig(t).start()
 		_, err := New(r.cfg, r.factory)
 		if err == nil || !strings.Contains(err.Error(), r.cfg.StatePath) || !strings.Contains(err.Error(), "in use by another agent") {
@@ -229,10 +230,10 @@ func TestStateFileErrors(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		if _, err := os.Stat(r.cfg.StatePath + ".key"); err == nil {
-			t.Error("a new key was made over sealed secrets")
+			t.Error("the agent made a new key file although the state file has sealed secrets")
 		}
 	})
-	t.Run("another key", func(t *testing.T) {
+	t.Run("the key file of another agent", func(t *testing.T) {
 		r := used(t)
 		if err := os.Remove(r.cfg.StatePath + ".key"); err != nil {
 			t.Fatal(err)
@@ -254,8 +255,8 @@ func TestStateFileErrors(t *testing.T) {
 		}
 	})
 	for name, spoil := range map[string]func([]byte) []byte{
-		"cut short":        func(raw []byte) []byte { return raw[:2*4096] },
-		"zeroes within it": func(raw []byte) []byte { clear(raw[2*4096:]); return raw },
+		"a truncated file":                 func(raw []byte) []byte { return raw[:2*4096] },
+		"zeroes in the middle of the file": func(raw []byte) []byte { clear(raw[2*4096:]); return raw },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := used(t)
@@ -271,7 +272,7 @@ func TestStateFileErrors(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a broken record names itself", func(t *testing.T) {
+	t.Run("the error for a broken record names the record", func(t *testing.T) {
 		r := newRig(t)
 		legacyFile(t, r.cfg.StatePath, `{"image":7}`)
 		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), `workload "web"`) {
@@ -298,7 +299,7 @@ func TestStateFileErrors(t *testing.T) {
 		r.delete("web")
 		r.gone("web")
 		r.halt()
-		r.cfg.NodeID = "node-b" // without workloads another node id is allowed
+		r.cfg.NodeID = "node-b" // an agent without workloads may start with another node id
 		r.start()
 		r.apply("web", "sim/run")
 		r.halt()
@@ -307,7 +308,7 @@ func TestStateFileErrors(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("the key is private", func(t *testing.T) {
+	t.Run("only the owner can read the key file", func(t *testing.T) {
 		r := used(t)
 		info, err := os.Stat(r.cfg.StatePath + ".key")
 		if err != nil || info.Mode().Perm() != 0o600 {
@@ -333,32 +334,32 @@ func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 		t.Errorf("acknowledged: %v", out)
 	}
 	if e := r.a.Epoch(); e.Term != 1 {
-		t.Errorf("epoch %v is in memory but not on disk", e)
+		t.Errorf("the agent holds epoch %v in memory, but could not store it on disk", e)
 	}
 	if o := r.observed("web"); o == nil || o.Content != "c1:a" {
-		t.Errorf("carried out without being stored: %v", o)
+		t.Errorf("an order that could not be stored was carried out: %v", o)
 	}
 	if err := r.stop(); err != nil && !strings.Contains(err.Error(), "not open") {
 		t.Errorf("Run: %v", err)
 	}
 }
 
-// A restart that cannot be recorded as done is not repeated.
+// The agent cannot store that it has carried out a forced restart. It restarts the instance only once.
 func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef"))
 	r.reaches("web", running)
 	r.hooks.set(func(h *hooks) {
-		h.ensure = func(driver.Spec) error { return r.a.store.Close() } // no write succeeds from now on
+		h.ensure = func(driver.Spec) error { return r.a.store.Close() } // the driver closes the state file, so no further write to it succeeds
 	})
 	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef-r1"))
 	r.reaches("web", running)
-	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "it is never left alone" })
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "the work queue of the agent never becomes empty" })
 	if n := r.hooks.count("halt web"); n != 1 {
-		t.Errorf("stopped %d times, want once", n)
+		t.Errorf("the instance was stopped %d times for one restart, want once", n)
 	}
 	stop := r.stop
-	r.stop = func() error { // the last reports cannot be stored either
+	r.stop = func() error { // the stop of the agent returns the error "not open", because its last reports cannot be stored
 		if err := stop(); err != nil && !strings.Contains(err.Error(), "not open") {
 			return err
 		}
@@ -366,7 +367,8 @@ func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	}
 }
 
-// The type of a workload changes while its container cannot be removed.
+// The type of a workload changes while its container cannot be removed. In the end, only an instance of the
+// last type is left, or none after a delete.
 func TestEveryFormerTypeIsRemoved(t *testing.T) {
 	compose := func(r *rig) {
 		r.apply("web", "", func(q *agentv1.ApplyWorkloadRequest) {
@@ -380,7 +382,7 @@ func TestEveryFormerTypeIsRemoved(t *testing.T) {
 	}
 	same := func(r *rig) { r.apply("web", "sim/run") }
 	del := func(r *rig) { r.delete("web") }
-	older := func(r *rig) { // leaves the file of a version with only one former type
+	older := func(r *rig) { // rewrites the state file as an earlier version would have written it, with only one former type
 		r.halt()
 		db, err := bolt.Open(r.cfg.StatePath, 0o600, &bolt.Options{Timeout: time.Second})
 		if err != nil {
@@ -407,19 +409,19 @@ func TestEveryFormerTypeIsRemoved(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		stray bool // nobody ordered the container
+		stray bool // a container runs for which the agent has no order
 		steps []func(*rig)
 		runs  driver.Kind
 	}{
-		{"changed twice", false, []func(*rig){compose, vm}, driver.VM},
-		{"changed and changed back", false, []func(*rig){compose, same}, driver.Container},
-		{"changed twice and changed back", false, []func(*rig){compose, vm, same}, driver.Container},
-		{"changed, deleted and changed", false, []func(*rig){compose, del, vm}, driver.VM},
-		{"changed twice and deleted", false, []func(*rig){compose, vm, del}, ""},
-		{"changed under an older version", false, []func(*rig){compose, older, vm}, driver.VM},
-		{"stray, deleted and changed", true, []func(*rig){del, vm}, driver.VM},
-		{"stray and changed", true, []func(*rig){vm}, driver.VM},
-		{"stray, changed and deleted", true, []func(*rig){vm, del}, ""},
+		{"the type changed twice", false, []func(*rig){compose, vm}, driver.VM},
+		{"the type changed and changed back", false, []func(*rig){compose, same}, driver.Container},
+		{"the type changed twice and changed back", false, []func(*rig){compose, vm, same}, driver.Container},
+		{"the type changed, the workload was deleted, the type changed again", false, []func(*rig){compose, del, vm}, driver.VM},
+		{"the type changed twice and the workload was deleted", false, []func(*rig){compose, vm, del}, ""},
+		{"the type changed under an earlier version of the agent", false, []func(*rig){compose, older, vm}, driver.VM},
+		{"an instance without order was deleted, then ordered as another type", true, []func(*rig){del, vm}, driver.VM},
+		{"an instance without order was ordered as another type", true, []func(*rig){vm}, driver.VM},
+		{"an instance without order was ordered as another type, then deleted", true, []func(*rig){vm, del}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, func(c *Config) { c.RetryBase = 20 * time.Millisecond })
@@ -461,13 +463,13 @@ func TestEveryFormerTypeIsRemoved(t *testing.T) {
 				for k := range engines {
 					list, err := of(k).List(t.Context())
 					if want := k == c.runs; err != nil || len(list) > 0 != want || want && k == driver.Container && list[0].RuntimeID == before {
-						wrong += fmt.Sprintf("%s: %+v, %v, want a new one there: %t. ", k, list, err, want)
+						wrong += fmt.Sprintf("engine %s has instances %+v, error %v; want a new instance there: %t. ", k, list, err, want)
 					}
 				}
 				return wrong == ""
 			}, func() string { return wrong })
 			if c.stray && len(c.steps) == 1 && r.hooks.count("leave web") == 0 {
-				t.Error("an orphan that nobody has deleted took its volumes with it")
+				t.Error("the volumes of an instance without order were removed, although nobody ordered its delete")
 			}
 		})
 	}
@@ -483,7 +485,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	r.halt()
 	later, _ := core.Step(r.a.runner.State(), core.Input{Now: time.Now().Add(week - time.Minute), Event: core.Prune{}})
 	if later.Tombstone("young") == nil || later.Tombstone("old") == nil {
-		t.Error("a tombstone is gone before 7 days are over")
+		t.Error("a tombstone was dropped before 7 days had passed")
 	}
 	old := *tomb("old")
 	old.DeletedAt = time.Now().Add(-week - time.Minute)
@@ -498,18 +500,18 @@ func TestTombstonesAreBounded(t *testing.T) {
 	r.a.runner.Sweep()
 	r.restart()
 	if out := r.apply("young", "sim/run", by(1), at(1)); out.Applied {
-		t.Error("a young tombstone was forgotten")
+		t.Error("a tombstone younger than 7 days was dropped")
 	}
 	if tomb("old") != nil {
-		t.Error("an old tombstone is still there")
+		t.Error("a tombstone older than its limit was not dropped")
 	}
 }
 
-func TestNodeID(t *testing.T) {
+func TestNodeIDDefaultsToTheHostName(t *testing.T) {
 	host, err := os.Hostname()
 	testbed.Need(t, "a host name", err)
 	if id, err := NodeID(""); err != nil || id != host {
-		t.Errorf("default: %q, %v; want the host name", id, err)
+		t.Errorf("the default node id is %q, error %v; want the host name", id, err)
 	}
 	if id, err := NodeID("auto"); err == nil && (!strings.HasPrefix(id, host+"-") || len(id) != len(host)+13) {
 		t.Errorf("auto: %q", id)
@@ -518,7 +520,7 @@ func TestNodeID(t *testing.T) {
 		t.Errorf("given: %q, %v", id, err)
 	}
 	if _, err := NodeID("not valid"); err == nil {
-		t.Error("an id with a space is taken")
+		t.Error("NodeID accepts an id with a space")
 	}
 }
 
@@ -538,7 +540,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 	} {
 		_, err := New(c.cfg, runner.Fixed(engine.Driver(driver.Identity{})))
 		if err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("want an error about %s, got %v", c.says, err)
+			t.Errorf("New must return an error that names %s, got %v", c.says, err)
 		}
 	}
 }

@@ -22,7 +22,8 @@ func managed(volumes ...*agentv1.ManagedVolumeSpec) option {
 	return func(r *agentv1.ApplyWorkloadRequest) { r.Spec.GetContainer().ManagedVolumes = volumes }
 }
 
-// seen keeps what the driver was given for each workload.
+// seen records the volumes that the driver gets for each workload. The function that it returns looks them up
+// by workload id.
 func (r *rig) seen() func(id string) []driver.Volume {
 	var mu sync.Mutex
 	last := map[driver.ID][]driver.Volume{}
@@ -77,17 +78,17 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 	r.gone("web")
 	kept("a move")
 	if n := r.hooks.count("leave web"); n != 1 {
-		t.Errorf("its engine was told %d times that it lives on elsewhere", n)
+		t.Errorf("the driver's Leave was called %d times for a workload that runs on another node, want once", n)
 	}
 	r.apply("web", "img:2", managed(data))
 	r.reaches("web", running)
 	r.delete("web")
 	r.gone("web")
 	if exists(vols[0].Path) {
-		t.Error("the volume outlived its workload, against its policy")
+		t.Error("the volume was not deleted with its workload, although its policy says so")
 	}
 	if n := r.hooks.count("leave web"); n != 1 {
-		t.Error("its engine was told that what was deleted lives on elsewhere")
+		t.Error("Leave was called for a workload that was deleted everywhere; want Remove")
 	}
 
 	keep := &agentv1.ManagedVolumeSpec{Name: "keep", MountPath: "/data", RetainPolicy: "Retain"}
@@ -98,7 +99,7 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 	r.delete("db")
 	r.gone("db")
 	if !exists(at) {
-		t.Error("a volume to be retained was deleted")
+		t.Error("a volume with the policy retain was deleted")
 	}
 }
 
@@ -125,18 +126,18 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 		r.until(func() bool {
 			o := r.observed("web")
 			return o != nil && o.RuntimeID != before && o.State == driver.Running
-		}, func() string { return "the deleted instance lives on under the new order" })
+		}, func() string { return "the new order did not replace the instance whose delete was pending" })
 		r.reaches("web", running)
-		// While it was away, another node may have begun to use the shared volume.
+		// While the workload was on another node, that node may have used the shared volume.
 		left = r.hooks.count("leave web") - left
 		if removed = r.hooks.count("remove web") - removed; elsewhere && left != removed || !elsewhere && left != 0 {
-			t.Errorf("deleted because it lives on elsewhere: %t; its engine was told so in %d of %d removals", elsewhere, left, removed)
+			t.Errorf("for a delete of a workload that runs on another node (%t), %d of %d removals called Leave", elsewhere, left, removed)
 		}
 	}
 }
 
-// An engine's own volumes stay if the delete says that the workload lives on elsewhere. Legacy v1 schedulers do
-// not say so, so their deletes remove the volumes.
+// Volumes that an engine itself made stay if the delete says that the workload continues on another node.
+// Legacy v1 schedulers do not say so, so their deletes remove these volumes.
 func TestEngineVolumesStayWhenTheWorkloadMoves(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -145,8 +146,8 @@ func TestEngineVolumesStayWhenTheWorkloadMoves(t *testing.T) {
 		keep           bool
 		left, retained int
 	}{
-		{"deleted", leader(), []option{by(1), at(1)}, false, 0, 0},
-		{"moved", leader(), []option{by(1), at(1)}, true, 1, 1},
+		{"the workload is deleted", leader(), []option{by(1), at(1)}, false, 0, 0},
+		{"the workload moves to another node", leader(), []option{by(1), at(1)}, true, 1, 1},
 		{"deleted by a legacy scheduler", existing(), nil, false, 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -161,24 +162,24 @@ func TestEngineVolumesStayWhenTheWorkloadMoves(t *testing.T) {
 			})
 			r.gone("web")
 			if left, retained := r.hooks.count("leave web"), r.hooks.count("keep volumes of web"); left != c.left || retained != c.retained {
-				t.Errorf("told %d times that it may live on elsewhere, %d times to keep its volumes; want %d and %d", left, retained, c.left, c.retained)
+				t.Errorf("Leave was called %d times, and %d times with the volumes kept; want %d and %d", left, retained, c.left, c.retained)
 			}
 		})
 	}
 }
 
-// The status says which volume keeps a workload from starting.
+// If a volume cannot be attached, its workload does not start, and the status names the volume.
 func TestAMissingVolumeKeepsAWorkloadFromStarting(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "img:1", managed(&agentv1.ManagedVolumeSpec{Name: "data", Driver: "nfs", MountPath: "/data"}))
-	st := r.reaches("web", failing)
-	if st.Metadata["failure_reason"] != string(driver.StorageProvisionFailed) || !strings.Contains(st.Message, "PERSYS_STORAGE_NFS_SERVER") {
-		t.Errorf("%v", st)
+	st := r.waitsFor("web", driver.StorageProvisionFailed)
+	if !strings.Contains(st.Message, "PERSYS_STORAGE_NFS_SERVER") {
+		t.Errorf("the status of a workload whose volume is missing does not name the missing setting: %v", st)
 	}
 	if r.hooks.count("ensure web") != 0 {
-		t.Error("started without its volume")
+		t.Error("the workload was started without its volume")
 	}
-	// A delete succeeds all the same.
+	// The workload can still be deleted.
 	r.delete("web")
 	r.gone("web")
 }
@@ -198,12 +199,12 @@ func TestPoolsAreRegistered(t *testing.T) {
 	}
 }
 
-// nfsClient is a machine on which mounts succeed, unless a test says otherwise.
+// nfsClient is a fake machine. Mounts on it succeed, unless a test sets the function mount.
 type nfsClient struct {
 	volume.System
 	mu    sync.Mutex
-	at    string                      // where it is mounted
-	mount func(context.Context) error // nil: it succeeds
+	at    string                      // mount point of the volume
+	mount func(context.Context) error // called in place of mount; nil if mounts succeed
 }
 
 func (c *nfsClient) becomes(at string, mount func(context.Context) error) {
@@ -242,7 +243,7 @@ func (c *nfsClient) Space(string) (volume.Space, error) {
 	return volume.Space{Total: 1 << 40, Free: 1 << 40, Device: 1}, nil
 }
 
-// onNFS is a rig whose machine has a file server.
+// onNFS returns a rig whose machine has an NFS server for volumes.
 func onNFS(t *testing.T, change ...func(*Config)) (*rig, *nfsClient) {
 	c := &nfsClient{}
 	r := newRig(t, append(change, func(cfg *Config) {
@@ -255,7 +256,8 @@ func onNFS(t *testing.T, change ...func(*Config)) (*rig, *nfsClient) {
 
 var shared = &agentv1.ManagedVolumeSpec{Name: "data", Driver: volume.NFS, MountPath: "/data"}
 
-// After a reboot a mount may hang for minutes, or without end.
+// After a reboot, mounting from a file server may hang for minutes, or for ever. Meanwhile the node works for
+// other workloads.
 func TestAMountThatHangsDoesNotBlockTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()
@@ -272,12 +274,13 @@ func TestAMountThatHangsDoesNotBlockTheNode(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if took := s.beatAt[len(before)].Sub(began); took >= 10*time.Second {
-			t.Errorf("its first heartbeat is sent after %v, more than a lease", took)
+			t.Errorf("while a mount hangs the first heartbeat is sent only after %v, more than a lease", took)
 		}
 	})
 }
 
-// A delete whose volumes cannot be released is tried again with the back-off.
+// If the volumes of a deleted workload cannot be released, the delete is tried again, with the back-off
+// between attempts.
 func TestADeleteThatWaitsForAVolumeBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, files := onNFS(t, func(c *Config) { c.RetryBase, c.RetryMax = time.Second, 8*time.Second })
@@ -297,8 +300,8 @@ func TestADeleteThatWaitsForAVolumeBacksOff(t *testing.T) {
 		r.delete("web")
 		r.gone("web")
 		r.halt()
-		if took := removed[len(removed)-1].Sub(removed[0]); len(removed) != 5 || took < 15*time.Second { // 1, 2, 4 and 8 s
-			t.Errorf("removed %d times within %v", len(removed), took)
+		if took := removed[len(removed)-1].Sub(removed[0]); len(removed) != 5 || took < 15*time.Second { // the four waits between five attempts are 1, 2, 4 and 8 s
+			t.Errorf("the delete was tried %d times within %v, want 5 times with the back-off between", len(removed), took)
 		}
 	})
 }

@@ -30,7 +30,7 @@ const firstOwn = 1000
 // apis names every API of the project. Every api/*/v1/*.proto must be in it.
 var apis = []struct {
 	file     string
-	contract string // table of the contract shared with legacy v1 peers, if any
+	contract string // file with the contract table shared with legacy v1 peers; "" = none
 	golden   string
 }{
 	{"api/control/v1/control.proto", "testdata/control.tsv", "testdata/control.golden"},
@@ -51,12 +51,12 @@ func descriptor(t *testing.T, file string) protoreflect.FileDescriptor {
 func TestEveryProtoFileIsChecked(t *testing.T) {
 	sources, err := filepath.Glob("*/v*/*.proto")
 	if err != nil || len(sources) == 0 {
-		t.Fatalf("found %d proto files, error %v", len(sources), err)
+		t.Fatalf("found %d proto files, error %v, want at least one", len(sources), err)
 	}
 	for _, source := range sources {
 		name := "api/" + filepath.ToSlash(source)
 		if !slices.ContainsFunc(apis, func(a struct{ file, contract, golden string }) bool { return a.file == name }) {
-			t.Errorf("%s is not in the list of this test", name)
+			t.Errorf("API file %s must be in the list apis of this test, but is not", name)
 		}
 	}
 }
@@ -76,9 +76,9 @@ func TestContract(t *testing.T) {
 
 // contract is one table: the lines of each kind under the name they belong to.
 type contract struct {
-	rpcs     map[string][]string // name → request, response, streaming
+	rpcs     map[string][]string // for each RPC: its request, response and streaming
 	enums    map[string]map[string]string
-	messages map[string]map[string]string // message → number → "name type cardinality"
+	messages map[string]map[string]string // for each message and field number: "name type cardinality"
 }
 
 func readContract(t *testing.T, path string) contract {
@@ -99,11 +99,11 @@ func readContract(t *testing.T, path string) contract {
 		case f[0] == "field" && len(f) == 6:
 			c.messages[f[1]][f[2]] = strings.Join(f[3:], " ")
 		default:
-			t.Fatalf("%s:%d: %q is no line of this table", path, n+1, line)
+			t.Fatalf("%s:%d: the line %q is in none of the forms of the contract table", path, n+1, line)
 		}
 	}
 	if len(c.rpcs) == 0 || len(c.enums) == 0 || len(c.messages) == 0 {
-		t.Fatalf("%s holds %d RPCs, %d enums and %d messages", path, len(c.rpcs), len(c.enums), len(c.messages))
+		t.Fatalf("%s holds %d RPCs, %d enums and %d messages, want at least one of each", path, len(c.rpcs), len(c.enums), len(c.messages))
 	}
 	return c
 }
@@ -146,7 +146,7 @@ func compare(t *testing.T, fd protoreflect.FileDescriptor, want contract) {
 	for name, fields := range want.messages {
 		m := fd.Messages().ByName(protoreflect.Name(name))
 		if m == nil {
-			t.Errorf("message %s is missing", name)
+			t.Errorf("message %s of the contract must exist, but is missing", name)
 			continue
 		}
 		got := map[string]string{}
@@ -181,7 +181,7 @@ func TestNumbersAreAppendOnly(t *testing.T) {
 			}
 			for _, line := range known {
 				if !slices.Contains(now, line) {
-					t.Errorf("%q was published and is gone or changed", line)
+					t.Errorf("%q was published and must stay, but is gone or changed", line)
 				}
 			}
 			added := slices.DeleteFunc(slices.Clone(now), func(line string) bool { return slices.Contains(known, line) })
@@ -189,9 +189,9 @@ func TestNumbersAreAppendOnly(t *testing.T) {
 				return
 			}
 			if !*update {
-				t.Fatalf("not in %s (go test ./api -update adds them):\n%s", a.golden, strings.Join(added, "\n"))
+				t.Fatalf("new numbers are missing in %s (go test ./api -update adds them):\n%s", a.golden, strings.Join(added, "\n"))
 			}
-			// Lines are only added: what was published and is gone keeps failing.
+			// Add lines only: a published line that is gone must keep failing the test.
 			all := append(known, added...)
 			slices.Sort(all)
 			if err := os.WriteFile(a.golden, []byte(strings.Join(all, "\n")+"\n"), 0o644); err != nil {
@@ -201,7 +201,7 @@ func TestNumbersAreAppendOnly(t *testing.T) {
 	}
 }
 
-// flatten gives one line for each number and name that a peer or a file on disk can hold.
+// flatten returns one line for each number and name of an API that a peer or a file on disk can hold.
 func flatten(fd protoreflect.FileDescriptor) []string {
 	var lines []string
 	enum := func(e protoreflect.EnumDescriptor) {

@@ -4,7 +4,7 @@
 //   - control/v1: what agents, gateways and command lines say to a scheduler.
 //   - agent/v1: what a scheduler says to an agent.
 //   - cluster/v1: our own control API: membership, events, explanations, drain, backup.
-//   - command/v1: the vocabulary of the Raft log and of snapshots.
+//   - command/v1: the messages of the Raft log and of snapshots.
 //
 // The first two are shared with legacy v1 peers. Their numbers below 1000 are fixed by
 // testdata/*.tsv; additions start at 1000. In all four a number, once used, keeps its meaning for

@@ -15,31 +15,34 @@ import (
 // Role is the role of a replica in the Raft configuration.
 type Role string
 
-// The roles of a replica.
+// The roles of a replica in the Raft configuration.
 const (
 	RoleLeader   Role = "leader"
 	RoleVoter    Role = "voter"
 	RoleNonvoter Role = "non-voter"
-	RoleAbsent   Role = "absent" // known, but not in the configuration
+	RoleAbsent   Role = "absent" // a known replica that is not in the Raft configuration
 )
 
-// PeerStatus describes one replica, as this replica sees it.
+// PeerStatus describes one replica of the cluster, as this replica sees it.
 type PeerStatus struct {
 	ID   string
 	Self bool
 	Role Role
-	// Replica is the published record of the replica; nil if none is known.
+	// Replica is the record of the replica in the replicated state; nil if the state has none.
 	Replica *fsm.Replica
-	// RaftAddr is the address in the Raft configuration.
+	// RaftAddr is the replica's address in the Raft configuration.
 	RaftAddr string
-	// Health comes from gossip and is a hint: alive, suspect (it missed a probe, or gossip has not met it
-	// since this process started), dead, or unknown. A replica that gossip has not met counts as alive
+	// Health is a hint from gossip: alive, suspect (the replica missed a probe, or gossip has not met it
+	// since this process started), dead, or unknown. A replica that gossip has not met is shown as alive
 	// while Raft receives messages from it.
 	Health string
-	// LastContact is the age of the last answered heartbeat (0 = none yet), LastIndex the last log index in
-	// that answer. Only the leader knows them.
+	// LastContact is the time since the replica last answered a heartbeat (0 = no answer yet). LastIndex is
+	// the last index of the replica's log, from that answer. Only the leader knows both.
 	LastContact time.Duration
 	LastIndex   uint64
+	// Copies are the Raft addresses of other processes that run on copies of the replica's data directory.
+	// Only the leader and the replica itself know them.
+	Copies []string
 }
 
 // Status describes the cluster, as this replica sees it.
@@ -48,29 +51,29 @@ type Status struct {
 	Name      string
 	ClusterID string
 	Role      Role
-	Leader    LeaderInfo // empty if no leader is known
+	Leader    LeaderInfo // id of the leader; "" = this replica knows no leader
 	StartedAt time.Time
 
 	Term         uint64
-	LastIndex    uint64 // last index of the log on disk
+	LastIndex    uint64 // index of the last entry in this replica's log on disk
 	CommitIndex  uint64
-	AppliedIndex uint64 // index of the state that Store shows
+	AppliedIndex uint64 // index of the last log entry that is applied to the state
 	Digest       uint64 // digest of the state at AppliedIndex
 	FeatureLevel uint32
-	// LastContact is the age of the last message from a leader; 0 on the leader.
+	// LastContact is the time since this replica last heard from a leader; 0 on the leader.
 	LastContact time.Duration
 
 	LocalMode       fsm.Mode
 	LocalModeReason string
 	Halted          error
 
-	// Entries and Commands count this replica's proposals.
+	// Entries and Commands are the numbers of log entries and of commands that this replica has proposed.
 	Entries, Commands uint64
 
 	Peers []PeerStatus // sorted by id
 }
 
-// Status returns without blocking and without calling other replicas.
+// Status returns what this replica knows of the cluster. It does not block and calls no other replica.
 func (n *Node) Status() Status {
 	view := n.Store().View()
 	info := view.Info()
@@ -120,6 +123,7 @@ func (n *Node) Status() Status {
 				p.Health = "suspect"
 			}
 		}
+		p.Copies = n.copiesOf(p.ID)
 		if p.ID == s.Leader.ID {
 			p.Role = RoleLeader
 		}
@@ -150,8 +154,8 @@ func (n *Node) Status() Status {
 	return s
 }
 
-// heard reports whether Raft received a message lately: on a follower from the leader id, on the leader
-// from the follower id.
+// heard reports whether Raft received a message from server id lately. A follower hears only the leader; the
+// leader hears its followers.
 func (n *Node) heard(id raft.ServerID) bool {
 	if n.IsLeader() {
 		return n.healthy(id)
@@ -160,12 +164,20 @@ func (n *Node) heard(id raft.ServerID) bool {
 	return leader == id && time.Since(n.raft.LastContact()) < 2*n.cfg.Timing.Heartbeat
 }
 
-// LocalMode is the mode that this replica is in because it lost the quorum: degraded once it has not heard
-// from a leader for Timing.LostContact, else normal. A lost quorum cannot be written to the log. The
-// effective mode is the worse of this one and the replicated one (fsm/DESIGN.md).
+// LocalMode returns the mode that this replica reports for itself, and the reason. The mode is degraded if
+// the replica has halted, does not take part yet (Waiting), has a hanging log disk, or has not heard from a
+// leader for Timing.LostContact; otherwise it is normal. The replicated mode cannot show this, because a
+// cluster without a quorum writes nothing to the log. The mode in effect is the worse of the local and the
+// replicated mode (fsm/DESIGN.md).
 func (n *Node) LocalMode() (fsm.Mode, string) {
 	if err := n.Err(); err != nil {
 		return fsm.ModeDegraded, err.Error()
+	}
+	if why := n.Waiting(); why != "" {
+		return fsm.ModeDegraded, why
+	}
+	if age, stalled := n.DiskPending(); stalled {
+		return fsm.ModeDegraded, fmt.Sprintf("the disk of the log hangs: a write to %s has not ended for %s", n.logs.path, age.Round(time.Second/10))
 	}
 	if n.IsLeader() {
 		return fsm.ModeNormal, ""
@@ -180,7 +192,7 @@ func (n *Node) LocalMode() (fsm.Mode, string) {
 	return fsm.ModeNormal, ""
 }
 
-// find returns the configured server with an id or name.
+// find returns the server in the Raft configuration with this id or name.
 func (n *Node) find(who string) (raft.Server, bool) {
 	view := n.Store().View()
 	for _, s := range n.servers() {
@@ -194,7 +206,8 @@ func (n *Node) find(who string) (raft.Server, bool) {
 	return raft.Server{}, false
 }
 
-// member is find with an error that names the missing replica.
+// member returns the server in the Raft configuration with this id or name. If there is none, the error names
+// who.
 func (n *Node) member(who string) (raft.Server, error) {
 	s, ok := n.find(who)
 	if !ok {
@@ -203,7 +216,8 @@ func (n *Node) member(who string) (raft.Server, error) {
 	return s, nil
 }
 
-// subject returns the replica that an operation is about, if this replica leads.
+// subject returns the server in the Raft configuration with this id or name, for a change that only the
+// leader can make. It returns an error if this replica does not lead.
 func (n *Node) subject(who string) (raft.Server, error) {
 	if !n.IsLeader() {
 		return raft.Server{}, n.notLeader()
@@ -211,9 +225,9 @@ func (n *Node) subject(who string) (raft.Server, error) {
 	return n.member(who)
 }
 
-// TransferLeadership hands leadership to the voter with the given id or name, or to the most advanced
-// healthy voter if who is empty. It returns when this replica knows the new leader. Only the leader can do
-// it. Meanwhile proposals are refused with ErrNotLeader; none is lost.
+// TransferLeadership hands leadership to the voter with the given id or name, or to the most advanced healthy
+// voter if who is empty. It returns when this replica knows the new leader. Only the leader can transfer
+// leadership. During the transfer proposals are refused with ErrNotLeader; no accepted proposal is lost.
 func (n *Node) TransferLeadership(ctx context.Context, who string) error {
 	if !n.IsLeader() {
 		return n.notLeader()
@@ -226,7 +240,7 @@ func (n *Node) TransferLeadership(ctx context.Context, who string) error {
 	n.trans.contacts.asks(target.ID)
 	err = n.await(ctx, func() error { return n.raft.LeadershipTransferToServer(target.ID, target.Address).Error() })
 	if err != nil {
-		return fmt.Errorf("hand over to %s: %w", target.ID, err)
+		return fmt.Errorf("transfer leadership to %s: %w", target.ID, err)
 	}
 	for {
 		changed := n.watch.next()
@@ -236,7 +250,7 @@ func (n *Node) TransferLeadership(ctx context.Context, who string) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("hand over to %s: no new leader yet: %w", target.ID, ctx.Err())
+			return fmt.Errorf("transfer leadership to %s: no new leader yet: %w", target.ID, ctx.Err())
 		case <-n.ctx.Done():
 			return n.stoppedErr()
 		}
@@ -252,7 +266,7 @@ func (n *Node) successor(who string) (raft.Server, error) {
 		case string(s.ID) == n.id:
 			return s, fmt.Errorf("replica %q leads already", who)
 		case s.Suffrage != raft.Voter:
-			return s, fmt.Errorf("replica %q has no vote yet", who)
+			return s, fmt.Errorf("replica %q is no voter yet, so it cannot lead", who)
 		}
 		return s, nil
 	}
@@ -267,15 +281,15 @@ func (n *Node) successor(who string) (raft.Server, error) {
 		}
 	}
 	if best.ID == "" {
-		return best, errors.New("no healthy voter to hand over to")
+		return best, errors.New("there is no healthy voter to which leadership could be transferred")
 	}
 	return best, nil
 }
 
-// RemoveReplica removes the replica with the given id or name from the cluster for good. The replica stops
-// when it learns of it. Without force, the removal is refused if a majority of the remaining voters would
-// not be healthy. Only the leader can do it. A leader that shall remove itself transfers leadership first
-// and returns ErrNotLeader, so that the caller asks the new leader.
+// RemoveReplica removes the replica with the given id or name from the cluster for good. The removed replica
+// stops when it learns of the removal. Without force, the removal is refused if less than a majority of the
+// remaining voters is healthy. Only the leader can remove a replica. A leader that is asked to remove itself
+// transfers leadership first and returns ErrNotLeader, so that the caller asks the new leader.
 func (n *Node) RemoveReplica(ctx context.Context, who string, force bool) error {
 	s, err := n.subject(who)
 	if err != nil {
@@ -289,7 +303,7 @@ func (n *Node) RemoveReplica(ctx context.Context, who string, force bool) error 
 	}
 	if s.Suffrage == raft.Voter && !force {
 		if err := n.checkRemovable(ctx, s.ID); err != nil {
-			return fmt.Errorf("replica %q stays: %w", who, err)
+			return fmt.Errorf("replica %q stays in the cluster: %w", who, err)
 		}
 	}
 	n.members.mu.Lock()
@@ -304,8 +318,8 @@ func (n *Node) RemoveReplica(ctx context.Context, who string, force bool) error 
 	return nil
 }
 
-// checkRemovable returns an error if the cluster would lose its quorum without the voter. A new leader has
-// not heard from every follower yet, so it waits for some heartbeats before it refuses.
+// checkRemovable returns an error if the cluster would lose its quorum without this voter. A new leader has
+// not heard from every follower yet, so checkRemovable waits for some heartbeats before it returns the error.
 func (n *Node) checkRemovable(ctx context.Context, id raft.ServerID) error {
 	deadline := time.Now().Add(3 * n.cfg.Timing.Heartbeat)
 	for {
@@ -321,9 +335,9 @@ func (n *Node) checkRemovable(ctx context.Context, id raft.ServerID) error {
 	}
 }
 
-// Leave removes this replica from the cluster for good: it transfers leadership, asks the leader to remove
-// it, and leaves the gossip group. If the other voters cannot do without it, Leave returns an error and the
-// replica stays a member. Call Close afterwards; the data directory cannot be used again.
+// Leave removes this replica from the cluster for good: it transfers leadership, asks the leader to remove it,
+// and leaves the gossip group. If the cluster would lose its quorum, Leave returns an error and the replica
+// stays a member. Call Close afterwards; the data directory cannot be used again.
 func (n *Node) Leave(ctx context.Context) error {
 	n.leaving.Store(true)
 	if err := n.askToLeave(ctx); err != nil {
@@ -331,7 +345,7 @@ func (n *Node) Leave(ctx context.Context) error {
 		if !n.removed.Load() {
 			return err
 		}
-		// The log told this replica of its removal before the answer arrived.
+		// The removal has succeeded: this replica saw it in the log before the leader's answer arrived.
 	}
 	n.markRemoved()
 	deadline, ok := ctx.Deadline()
@@ -340,9 +354,9 @@ func (n *Node) Leave(ctx context.Context) error {
 		wait = min(wait, time.Until(deadline))
 	}
 	if n.ctx.Err() != nil {
-		return nil // the gossip group ends with its last member
+		return nil // Close has ended gossip already
 	}
-	if err := n.gossip.list.Leave(max(wait, time.Millisecond)); err != nil { // memberlist takes 0 as no timeout
+	if err := n.gossip.leave(max(wait, time.Millisecond)); err != nil { // memberlist would wait for ever with a timeout of 0
 		n.log.Debug("the others will find out by themselves that this replica has left", "err", err)
 	}
 	return nil
@@ -357,8 +371,9 @@ func (n *Node) Depart(ctx context.Context) error {
 	return nil
 }
 
-// Dismiss makes a live replica, given by id or name, call Depart. Only the leader can do it. A leader that
-// dismisses itself transfers leadership and departs. Dismiss is refused in the same cases as RemoveReplica.
+// Dismiss makes a running replica, given by id or name, leave the cluster: the replica calls Depart. Only the
+// leader can dismiss a replica. A leader that dismisses itself transfers leadership and departs. Dismiss is
+// refused in the same cases as RemoveReplica.
 func (n *Node) Dismiss(ctx context.Context, who string) error {
 	s, err := n.subject(who)
 	if err != nil {
@@ -367,15 +382,15 @@ func (n *Node) Dismiss(ctx context.Context, who string) error {
 	if string(s.ID) == n.id {
 		return n.Depart(ctx)
 	}
-	n.log.Info("asking a replica to leave", "replica", string(s.ID))
+	n.log.Info("asking another replica to leave the cluster", "replica", string(s.ID))
 	_, err = n.peers.call(ctx, string(s.ID), string(s.Address), &request{Op: opDepart})
 	if err == nil {
 		return nil
 	}
 	if _, in := n.find(string(s.ID)); !in {
-		return nil // the replica stopped before it answered
+		return nil // the dismissed replica stopped before it answered
 	}
-	return fmt.Errorf("replica %q stays: %w", who, err)
+	return fmt.Errorf("replica %q stays in the cluster: %w", who, err)
 }
 
 func (n *Node) askToLeave(ctx context.Context) error {

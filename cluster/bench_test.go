@@ -13,9 +13,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// BenchmarkMachineApply measures the work of a replica for one log entry of puts, by puts per entry:
-// decode, apply, index, digest, publish. The entries change ten thousand workloads repeatedly. Consecutive
-// commands of an entry change workloads that are far apart in the state, as with many callers.
+// BenchmarkMachineApply measures the work of one replica for a log entry with PutWorkloads commands: decode,
+// apply, index, digest, publish. The cases differ in the number of commands per entry. The commands change
+// the same ten thousand workloads again and again. Consecutive commands of an entry change workloads that are
+// far apart in the state, as with many callers.
 func BenchmarkMachineApply(b *testing.B) {
 	for _, each := range []int{16, 64, 256} {
 		b.Run(fmt.Sprintf("puts=%d", each), func(b *testing.B) {
@@ -54,12 +55,14 @@ func BenchmarkMachineApply(b *testing.B) {
 	}
 }
 
-// freshen gives the commands of an entry new request ids.
+// freshen replaces the request ids in an encoded entry by new ones, so that the state machine applies its
+// commands again.
 func freshen(entry []byte, seq int) {
 	for i := 0; i+16 < len(entry); i++ {
 		switch {
 		case string(entry[i:i+3]) == "\x01\x90\x00" && entry[i+6] == 0x70:
-			// A thousand ids per millisecond, as one replica makes them.
+			// Set the low three bytes of the id's time, one millisecond later after every 1,000 ids: about
+			// the rate at which one replica makes ids.
 			entry[i+3], entry[i+4], entry[i+5] = byte(seq/1000>>16), byte(seq/1000>>8), byte(seq/1000)
 			binary.BigEndian.PutUint64(entry[i+8:], 0x8000_0000_0000_0000|uint64(seq))
 			seq++
@@ -80,7 +83,7 @@ func framed(b *testing.B, c fsm.Command) []byte {
 	return f
 }
 
-// benchPut returns a put of a small container.
+// benchPut returns a command that stores small container workload i.
 func benchPut(i int, now time.Time) fsm.Command {
 	return &commandv1.Command{
 		Head: &commandv1.Head{

@@ -15,14 +15,14 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Config configures one replica. Addresses are host:port. Errors name the environment variables in capitals
-// below.
+// Config configures one replica. Addresses are host:port. Errors about a field name its environment variable,
+// given in capitals below.
 type Config struct {
-	// Name is the stable name of the replica (SCHEDULER_NAME); a replica that lost its disk is recognised
-	// by it. [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
+	// Name is the stable name of the replica (SCHEDULER_NAME), in the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
+	// By its name the cluster recognises a replica that lost its disk.
 	Name string
-	// DataDir holds the Raft log, snapshots and the replica id (SCHEDULER_DATA_DIR). It is created if
-	// absent. One process can use it at a time.
+	// DataDir is the directory of the Raft log, the snapshots and the replica id (SCHEDULER_DATA_DIR). It is
+	// created if absent. Only one process can use it at a time.
 	DataDir string
 
 	// RaftBind (SCHEDULER_RAFT_ADDR) and GossipBind (SCHEDULER_GOSSIP_ADDR) are the listen addresses; port
@@ -31,54 +31,61 @@ type Config struct {
 	// RaftAdvertise and GossipAdvertise are the addresses that other replicas dial. Default: the bound
 	// address, with FirstIP in place of a wildcard host.
 	RaftAdvertise, GossipAdvertise string
-	// GRPCAdvertise, HTTPAdvertise and DNSAdvertise are published to clients and replicas; empty means that
-	// this process does not serve that protocol.
+	// GRPCAdvertise, HTTPAdvertise and DNSAdvertise are the addresses of those servers that are published to
+	// clients and other replicas; empty means that this process does not run that server.
 	GRPCAdvertise, HTTPAdvertise, DNSAdvertise string
 
-	// Join lists gossip addresses of replicas (SCHEDULER_JOIN), at most 64. The address of this replica may
-	// be among them.
+	// Join lists at most 64 gossip addresses of replicas (SCHEDULER_JOIN). This replica's own address may be
+	// among them.
 	Join []string
 	// BootstrapExpect (SCHEDULER_BOOTSTRAP_EXPECT) is the number of replicas that form a new cluster
-	// together, at most 9. With 1 this replica forms a cluster alone; with 0 it never forms one.
+	// together, at most 9. With 1, this replica forms a cluster alone; with 0, it forms none, except under
+	// AllowSolo.
 	BootstrapExpect int
 	// AllowSolo lets a replica without data, Join and BootstrapExpect form a cluster alone. Set by
 	// -insecure, --init and `persys dev`.
 	AllowSolo bool
-	// ClusterID is the id that an existing cluster must have and that a new cluster gets. Empty: any id is
-	// accepted, and a new cluster gets a random one.
+	// ClusterID is the id that an existing cluster must have and that a new cluster gets. If ClusterID
+	// is empty, this replica joins a cluster with any id, and a new cluster gets a random id.
 	ClusterID string
-	// Shard is stored in the state when the cluster is formed.
+	// Shard is the cluster's shard, a label that tells clusters apart in DNS. It is stored in the state when
+	// the cluster is formed.
 	Shard string
 
 	// TLS protects the Raft port; nil means plain TCP (-insecure).
 	TLS *TLSConfig
 	// GossipKey encrypts gossip: 16, 24 or 32 bytes. Empty means plain gossip.
 	GossipKey []byte
-	// GossipKeys are accepted from other replicas beside GossipKey, which this replica encrypts with; see
-	// Node.SetGossipKeys.
+	// GossipKeys are further keys with which this replica can decrypt gossip. It encrypts with GossipKey
+	// only; see Node.SetGossipKeys.
 	GossipKeys [][]byte
 
 	Timing Timing
 	Logger *slog.Logger
-	// Metrics may be nil.
+	// Metrics receives the measurements of this replica; nil discards them.
 	Metrics Metrics
 
-	// Version and FeatureLevel of this program are published to the other replicas. The leader raises the
-	// replicated level to the lowest of all replicas.
+	// Version and FeatureLevel of this program are published to the other replicas. The feature level says
+	// which commands a program understands. The leader raises the cluster's level to the lowest level of all
+	// replicas.
 	Version      string
 	FeatureLevel uint32
+	// Memory is the memory in MiB that this program may use; 0 if not known. The replica with the least
+	// memory limits the size of the replicated state.
+	Memory int64
 }
 
-// TLSConfig is the mutual TLS of the Raft port.
+// TLSConfig configures mutual TLS on the Raft port.
 type TLSConfig struct {
 	Server *tls.Config
-	// Client returns the configuration for a connection to host.
+	// Client returns the TLS configuration for a connection to host.
 	Client func(host string) *tls.Config
-	// VerifyPeer checks on both sides, after the handshake, that the peer is a scheduler of this cluster.
-	// Nil accepts every peer that the TLS configuration accepts.
+	// VerifyPeer checks, on both sides and after the handshake, that the peer is a scheduler of this
+	// cluster. If VerifyPeer is nil, every peer that passes the TLS handshake is accepted.
 	VerifyPeer func(tls.ConnectionState) error
-	// Guard wraps every accepted connection, incoming and outgoing, and closes it when its peer is no
-	// longer accepted. raw is the connection below TLS. Nil: connections are not closed.
+	// Guard wraps every connection, incoming and outgoing, after its handshake. The wrapped connection is
+	// closed as soon as its peer is no longer accepted, for example after a revocation. raw is the
+	// connection below TLS. If Guard is nil, open connections are not closed.
 	Guard func(conn, raw net.Conn, state tls.ConnectionState) net.Conn
 }
 
@@ -107,48 +114,65 @@ func TLSFromFiles(f *pki.Files) *TLSConfig {
 	}
 }
 
-// Timing holds durations and bounds. Zero fields take their default.
+// Timing holds durations and limits of a replica. A zero field selects its default.
 type Timing struct {
-	// Heartbeat is the silence after which a follower stands for election: a random time of 1 to 2 times
-	// this. Default 300 ms.
+	// Heartbeat is the time without a heartbeat after which a follower stands for election; the actual time
+	// is random, between 1 and 2 times Heartbeat. Default 300 ms.
 	Heartbeat time.Duration
-	// Election is the time after which a candidate stands again. Default Heartbeat.
+	// Election is the time after which a candidate without a result starts another election. Default
+	// Heartbeat.
 	Election time.Duration
-	// LeaderLease is the time for which a leader that hears from no quorum stays leader. Default 5/6 of
+	// LeaderLease is the time for which a leader that hears from no quorum remains leader. Default 5/6 of
 	// Heartbeat.
 	LeaderLease time.Duration
-	// RPC bounds one Raft or peer call. Default 5 s.
+	// RPC is the timeout of one Raft call or one other call between replicas. Default 5 s.
 	RPC time.Duration
-	// NoFastFailover turns off standing for election as soon as the leader's process is known to be dead
-	// (failover.go).
+	// NoFastFailover turns off fast failover, in which a voter stands for election as soon as the leader's
+	// process is known to be dead (failover.go).
 	NoFastFailover bool
 
-	// A snapshot is due when the log has grown by SnapshotEntries or SnapshotBytes since the last one,
-	// unless the state is much larger (snapshotDue). Defaults 8192 and 128 MiB.
+	// A snapshot is due when the log has grown by SnapshotEntries or SnapshotBytes since the last snapshot,
+	// unless the state is much larger than that (snapshotDue). Defaults 8192 and 128 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
-	// SnapshotInterval is the period of that check, a random time of 1 to 2 times this. Default 5 s.
+	// SnapshotInterval is the period of the check whether a snapshot is due; the actual time is random,
+	// between 1 and 2 times SnapshotInterval. Default 5 s.
 	SnapshotInterval time.Duration
-	// TrailingEntries stay in the log after a snapshot, so that a replica that was away briefly needs no
-	// snapshot. Default 2048.
+	// TrailingEntries is the number of entries that stay in the log after a snapshot, so that a replica that
+	// was away briefly needs no snapshot. Default 2048.
 	TrailingEntries uint64
 
-	// InFlight is the number of log entries between proposal and answer. Default 4.
+	// DiskStall (SCHEDULER_DISK_STALL) is the age at which an unfinished write to the log disk counts as
+	// hanging (stall.go). Default 1 s.
+	DiskStall time.Duration
+	// SlowCooldown is the time for which a new leader with a slow disk keeps leadership. Only then may it
+	// hand leadership over to a faster replica, so that leadership does not go back and forth. Default 1
+	// minute.
+	SlowCooldown time.Duration
+
+	// MoveWait applies to a replica whose data directory may be a copy. It is how long the replica waits for
+	// an answer at its former address before it takes part in the cluster (place.go). Default 20 s.
+	MoveWait time.Duration
+
+	// InFlight is the maximum number of log entries that are proposed and not yet committed. Default 4.
 	InFlight int
 
-	// Reconcile is the period of the membership loop. Default 1 s.
+	// Reconcile is the period of the membership loop, in which a replica searches for its cluster and a
+	// leader adds, promotes and removes replicas. Default 1 s.
 	Reconcile time.Duration
 	// Stabilize is the time for which a new replica must be caught up before it gets a vote. Default 3 s.
 	Stabilize time.Duration
 	// DeadAfter is the time after which the leader removes a dead server, if enough healthy voters remain.
 	// Default 72 h; negative: never.
 	DeadAfter time.Duration
-	// Compare is the period of the divergence check. Default 5 s.
+	// Compare is the period at which a replica compares its digest with those of the other voters. Default 5
+	// s.
 	Compare time.Duration
-	// LostContact is the time without a leader after which LocalMode is degraded. Default 1 s, at least 3
-	// elections.
+	// LostContact is the time without a leader after which LocalMode is degraded. Default 1 s, or three
+	// times Election if that is longer.
 	LostContact time.Duration
-	// FastGossip makes failure detection quick, for loopback and tests.
+	// FastGossip shortens the intervals of gossip's failure detection. It is for clusters on loopback and
+	// for tests.
 	FastGossip bool
 }
 
@@ -162,6 +186,9 @@ func (t Timing) withDefaults() Timing {
 	def(&t.Election, t.Heartbeat)
 	def(&t.LeaderLease, t.Heartbeat*5/6)
 	def(&t.RPC, 5*time.Second)
+	def(&t.DiskStall, time.Second)
+	def(&t.SlowCooldown, time.Minute)
+	def(&t.MoveWait, 20*time.Second)
 	def(&t.SnapshotInterval, 5*time.Second)
 	def(&t.Reconcile, time.Second)
 	def(&t.Stabilize, 3*time.Second)
@@ -192,6 +219,7 @@ func (t Timing) validate() error {
 		{"Timing.Election", t.Election, t.Heartbeat},
 		{"Timing.LeaderLease", t.LeaderLease, 10 * time.Millisecond},
 		{"Timing.RPC", t.RPC, 100 * time.Millisecond},
+		{"SCHEDULER_DISK_STALL", t.DiskStall, 50 * time.Millisecond},
 		{"Timing.SnapshotInterval", t.SnapshotInterval, 5 * time.Millisecond},
 		{"Timing.Reconcile", t.Reconcile, 10 * time.Millisecond},
 		{"Timing.Compare", t.Compare, 10 * time.Millisecond},
@@ -258,15 +286,15 @@ func (c Config) validate() error {
 		if host, port, err := splitAddr(a.v); err != nil {
 			bad("%s: %w", a.name, err)
 		} else if host == "" || port == 0 || net.ParseIP(host).IsUnspecified() {
-			bad("SCHEDULER_ADVERTISE_IP: %s %q cannot be dialled by others", a.name, a.v)
+			bad("SCHEDULER_ADVERTISE_IP: other machines cannot dial %s %q", a.name, a.v)
 		}
 	}
 	if len(c.Join) > 64 {
 		bad("SCHEDULER_JOIN: %d addresses, limit 64", len(c.Join))
 	}
 	for _, j := range c.Join {
-		if pki.IsJoinToken(j) { // the error must not show a secret
-			bad("SCHEDULER_JOIN: a join token and something else, want the token alone or addresses")
+		if pki.IsJoinToken(j) { // the value is a secret, so the error must not contain the value
+			bad("SCHEDULER_JOIN: has a join token and something else; set only the token, or only addresses")
 		} else if host, port, err := splitAddr(j); err != nil {
 			bad("SCHEDULER_JOIN: %w", err)
 		} else if host == "" || port == 0 {
@@ -281,7 +309,7 @@ func (c Config) validate() error {
 	}
 	for _, k := range c.GossipKeys {
 		if len(k) != len(c.GossipKey) {
-			return fmt.Errorf("a gossip key of %d bytes beside one of %d", len(k), len(c.GossipKey))
+			return fmt.Errorf("gossip keys must all have the same length: one has %d bytes, another %d", len(k), len(c.GossipKey))
 		}
 	}
 	if n := len(c.GossipKey); n != 0 && n != 16 && n != 24 && n != 32 {
@@ -305,7 +333,7 @@ func splitAddr(a string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// advertised returns the configured address, or the bound one with a wildcard host replaced by FirstIP.
+// advertised returns the configured address, or the bound address with a wildcard host replaced by FirstIP.
 func advertised(configured string, bound net.Addr) (string, error) {
 	if configured != "" {
 		return configured, nil
@@ -320,7 +348,8 @@ func advertised(configured string, bound net.Addr) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// FirstIP is the first address of this machine that is not loopback, IPv4 before IPv6, or 127.0.0.1.
+// FirstIP returns the first IP address of this machine that is not loopback, IPv4 before IPv6. If there is
+// none, it returns 127.0.0.1.
 func FirstIP() string {
 	addrs, _ := net.InterfaceAddrs()
 	return firstIP(addrs)
@@ -341,8 +370,8 @@ func firstIP(addrs []net.Addr) string {
 	return cmp.Or(six, "127.0.0.1")
 }
 
-// errNoWayIn is the error of a replica that has no data, nothing to join and may not form a cluster
-// (cluster/DESIGN.md).
+// errNoWayIn returns the error of a replica that has no data and no addresses of replicas to join, and may
+// not form a cluster (cluster/DESIGN.md).
 func errNoWayIn(dir string) error {
 	return fmt.Errorf("%w: %s holds no data, and neither SCHEDULER_BOOTSTRAP_EXPECT "+
 		"(how many replicas form a new cluster together) nor SCHEDULER_JOIN (gossip addresses of a cluster to join) is set; "+

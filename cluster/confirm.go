@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// confirmEvery is the shortest time between two barriers.
+	// confirmEvery is the shortest time between two barriers of Confirm.
 	confirmEvery = time.Millisecond
-	// confirmLimit bounds one barrier. Without a quorum Raft gives up earlier.
+	// confirmLimit is the timeout of one barrier of Confirm. Without a quorum Raft gives up earlier.
 	confirmLimit = 10 * time.Second
 )
 
@@ -27,9 +27,9 @@ func newHead(epoch fsm.Epoch, at time.Time) *commandHead {
 	return h
 }
 
-// confirmer shares barriers among callers. A caller joins the next batch that has not started, so its
-// barrier is always proposed after its call began. The library's VerifyLeader does not promise that
-// (cluster/DESIGN.md).
+// confirmer shares barriers among callers of Confirm. Callers that arrive in the same millisecond form a
+// batch with one barrier. A caller joins a batch only before its barrier is proposed, so the barrier always
+// comes after the call began. The library's VerifyLeader does not promise that (cluster/DESIGN.md).
 type confirmer struct {
 	n       *Node
 	mu      sync.Mutex
@@ -46,7 +46,8 @@ type confirmation struct {
 
 // Confirm proves that this replica still leads: it returns once a barrier that was proposed after the call
 // began is committed and applied here. A View at or above the returned index shows everything that was
-// committed before the call. Errors are those of Propose; ErrUnknownOutcome means "not confirmed" here.
+// committed before the call. Confirm returns the same errors as Propose; ErrUnknownOutcome means only that
+// leadership is not proven.
 func (n *Node) Confirm(ctx context.Context) (index uint64, err error) {
 	index, _, err = n.conf.confirm(ctx)
 	return index, err
@@ -80,7 +81,7 @@ func (c *confirmer) confirm(ctx context.Context) (index, term uint64, err error)
 }
 
 // run starts batches until no caller waits. Batches overlap: a batch does not wait for the commit of the
-// one before.
+// previous batch.
 func (c *confirmer) run() {
 	for {
 		c.mu.Lock()

@@ -9,9 +9,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// compareDigests asks the voters for their digest at an index that this replica has applied as well
-// (cluster/DESIGN.md). Each replica judges only itself: if its digest differs from the one that a majority
-// of voters agrees on, its state is wrong, and it stops.
+// compareDigests asks the voters for the digest of their state at an index that this replica has applied as
+// well (cluster/DESIGN.md). Each replica judges only itself: it stops if its digest differs from that of a
+// majority of voters.
 func (n *Node) compareDigests() {
 	var index uint64
 	for {
@@ -20,7 +20,8 @@ func (n *Node) compareDigests() {
 			return
 		case <-time.After(n.cfg.Timing.Compare):
 		}
-		// Ask for the index of one period ago: the other replicas have applied it by now.
+		// Ask for an index that this replica applied one period ago: the other replicas have applied it by
+		// now.
 		if own, ok := n.machine.digests.at(index); ok {
 			n.compareAt(index, own)
 		}
@@ -62,29 +63,30 @@ func (n *Node) compareAt(index, own uint64) {
 		return
 	}
 	if most < voters/2+1 {
-		n.once.warn(n.log, fmt.Sprintf("digest:%d", index), "replicas disagree about the state, and no majority agrees against this one", "index", index, "own", own, "others", other)
+		n.once.warn(n.log, fmt.Sprintf("digest:%d", index), "the replicas disagree about the state, but no majority agrees on another state than this replica's", "index", index, "own", own, "others", other)
 		return
 	}
 	err := fmt.Errorf("%w: at index %d its digest is %016x, that of %d of %d voters is %016x", ErrDiverged, index, own, most, voters, other)
 	if n.IsLeader() {
 		hctx, done := context.WithTimeout(n.ctx, n.cfg.Timing.RPC)
 		if terr := n.TransferLeadership(hctx, ""); terr != nil {
-			n.log.Warn("could not hand over before stopping", "err", terr)
+			n.log.Warn("could not transfer leadership before stopping", "err", terr)
 		}
 		done()
 	}
 	n.halt(err)
 }
 
-// digestAnswer is the digest of one voter and the feature level at which it is now.
+// digestAnswer is the digest that one voter returned, with the voter's present feature level.
 type digestAnswer struct {
 	digest uint64
 	level  uint32
 }
 
-// outvoted returns the digest on which most of the others agree against the first answer, which
-// is this replica's own, and how many they are; 0 if nobody differs. Replicas at another feature
-// level do not count: their versions may encode a record in another way.
+// outvoted compares the digests of the other voters with this replica's own, which is answers[0]. other is
+// the most frequent digest that differs from its own, and most is the number of voters with that digest; 0 if
+// no digest differs. Answers from another feature level are ignored, because another version may encode a
+// record differently.
 func outvoted(answers []digestAnswer) (other uint64, most int) {
 	own := answers[0]
 	count := map[uint64]int{}

@@ -26,9 +26,7 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 	g.cfg = func(_ int, c *Config) {
 		c.Timing.SnapshotEntries, c.Timing.TrailingEntries = 50, 10
 		c.Timing.SnapshotInterval = 20 * time.Millisecond
-		// The test is about the leader's log: long timeouts keep a busy machine from electing another
-		// leader.
-		c.Timing.Heartbeat, c.Timing.LeaderLease = 3*time.Second, 2*time.Second
+		calm(c) // this test counts writes to the leader's log, so prevent other writes
 	}
 	leader := g.form()
 	away := g.follower(leader)
@@ -49,7 +47,8 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 		load <- v
 	}()
 	g.close(i)
-	// The log drops the entries that the absent follower lacks.
+	// Wait until the log no longer has the entries that the absent follower lacks, so that it needs a
+	// snapshot.
 	gone := away.raft.LastIndex()
 	testbed.Until(t, "the log compacted", func() bool {
 		first, err := leader.logs.FirstIndex()
@@ -59,20 +58,20 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 	testbed.Until(t, "a snapshot installed", func() bool { return back.Store().View().Info().Index > gone })
 	cancel()
 	total := <-load
-	end := mustPut(t, leader, "end", 1)
+	leader, end := g.put("end", 1)
 	for _, n := range g.snapshot() {
 		v, err := n.Read(timeout(t, 10*time.Second), Session, end.Index)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if v.Info().Digest != leader.Store().View().Info().Digest {
-			t.Errorf("digest %x, the leader's is %x", v.Info().Digest, leader.Store().View().Info().Digest)
+			t.Errorf("the restored replica has digest %x, want the leader's digest %x", v.Info().Digest, leader.Store().View().Info().Digest)
 		}
 	}
-	// And a restart begins at the snapshot.
+	// A replica that restarts must begin with the snapshot.
 	g.close(i)
 	back = g.start(i)
-	testbed.Until(t, "all data after the restart", func() bool { return value(back.Store().View(), "end") == 1 })
+	testbed.Until(t, "the restarted replica has all data", func() bool { return value(back.Store().View(), "end") == 1 })
 	t.Logf("%d writes", total)
 	if back.Err() != nil {
 		t.Error(back.Err())
@@ -85,7 +84,8 @@ func newestSnapshot(t *testing.T, dir string) string {
 	if err != nil || len(all) == 0 {
 		t.Fatalf("no snapshot: %v", err)
 	}
-	// The names are term-index-milliseconds, so they do not sort by index as text.
+	// The snapshot names are term-index-milliseconds as decimal text, so sorting them as text does not sort
+	// them by index.
 	return slices.MaxFunc(all, func(a, b string) int { return cmp.Compare(snapshotIndex(t, a), snapshotIndex(t, b)) })
 }
 
@@ -98,21 +98,24 @@ func snapshotIndex(t *testing.T, path string) (index uint64) {
 	return index
 }
 
-func TestCorruptDataIsNamed(t *testing.T) {
-	flip := func(path string, find []byte) error {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		at := len(b) / 2
-		if find != nil {
-			if at = bytes.LastIndex(b, find); at < 0 {
-				return fmt.Errorf("%q is not in %s", find, path)
-			}
-		}
-		b[at] ^= 0xff
-		return os.WriteFile(path, b, 0o600)
+// flip changes one byte of a file: a byte in the last occurrence of find, or the byte in the middle of the file if
+// find is empty.
+func flip(path string, find []byte) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
 	}
+	at := len(b) / 2
+	if find != nil {
+		if at = bytes.LastIndex(b, find); at < 0 {
+			return fmt.Errorf("%q is not in %s", find, path)
+		}
+	}
+	b[at] ^= 0xff
+	return os.WriteFile(path, b, 0o600)
+}
+
+func TestCorruptDataIsNamed(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		snapshot bool
@@ -138,6 +141,14 @@ func TestCorruptDataIsNamed(t *testing.T) {
 		{"log replaced", false, func(dir string) (string, error) {
 			return logFile, os.WriteFile(logPath(dir), bytes.Repeat([]byte("nonsense"), 8192), 0o600)
 		}},
+		{"the term", false, changeStable(keyTerm, func(v []byte) []byte { v[1] ^= 0x10; return v })},
+		{"the term of the last vote", false, changeStable(keyLastVote, func(v []byte) []byte { v[7] ^= 1; return v })},
+		{"the candidate of the last vote", false, changeStable(keyCandidate, func(v []byte) []byte { v[0] ^= 1; return v })},
+		{"the checksum of the term", false, changeStable(keyTerm, func(v []byte) []byte { v[15] ^= 0x80; return v })},
+		{"the term lost", false, changeStable(keyTerm, func([]byte) []byte { return nil })},
+		{"an older term", false, changeStable(keyTerm, func([]byte) []byte { return seal(keyTerm, make([]byte, 8)) })},
+		{"the replica id", false, changeStable(keyReplicaID, func(v []byte) []byte { v[3] ^= 4; return v })},
+		{"an unknown key", false, changeStable([]byte("CurrentTesm"), func([]byte) []byte { return seal([]byte("CurrentTesm"), make([]byte, 8)) })},
 		{"an entry missing", false, func(dir string) (string, error) {
 			db, err := bbolt.Open(logPath(dir), 0o600, nil)
 			if err != nil {
@@ -163,7 +174,7 @@ func TestCorruptDataIsNamed(t *testing.T) {
 			}
 			n := g.form()
 			for i := range 30 {
-				mustPut(t, n, "needle", int64(i))
+				g.put("needle", int64(i))
 			}
 			if c.snapshot {
 				testbed.Until(t, "a snapshot and a compacted log", func() bool {
@@ -181,10 +192,115 @@ func TestCorruptDataIsNamed(t *testing.T) {
 				t.Fatalf("opened with %d", value(n.Store().View(), "needle"))
 			}
 			if !errors.Is(err, ErrCorrupt) || !contains(err.Error(), names) {
-				t.Errorf("%v is not ErrCorrupt naming %s", err, names)
+				t.Errorf("Open returned error %v, want ErrCorrupt that names %s", err, names)
 			}
 			t.Log(err)
 		})
+	}
+}
+
+// An error of the machine, such as a full disk or a missing permission, does not mean that the data
+// is damaged. The data must not be moved aside.
+func TestAMachineThatLacksSomethingDamagesNothing(t *testing.T) {
+	for _, e := range []error{syscall.EMFILE, syscall.ENOSPC, syscall.ENOMEM, syscall.EACCES} {
+		if err := corrupt(&os.PathError{Op: "open", Path: "log.db", Err: e}, "raft log %s", "log.db"); errors.Is(err, ErrCorrupt) || !errors.Is(err, e) {
+			t.Errorf("%v: %v", e, err)
+		}
+	}
+	for _, e := range []error{syscall.EIO, errors.New("invalid database")} {
+		if err := corrupt(e, "raft log"); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%v: %v", e, err)
+		}
+	}
+	g := newGroup(t, 1)
+	g.form()
+	g.close(0)
+	db, err := bbolt.Open(logPath(g.dirs[0]), 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := g.open(0); err == nil || errors.Is(err, ErrCorrupt) {
+		t.Errorf("opening a log that another program holds returned %v, want an error that is not ErrCorrupt", err)
+	}
+}
+
+// changeStable returns a function that changes the value of a key in the stable store on disk. If change
+// returns nil, the key is removed.
+func changeStable(key []byte, change func([]byte) []byte) func(dir string) (string, error) {
+	return func(dir string) (string, error) {
+		db, err := bbolt.Open(logPath(dir), 0o600, nil)
+		if err != nil {
+			return "", err
+		}
+		defer db.Close()
+		return logFile, db.Update(func(tx *bbolt.Tx) error {
+			b := tx.Bucket(stableBucket)
+			v := change(bytes.Clone(b.Get(key)))
+			if v == nil {
+				return b.Delete(key)
+			}
+			return b.Put(key, v)
+		})
+	}
+}
+
+// Every single flipped bit in a value of the stable store must be detected.
+func TestEveryFlippedBitOfTheStableStoreIsNoticed(t *testing.T) {
+	for _, v := range [][]byte{{0, 0, 0, 0, 0, 0, 0, 7}, []byte("127.0.0.1:7000")} {
+		sealed := seal(keyTerm, v)
+		if got, err := unseal(keyTerm, sealed); err != nil || !bytes.Equal(got, v) {
+			t.Fatalf("%x is read as %x: %v", v, got, err)
+		}
+		for bit := range 8 * len(sealed) {
+			bad := bytes.Clone(sealed)
+			bad[bit/8] ^= 1 << (bit % 8)
+			if got, err := unseal(keyTerm, bad); err == nil {
+				t.Errorf("with bit %d flipped, the value %x must be refused, but was read as %x", bit, v, got)
+			}
+		}
+		if _, err := unseal(keyLastVote, sealed); err == nil {
+			t.Error("a value that was stored under another key must be refused, but was read")
+		}
+	}
+}
+
+// A replica whose term in memory is damaged does not make the other replicas adopt that term, and does not
+// stop them.
+func TestAnImplausibleTermIsNotAdopted(t *testing.T) {
+	var m counted
+	g := newGroup(t, 3)
+	g.cfg = func(_ int, c *Config) { c.Metrics = &m }
+	leader := g.form()
+	damaged := g.follower(leader)
+	term := leader.raft.CurrentTerm()
+	const far = uint64(1) << 62
+	header := raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(damaged.id), Addr: []byte(damaged.port.advertise)}
+	to, at := raft.ServerID(leader.id), raft.ServerAddress(leader.port.advertise)
+	for name, call := range map[string]func() error{
+		"vote": func() error {
+			return damaged.trans.RequestVote(to, at, &raft.RequestVoteRequest{RPCHeader: header, Term: far, LeadershipTransfer: true}, &raft.RequestVoteResponse{})
+		},
+		"pre-vote": func() error {
+			return damaged.trans.RequestPreVote(to, at, &raft.RequestPreVoteRequest{RPCHeader: header, Term: far}, &raft.RequestPreVoteResponse{})
+		},
+		"append": func() error {
+			return damaged.trans.NetworkTransport.AppendEntries(to, addressed(to, at), &raft.AppendEntriesRequest{RPCHeader: header, Term: far}, &raft.AppendEntriesResponse{})
+		},
+	} {
+		if err := call(); err == nil || !contains(err.Error(), ErrTermLeap.Error()) {
+			t.Errorf("message %s: error %v, want a refusal of the term", name, err)
+		}
+	}
+	if n := m.of("refused term"); n < 3 {
+		t.Errorf("%d refused terms were reported, want one for each message", n)
+	}
+	if err := damaged.trans.leap("x", term+maxTermLeap); err != nil {
+		t.Errorf("a plausible term must be accepted, but was refused: %v", err)
+	}
+	g.put("w", 1)
+	if now := leader.raft.CurrentTerm(); now > term+maxTermLeap {
+		t.Errorf("the term is %d after the refused messages, want %d as before", now, term)
 	}
 }
 
@@ -222,6 +338,7 @@ func TestFullDiskStopsTheReplica(t *testing.T) {
 		t.Run(who, func(t *testing.T) {
 			g := newGroup(t, 3)
 			full := [3]atomic.Bool{}
+			g.also(calm)
 			g.hooks = func(i int, h *hooks) {
 				h.storage = func(s storage) storage { return faulty{s, &full[i]} }
 			}
@@ -238,21 +355,21 @@ func TestFullDiskStopsTheReplica(t *testing.T) {
 			select {
 			case <-victim.Halted():
 			case <-time.After(patience):
-				t.Fatal("it goes on")
+				t.Fatal("the replica must stop, but did not")
 			}
 			if err := victim.Err(); !errors.Is(err, ErrStorage) || !errors.Is(err, syscall.ENOSPC) || !contains(err.Error(), logFile) {
-				t.Errorf("stopped because of %v", err)
+				t.Errorf("the replica stopped because of %v, want ErrStorage with ENOSPC and the name of the log file", err)
 			}
 			if _, err := victim.Propose(timeout(t, time.Second), put("w", 2)); !errors.Is(err, ErrClosed) {
-				t.Errorf("propose to the stopped: %v", err)
+				t.Errorf("Propose on the stopped replica returned %v, want ErrClosed", err)
 			}
 			if v, err := victim.Read(timeout(t, time.Second), Stale, 0); err != nil || v.Info().ClusterID == "" {
-				t.Errorf("stale read of the stopped: %v", err)
+				t.Errorf("a stale read of the stopped replica returned %v, want the last state", err)
 			}
 			if victim.Status().Halted == nil {
-				t.Error("Status does not tell")
+				t.Error("Status must show that the replica has stopped, but does not")
 			}
-			testbed.Until(t, "the others go on", func() bool {
+			testbed.Until(t, "the other replicas keep working", func() bool {
 				for _, n := range g.snapshot() {
 					if n == victim || !n.IsLeader() {
 						continue
@@ -269,8 +386,8 @@ func TestFullDiskStopsTheReplica(t *testing.T) {
 func TestAnUnknownCommandStopsTheReplica(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
-	mustPut(t, n, "w", 1)
-	// A command with field 99, as a later version may send: length-delimited, empty.
+	g.put("w", 1)
+	// The bytes of a protobuf command with an empty field 99, as a later version may send it.
 	next := append([]byte{}, 0x0a, 0x03, 0x9a, 0x06, 0x00)
 	f := n.raft.Apply(next, time.Second)
 	if err := f.Error(); err != nil {
@@ -279,13 +396,13 @@ func TestAnUnknownCommandStopsTheReplica(t *testing.T) {
 	select {
 	case <-n.Halted():
 	case <-time.After(patience):
-		t.Fatal("it goes on")
+		t.Fatal("the replica must stop, but did not")
 	}
 	if err := n.Err(); !errors.Is(err, fsm.ErrUnknownCommand) || !contains(err.Error(), fmt.Sprint(f.Index())) {
-		t.Errorf("stopped because of %v", err)
+		t.Errorf("the replica stopped because of %v, want ErrUnknownCommand with the index of the entry", err)
 	}
 	if value(n.Store().View(), "w") != 1 {
-		t.Error("the state before it is gone")
+		t.Error("the state from before the damaged snapshot must be kept, but is lost")
 	}
 }
 
@@ -303,7 +420,7 @@ func TestDivergedMinorityIsQuarantinedAndRejoins(t *testing.T) {
 				victim = g.follower(leader)
 			}
 			i, old := g.index(victim), victim.ID()
-			r := mustPut(t, leader, "w", 1)
+			_, r := g.put("w", 1)
 			testbed.Until(t, "applied", func() bool { return victim.Store().View().Info().Index >= r.Index })
 			victim.machine.digests.mu.Lock()
 			s := &victim.machine.digests.slots
@@ -314,26 +431,26 @@ func TestDivergedMinorityIsQuarantinedAndRejoins(t *testing.T) {
 			select {
 			case <-victim.Halted():
 			case <-time.After(patience):
-				t.Fatal("it goes on")
+				t.Fatal("the replica must stop, but did not")
 			}
 			if !errors.Is(victim.Err(), ErrDiverged) {
-				t.Fatalf("stopped because of %v", victim.Err())
+				t.Fatalf("the replica stopped because of %v, want ErrDiverged", victim.Err())
 			}
 			if aside, _ := filepath.Glob(filepath.Join(g.dirs[i], quarantined+"*")); len(aside) != 1 {
 				t.Errorf("set aside: %v", aside)
 			}
 			for j, n := range g.snapshot() {
 				if j != i && n.Err() != nil {
-					t.Errorf("replica %d of the majority stopped: %v", j, n.Err())
+					t.Errorf("replica %d of the majority must keep running, but stopped: %v", j, n.Err())
 				}
 			}
 			g.close(i)
 			g.cfg = func(_ int, c *Config) { c.Join, c.BootstrapExpect = nil, 0 }
 			n := g.start(i)
 			if n.ID() == old {
-				t.Fatal("it kept its id")
+				t.Fatal("the diverged replica must get a new Raft id, but kept its old one")
 			}
-			testbed.Until(t, "it votes under its new id", func() bool {
+			testbed.Until(t, "the diverged replica is a voter under its new id", func() bool {
 				for _, p := range n.Status().Peers {
 					if p.ID == n.ID() && (p.Role == RoleVoter || p.Role == RoleLeader) {
 						return true
@@ -345,7 +462,7 @@ func TestDivergedMinorityIsQuarantinedAndRejoins(t *testing.T) {
 	}
 }
 
-func TestLogStoreCache(t *testing.T) {
+func TestTheLogStoreCachesEntries(t *testing.T) {
 	s, err := openLogStore(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -362,15 +479,15 @@ func TestLogStoreCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.bytes > cacheBytes || s.next != 301 || s.first < 100 {
-		t.Errorf("cache holds [%d, %d) with %d bytes", s.first, s.next, s.bytes)
+		t.Errorf("the cache has entries [%d, %d) with %d bytes, want at most cacheBytes, ending before entry 301", s.first, s.next, s.bytes)
 	}
-	for _, i := range []uint64{1, 299, 300} { // from disk, then from memory
+	for _, i := range []uint64{1, 299, 300} { // first read an entry that is only on disk, then entries in the cache
 		var l raft.Log
 		if err := s.GetLog(i, &l); err != nil || l.Index != i || l.Data[0] != byte(i) || l.Extensions != nil {
 			t.Errorf("entry %d: %+v, %v", i, l.Index, err)
 		}
 	}
-	// A suffix that another leader replaced must not come from memory.
+	// Entries that a new leader has replaced must not be read from the cache.
 	if err := s.DeleteRange(250, 300); err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +496,7 @@ func TestLogStoreCache(t *testing.T) {
 	}
 	var l raft.Log
 	if err := s.GetLog(250, &l); err != nil || l.Term != 2 {
-		t.Errorf("entry 250 is of term %d, %v", l.Term, err)
+		t.Errorf("entry 250 is of term %d, %v, want term 2 and no error", l.Term, err)
 	}
 	if err := s.GetLog(251, &l); !errors.Is(err, raft.ErrLogNotFound) {
 		t.Errorf("entry 251: %v", err)

@@ -2,7 +2,7 @@ package cluster
 
 import "testing"
 
-func TestSnapshotDue(t *testing.T) {
+func TestASnapshotIsDueAfterEnoughEntries(t *testing.T) {
 	const mib = 1 << 20
 	timing := Timing{}.withDefaults()
 	for _, c := range []struct {
@@ -10,13 +10,13 @@ func TestSnapshotDue(t *testing.T) {
 		entries, bytes, last int64
 		want                 bool
 	}{
-		{"few entries and few bytes", 8191, 127 * mib, 0, false},
+		{"few entries with few bytes", 8191, 127 * mib, 0, false},
 		{"many small entries", 8192, 1 * mib, 0, true},
 		{"few large entries", 10, 128 * mib, 0, true},
-		{"many entries over a small snapshot", 8192, 1 * mib, 16 * mib, true},
-		{"many entries of less than half of a large snapshot", 100_000, 63 * mib, 128 * mib, false},
-		{"entries of half of a large snapshot", 100_000, 64 * mib, 128 * mib, true},
-		{"entries of a quarter of a very large snapshot", 100_000, 128 * mib, 512 * mib, false},
+		{"many entries and a small last snapshot", 8192, 1 * mib, 16 * mib, true},
+		{"entries with less than half the bytes of a large last snapshot", 100_000, 63 * mib, 128 * mib, false},
+		{"entries with half the bytes of a large last snapshot", 100_000, 64 * mib, 128 * mib, true},
+		{"entries with a quarter of the bytes of a very large last snapshot", 100_000, 128 * mib, 512 * mib, false},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			if got := timing.snapshotDue(c.entries, c.bytes, c.last); got != c.want {

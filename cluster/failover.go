@@ -16,15 +16,16 @@ import (
 
 // Fast failover: a voter stands for election at once when the leader's process is dead.
 //
-// Raft waits for a heartbeat timeout because a silent leader may only be slow. A refused connection means
-// more: the leader's machine answers that no process listens. So a voter whose connection from the leader
-// breaks dials the leader's port. If the connection is refused, the voter gives its own Raft a TimeoutNow
-// message, as a leader does in a transfer, and skips the timeout and the pre-vote.
+// Raft waits for a heartbeat timeout because a silent leader may only be slow. A refused connection proves
+// more: the leader's machine answers, and no process listens on the port. So a voter whose connection from
+// the leader breaks dials the leader's port. If that connection is refused, the voter gives its own Raft
+// library a TimeoutNow message, as a leader does in a transfer. The voter then skips the timeout and the
+// pre-vote.
 //
-// This is safe, because votes are counted as always. A wrong guess would only cause a needless change of
-// leader. To avoid that, only ECONNREFUSED counts (a timeout, a reset or an unreachable host may be a
-// partition), only from the present leader, only on a voter, and once per leader and term. Voters wait by
-// rank, so that the second stands only if the first did not win.
+// Fast failover is safe, because votes are counted as always. A wrong guess would only cause a needless
+// change of leader. To avoid that, only ECONNREFUSED starts an election; a timeout, a reset or an unreachable
+// host may be a partition. Only a voter starts one, only for the present leader, and once per leader and
+// term. Voters wait by rank, so that the second voter stands only if the first did not win.
 const (
 	probeEvery = 2 * time.Millisecond
 	probeFor   = 150 * time.Millisecond
@@ -44,7 +45,7 @@ type failover struct {
 	}
 }
 
-// connectionBroke is called when a connection from a replica ended. It never blocks.
+// connectionBroke is called when a connection from another replica has ended. It never blocks.
 func (f *failover) connectionBroke(from string) {
 	if f.off {
 		return
@@ -69,7 +70,7 @@ func (f *failover) run() {
 func (f *failover) consider(from raft.ServerID) {
 	r := f.n.raft
 	addr, leader := r.LeaderWithID()
-	if leader != from || leader == raft.ServerID(f.n.id) || addr == "" || r.State() != raft.Follower {
+	if f.n.stall.isOn() || leader != from || leader == raft.ServerID(f.n.id) || addr == "" || r.State() != raft.Follower {
 		return
 	}
 	term := r.CurrentTerm()
@@ -93,13 +94,13 @@ func (f *failover) consider(from raft.ServerID) {
 	self := raft.ServerID(f.n.id)
 	req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(f.n.id), Addr: []byte(f.n.port.advertise)}}
 	if err := f.n.trans.TimeoutNow(self, raft.ServerAddress(f.n.port.advertise), req, &raft.TimeoutNowResponse{}); err != nil {
-		f.n.log.Debug("standing at once failed", "err", err)
+		f.n.log.Debug("could not stand for election at once", "err", err)
 	}
 }
 
-// waitForTurn waits until this replica may stand, and reports whether an election is still needed. If this
-// replica has voted for another candidate, none is needed: that candidate wins, or the usual timeouts
-// decide.
+// waitForTurn waits until this replica may stand for election, and reports whether an election is still
+// needed. If this replica has voted for another candidate, it does not stand: that candidate wins, or the
+// usual timeouts decide.
 func (f *failover) waitForTurn(rank int, leader raft.ServerID, term uint64) bool {
 	r := f.n.raft
 	wait := time.Duration(rank) * rankStep
@@ -120,8 +121,8 @@ func (f *failover) waitForTurn(rank int, leader raft.ServerID, term uint64) bool
 			if now == last {
 				return true
 			}
-			// Another replica stands, and our vote may not be on disk yet. Wait one more step; after that
-			// the vote was refused.
+			// Another replica stands for election, and this replica's vote may not be on disk yet. Wait
+			// one more rankStep; after that this replica has refused its vote.
 			last, deadline = now, time.Now().Add(rankStep)
 			continue
 		}
@@ -133,11 +134,9 @@ func (f *failover) waitForTurn(rank int, leader raft.ServerID, term uint64) bool
 	}
 }
 
-// keyLastVote is the key under which the library stores the term of its last vote.
-var keyLastVote = []byte("LastVoteTerm")
-
-// rank is the position of this replica among the voters other than the leader, in the order of their ids.
-// Which voter has the freshest log is not known.
+// rank returns the position of this replica in the list of voters without the leader, sorted by id.
+// Sorting by how advanced their logs are is impossible, because a replica does not know the logs of
+// other voters.
 func (f *failover) rank(leader raft.ServerID) (rank int, voter bool) {
 	var ids []string
 	for _, s := range f.n.servers() {
@@ -154,8 +153,8 @@ func (f *failover) rank(leader raft.ServerID) (rank int, voter bool) {
 	return 0, false
 }
 
-// refused reports whether the machine at addr refuses the connection. The port of a dying process may
-// accept for a moment longer: a connection that ends at once is tried again.
+// refused reports whether the machine at addr refuses connections. The port of a dying process may still
+// accept connections for a moment, so refused dials again if a connection ends at once.
 func (f *failover) refused(addr string) bool {
 	deadline := time.Now().Add(probeFor)
 	for time.Now().Before(deadline) {
@@ -182,7 +181,7 @@ func (f *failover) refused(addr string) bool {
 	return false
 }
 
-// staysOpen reports whether a new connection stays open for a moment, as it does when a process has
+// staysOpen reports whether a new connection stays open for a moment, as it does if a running replica has
 // accepted it and waits for a greeting.
 func staysOpen(conn net.Conn) bool {
 	conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond))

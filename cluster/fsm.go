@@ -16,34 +16,35 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// machine adapts the pure state machine to Raft: one Tx and one published root per log entry. After an
-// entry that it cannot apply it applies nothing more and refuses snapshots, because skipping an entry would
-// make replicas diverge.
+// machine adapts the pure state machine to Raft: each log entry is one Tx and publishes one root. After an
+// entry that this version cannot apply, machine applies no further entries and refuses to write snapshots,
+// because a replica that skips an entry would diverge.
 type machine struct {
-	state   fsm.State // used by Raft's FSM goroutine only
+	state   fsm.State // the next fields are accessed only by Raft's FSM goroutine
 	unpack  unpacker
 	decoder fsm.Decoder
 	store   *store.Store
 	digests digestRing
 	halt    func(error)
 	halted  atomic.Bool
-	// expect is the cluster id that the state must have; known is set once the state had it.
+	// expect is the cluster id that the state must have; "" accepts any. known is set once the state has had
+	// that id.
 	expect string
-	shard  string // shard that the cluster must have; "" = any
+	shard  string // shard that the cluster must have; "" if any shard is accepted
 	known  bool
 	// learned is called when the state first has a cluster id.
 	learned func(id string)
-	// onSnapshot is called when a snapshot begins.
+	// onSnapshot is called when the writing of a snapshot begins.
 	onSnapshot func()
-	// restoring is called after a snapshot was read, before it replaces the state.
+	// restoring is called after a snapshot was read and before its state replaces the present one.
 	restoring func() error
 	metrics   Metrics
-	// restoreErr is the first error of a restore. Without it the library would silently use an older
-	// snapshot.
+	// restoreErr is the first error of a restore. It is kept because the library would silently go on with
+	// an older snapshot.
 	restoreErr error
 }
 
-// applied is the answer of Apply for one log entry.
+// applied is the result of Apply for one log entry.
 type applied struct {
 	index, term uint64
 	results     []fsm.Result
@@ -54,7 +55,7 @@ func newMachine() *machine {
 	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, onSnapshot: func() {}, restoring: func() error { return nil }, metrics: noMetrics{}}
 }
 
-// Apply returns *applied or an error.
+// Apply applies a log entry. It returns *applied or an error.
 func (m *machine) Apply(l *raft.Log) (answer any) {
 	if m.halted.Load() {
 		return ErrClosed
@@ -79,7 +80,7 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 	for i := range a.results {
 		cmd, err := m.decoder.Next()
 		if err != nil {
-			return m.unreadable(l, err) // nothing of the entry is applied
+			return m.unreadable(l, err) // the entry cannot be decoded, so none of its commands is applied
 		}
 		a.results[i], _ = tx.Apply(fsm.Meta{Index: l.Index, Term: l.Term}, cmd)
 	}
@@ -112,7 +113,7 @@ func (m *machine) stop(err error) error {
 func (m *machine) admit(info fsm.Info) error {
 	id := info.ClusterID
 	if id == "" || m.known {
-		return nil // the id cannot change once it is set
+		return nil // a state that has a cluster id was checked when it got the id, which never changes
 	}
 	if want := m.expect; want != "" && want != id {
 		return fmt.Errorf("%w: the log is of cluster %q, this replica belongs to %q", ErrWrongCluster, id, want)
@@ -125,8 +126,8 @@ func (m *machine) admit(info fsm.Info) error {
 	return nil
 }
 
-// StoreConfiguration implements raft.ConfigurationStore, so that membership changes advance the index at
-// which a snapshot can be taken.
+// StoreConfiguration implements raft.ConfigurationStore. A membership change advances the index, so that a
+// snapshot can include it.
 func (m *machine) StoreConfiguration(uint64, raft.Configuration) {}
 
 func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
@@ -148,13 +149,15 @@ func (m *machine) Restore(src io.ReadCloser) (err error) {
 	}
 	s, err := fsm.ReadSnapshot(bufio.NewReaderSize(src, 1<<16))
 	if err != nil {
-		err = fmt.Errorf("%w: snapshot: %w", ErrCorrupt, err)
+		if err = fmt.Errorf("snapshot: %w", err); !errors.Is(err, fsm.ErrNewer) {
+			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
 		if m.restoreErr == nil {
 			m.restoreErr = err
 		}
 		return err
 	}
-	m.known = false // an installed snapshot comes from another replica
+	m.known = false // the snapshot comes from another replica and may have another cluster id
 	if err := m.admit(s.Info()); err != nil {
 		if m.restoreErr == nil {
 			m.restoreErr = err
@@ -190,7 +193,7 @@ func (f *frozen) Persist(sink raft.SnapshotSink) (err error) {
 
 func (f *frozen) Release() {}
 
-// digestRing keeps the digests of the newest entries.
+// digestRing keeps the digests of the state after each of the newest log entries.
 type digestRing struct {
 	mu    sync.Mutex
 	slots [4096]struct{ index, digest uint64 }

@@ -12,8 +12,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// FuzzGreeting parses random first bytes of a connection on the Raft port. The result is an error or a
-// connection kind that this version knows.
+// FuzzGreeting parses random bytes as the beginning of a connection on the Raft port. readGreeting must
+// return an error or a connection kind that this version knows.
 func FuzzGreeting(f *testing.F) {
 	for _, body := range []string{`{"from":"a","to":"b","cluster":"c"}`, `{}`, `null`, `[]`, `{"from":1}`, ``} {
 		for _, kind := range []byte{kindRaft, kindPeer, 0x16} {
@@ -28,12 +28,12 @@ func FuzzGreeting(f *testing.F) {
 		}
 		answer, err := readFrame(bytes.NewReader(data), greetLimit)
 		if err == nil && len(answer) > min(greetLimit, len(data)) {
-			t.Fatalf("a frame of %d bytes out of %d", len(answer), len(data))
+			t.Fatalf("readFrame returned a frame of %d bytes from %d bytes of input, want at most the given bytes and the limit", len(answer), len(data))
 		}
 	})
 }
 
-// FuzzPeerCall answers random calls of another replica, except calls that stop this replica.
+// FuzzPeerCall sends random peer calls to a replica, except calls that would stop it.
 func FuzzPeerCall(f *testing.F) {
 	g := newGroup(f, 1)
 	n := g.form()
@@ -44,7 +44,7 @@ func FuzzPeerCall(f *testing.F) {
 	f.Add([]byte(`{"error":"no","hello":null,"digest":18446744073709551615,"known":true}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var req request
-		if json.Unmarshal(data, &req) == nil && req.Op != opLeave && req.Op != opRemoved && req.Op != opDepart {
+		if json.Unmarshal(data, &req) == nil && req.Op != opLeave && req.Op != opRemoved && req.Op != opCopied && req.Op != opDepart {
 			var res response
 			if err := n.answer(&req, &res); err == nil {
 				if _, err := json.Marshal(&res); err != nil {
@@ -54,12 +54,12 @@ func FuzzPeerCall(f *testing.F) {
 		}
 		var res response
 		if json.Unmarshal(data, &res) == nil && res.Hello != nil {
-			_ = res.Hello.replica()
+			_ = res.Hello.replica(true)
 		}
 	})
 }
 
-// FuzzHint parses random metadata of a replica in gossip. The replica is listed with any metadata.
+// FuzzHint parses random gossip metadata of a replica. The replica must be listed whatever its metadata is.
 func FuzzHint(f *testing.F) {
 	f.Add("x", []byte(`{"n":"s1","r":"10.0.0.1:8086","g":"10.0.0.1:8085"}`))
 	f.Add("", []byte(`{"n":[]}`))
@@ -69,24 +69,24 @@ func FuzzHint(f *testing.F) {
 		m := &memberlist.Node{Name: id, Meta: meta}
 		g.NotifyJoin(m)
 		if s, ok := g.seen[id]; !ok || s.id != id {
-			t.Fatalf("%q is not seen: %+v", id, g.seen)
+			t.Fatalf("gossip must list member %q with its id, but has %+v", id, g.seen)
 		}
 		g.NotifyUpdate(m)
 		g.NotifyLeave(m)
 		if len(g.seen) != 0 {
-			t.Fatalf("%q is still seen", id)
+			t.Fatalf("gossip must not list member %q any more, but does", id)
 		}
 	})
 }
 
-// FuzzDataFolder reads damaged files of the data folder other than the log.
+// FuzzDataFolder reads damaged files of the data directory, other than the log.
 func FuzzDataFolder(f *testing.F) {
 	dir := f.TempDir()
 	snapshot := filepath.Join(dir, "snapshots", "1-2-3")
 	if err := os.MkdirAll(snapshot, 0o700); err != nil {
 		f.Fatal(err)
 	}
-	f.Add([]byte(`["10.0.0.1:8088","10.0.0.2:8088"]`))
+	f.Add([]byte(`{"cluster":"c","replica":"r1","servers":[{"id":"r1","raft":"10.0.0.1:8086"},{"id":"r2","raft":"10.0.0.2:8086","gossip":"10.0.0.2:8088"}],"repair":{"of":"r0","damage":"x","aside":"y","at":"2026-01-02T03:04:05Z"}}`))
 	f.Add([]byte(`{"Version":1,"ID":"1-2-3","Index":2,"Term":1,"Peers":"gA==","Configuration":{"Servers":[]}}`))
 	f.Add([]byte(`null`))
 	f.Add([]byte{})

@@ -16,10 +16,10 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Gossip finds replicas and suspects dead ones. It proves nothing: each replica that it names is asked on
-// the Raft port who it is (cluster/DESIGN.md).
+// Gossip finds replicas and suspects dead ones. It proves nothing about them: this replica asks each replica
+// that gossip names, on the Raft port, who it is (cluster/DESIGN.md).
 
-// hint is the metadata of a replica in gossip, at most 512 bytes.
+// hint is what a replica publishes about itself in gossip, at most 512 bytes.
 type hint struct {
 	Name string `json:"n"`
 	Raft string `json:"r"`
@@ -28,19 +28,21 @@ type hint struct {
 
 const hintLimit = memberlist.MetaMaxSize
 
-// Failure detection. DNS lists a silent replica last after suspectAfter (under a second), and omits it once
-// gossip holds it for dead. Both are within the 5 s TTL of the schedulers' records.
+// Durations of failure detection. DNS lists a silent replica last after suspectAfter (under a second), and
+// omits the replica once gossip declares it dead. Both happen within the 5 s TTL of the schedulers' DNS
+// records.
 const (
 	pingEvery    = 250 * time.Millisecond
 	suspectAfter = 600 * time.Millisecond
-	probeWait    = 200 * time.Millisecond // timeout of one probe
-	// suspicion times the probe interval is the time for which gossip asks other members before it declares
-	// a replica dead: 2 s.
+	probeWait    = 200 * time.Millisecond // timeout of one probe of another replica
+	// suspicion times the probe interval (2 s) is the time for which gossip asks other members about a
+	// silent replica before it declares the replica dead.
 	suspicion = 8
-	// neverMetTimeout is the time for which a replica that gossip has not met since the start, and that
-	// Raft does not hear, counts as suspect. It is as long as for a replica that was met.
+	// neverMetTimeout concerns a configured replica that gossip has not met since this process started and
+	// that Raft does not hear. Such a replica is suspect, and after neverMetTimeout it is declared dead. The
+	// timeout is about as long as gossip takes for a replica that it has met.
 	neverMetTimeout = 3 * time.Second
-	// leaveTimeout bounds the leave message of a replica that stops.
+	// leaveTimeout is the timeout for sending the leave message when this replica stops.
 	leaveTimeout = 400 * time.Millisecond
 )
 
@@ -48,26 +50,29 @@ type gossip struct {
 	n       *Node
 	lookup  lookup
 	list    *memberlist.Memberlist
-	keys    *memberlist.Keyring // nil: plain gossip
+	keys    *memberlist.Keyring // keys of gossip; nil if gossip is not encrypted
 	meta    []byte
-	changed chan struct{} // capacity 1
+	changed chan struct{} // signals a change of members; capacity 1
 
-	addr string // advertised address
-	end  sync.Once
+	life  sync.Mutex // guards the field ended, and the field list until it is set
+	ended bool
 
 	mu   sync.Mutex
-	seen map[string]sighting  // members that are alive, by Raft id; memberlist's own list may be read in its callbacks only
-	dead map[string]time.Time // Raft id → time at which gossip declared it dead
-	word map[string]time.Time // Raft id → time of its last answer, or of its join
-	// neverMet: Raft id → time since which this process waits for a configured server that is neither seen
-	// nor dead. Gossip keeps nothing over a restart, so a server that died meanwhile would otherwise never
-	// be declared dead here.
+	addr string               // advertised gossip address; "" before start
+	seen map[string]sighting  // live members by Raft id; memberlist's own list may be read only in its callbacks
+	dead map[string]time.Time // for each Raft id: the time at which gossip declared the replica dead
+	word map[string]time.Time // for each Raft id: the time of the replica's last answer to a ping, or of its join
+	// neverMet maps the Raft id of a configured server that is neither in seen nor in dead to the time since
+	// which this process has waited for it. Gossip stores nothing across a restart. Without neverMet, a
+	// server that died while this process was down would never be declared dead here.
 	neverMet map[string]time.Time
+	twins    map[string]string // for the Raft id of a live replica: the Raft address of another replica with the same id
 }
 
-func startGossip(n *Node, hooks hooks) (*gossip, error) {
+// newGossip creates the gossip of node n without opening its port; call start.
+func newGossip(n *Node, hooks hooks) (*gossip, error) {
 	c := &n.cfg
-	g := &gossip{n: n, lookup: net.DefaultResolver.LookupIPAddr, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}, neverMet: map[string]time.Time{}}
+	g := &gossip{n: n, lookup: net.DefaultResolver.LookupIPAddr, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}, neverMet: map[string]time.Time{}, twins: map[string]string{}}
 	if hooks.lookup != nil {
 		g.lookup = hooks.lookup
 	}
@@ -79,7 +84,22 @@ func startGossip(n *Node, hooks hooks) (*gossip, error) {
 		return nil, fmt.Errorf("SCHEDULER_NAME and the advertised addresses take %d bytes of gossip, limit %d", len(meta), hintLimit)
 	}
 	g.meta = meta
+	if len(c.GossipKey) > 0 {
+		if g.keys, err = memberlist.NewKeyring(c.GossipKeys, c.GossipKey); err != nil {
+			return nil, fmt.Errorf("gossip keys: %w", err)
+		}
+	}
+	return g, nil
+}
 
+// start opens the gossip port and makes this replica a member of the gossip group.
+func (g *gossip) start() error {
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.ended {
+		return ErrClosed
+	}
+	c := &g.n.cfg
 	mc := memberlist.DefaultLANConfig()
 	mc.ProbeInterval, mc.ProbeTimeout, mc.SuspicionMult = pingEvery, probeWait, suspicion
 	if c.Timing.FastGossip {
@@ -90,53 +110,60 @@ func startGossip(n *Node, hooks hooks) (*gossip, error) {
 		mc.GossipInterval = 20 * time.Millisecond
 		mc.PushPullInterval = time.Second
 	}
-	// The name in gossip is the Raft id: it is unique, and a replica that lost its disk has a new one.
-	mc.Name = n.id
-	mc.Delegate, mc.Events = g, g
-	mc.Logger = gossipLogger(n.log)
-	mc.DeadNodeReclaimTime = time.Second // for a restart at another address
-	if len(c.GossipKey) > 0 {
-		if mc.Keyring, err = memberlist.NewKeyring(c.GossipKeys, c.GossipKey); err != nil {
-			return nil, fmt.Errorf("gossip keys: %w", err)
-		}
-		g.keys = mc.Keyring
-	}
+	// The name in gossip is the Raft id, because the id is unique, and a replica that lost its disk has a
+	// new id.
+	mc.Name = g.n.id
+	mc.Delegate, mc.Events, mc.Conflict = g, g, g
+	mc.Logger = gossipLogger(g.n.log)
+	mc.DeadNodeReclaimTime = time.Second // lets a replica that restarts at another address keep its id
+	mc.Keyring = g.keys
 	host, port, err := splitAddr(c.GossipBind)
 	if err != nil {
-		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
+		return fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
 	}
 	if mc.BindAddr, err = g.resolve(host); err != nil {
-		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
+		return fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
 	}
 	mc.BindPort, mc.AdvertisePort = port, port
 	if c.GossipAdvertise != "" {
 		host, port, err := splitAddr(c.GossipAdvertise)
 		if err != nil {
-			return nil, fmt.Errorf("gossip advertise address: %w", err)
+			return fmt.Errorf("gossip advertise address: %w", err)
 		}
 		if mc.AdvertiseAddr, err = g.resolve(host); err != nil {
-			return nil, fmt.Errorf("gossip advertise address: %w", err)
+			return fmt.Errorf("gossip advertise address: %w", err)
 		}
 		mc.AdvertisePort = port
 	} else if net.ParseIP(mc.BindAddr).IsUnspecified() {
 		mc.AdvertiseAddr = FirstIP()
 	}
-	g.list, err = memberlist.Create(mc)
+	list, err := memberlist.Create(mc)
 	if err != nil {
 		if strings.Contains(err.Error(), "address already in use") {
-			return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %s is in use by another program: %w", c.GossipBind, err)
+			return fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %s is in use by another program: %w", c.GossipBind, err)
 		}
-		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
+		return fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
 	}
+	g.list = list
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if g.addr = c.GossipAdvertise; g.addr == "" {
-		g.mu.Lock()
-		g.addr = g.seen[n.id].gossipAddr // this replica was the first member
-		g.mu.Unlock()
+		g.addr = g.seen[g.n.id].gossipAddr // the first member that memberlist reported is this replica itself
 	}
-	return g, nil
+	return nil
 }
 
-// lookup resolves a host name.
+// leave announces to the other members that this replica leaves, and waits for at most limit.
+func (g *gossip) leave(limit time.Duration) error {
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.list == nil || g.ended {
+		return nil
+	}
+	return g.list.Leave(limit)
+}
+
+// lookup resolves a host name to IP addresses.
 type lookup func(ctx context.Context, host string) ([]net.IPAddr, error)
 
 // resolve turns a host into an IP address: memberlist accepts no names.
@@ -148,7 +175,7 @@ func (g *gossip) resolve(host string) (string, error) {
 	return ips[0], nil
 }
 
-// resolveAll returns all addresses of a name, at least one, and either all IPv4 or all IPv6.
+// resolveAll returns all addresses of a host name: at least one, and either all IPv4 or all IPv6.
 func (g *gossip) resolveAll(host string) ([]string, error) {
 	if host == "" {
 		return []string{"0.0.0.0"}, nil
@@ -165,8 +192,8 @@ func (g *gossip) resolveAll(host string) ([]string, error) {
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%s has no address", host)
 	}
-	// Each replica advertises one address, IPv4 before IPv6. A second address of a replica would never
-	// become a member and would be dialled for ever.
+	// Each replica advertises one address, IPv4 if it has one. The other address of a replica would never
+	// become a member, and would be dialled for ever.
 	if four := slices.DeleteFunc(slices.Clone(found), func(a net.IPAddr) bool { return a.IP.To4() == nil }); len(four) > 0 {
 		found = four
 	}
@@ -177,12 +204,13 @@ func (g *gossip) resolveAll(host string) ([]string, error) {
 	return ips, nil
 }
 
-// SetGossipKeys replaces the gossip keys: seals encrypts, all of them decrypt. It loses at most the packets
-// under way, because every replica installs a new key before any replica encrypts with it.
+// SetGossipKeys replaces the gossip keys: this replica encrypts with seals, and decrypts with any key in all.
+// When the cluster changes its key, every replica installs the new key before any replica encrypts with it.
+// So a change loses at most the packets in transit.
 func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
 	ring := n.gossip.keys
 	if ring == nil {
-		return errors.New("gossip is not sealed: it runs without a key")
+		return errors.New("gossip is not encrypted, because it has no key")
 	}
 	add := func() error {
 		for _, k := range all {
@@ -198,8 +226,8 @@ func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
 	if err := ring.UseKey(seals); err != nil {
 		return fmt.Errorf("gossip key: %w", err)
 	}
-	// The library moves the keys behind a removed one, in memory that readers use at that moment. So remove
-	// keys from the end, and add those that are still wanted again.
+	// When memberlist removes a key, it shifts the keys after it within an array that readers use at that
+	// moment. So remove keys from the end only, and then add those that are still wanted.
 	keys := slices.Clone(ring.GetKeys())
 	first := slices.IndexFunc(keys, func(k []byte) bool {
 		return !slices.ContainsFunc(all, func(a []byte) bool { return bytes.Equal(a, k) })
@@ -219,15 +247,17 @@ func (n *Node) gossipAddr() string {
 	if n.gossip == nil {
 		return ""
 	}
+	n.gossip.mu.Lock()
+	defer n.gossip.mu.Unlock()
 	return n.gossip.addr
 }
 
-// sighting is one replica in gossip.
+// sighting is what gossip knows about one replica.
 type sighting struct {
 	id, name, raftAddr, grpcAddr, gossipAddr string
 }
 
-// alive lists the other members that are alive, by id.
+// alive returns the other replicas that gossip considers alive, sorted by id.
 func (g *gossip) alive() []sighting {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -241,7 +271,7 @@ func (g *gossip) alive() []sighting {
 	return out
 }
 
-// deadSince returns the time at which gossip declared the replica dead.
+// deadSince returns the time at which gossip declared replica id dead; false if it did not.
 func (g *gossip) deadSince(id string) (time.Time, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -249,7 +279,7 @@ func (g *gossip) deadSince(id string) (time.Time, bool) {
 	return at, ok
 }
 
-// silent reports whether a member that gossip holds for alive has not answered for suspectAfter. DNS lists
+// silent reports whether a replica that gossip lists as alive has not answered for suspectAfter. DNS lists
 // such a replica last.
 func (g *gossip) silent(id string, now time.Time) bool {
 	g.mu.Lock()
@@ -258,8 +288,8 @@ func (g *gossip) silent(id string, now time.Time) bool {
 	return ok && now.Sub(at) > suspectAfter
 }
 
-// listen pings every other replica. Gossip's own probes reach one replica per interval, and memberlist does
-// not tell whom it suspects.
+// listen pings every other replica in each interval. The probes of memberlist reach only one replica per
+// interval, and memberlist does not report which replica it suspects.
 func (g *gossip) listen() {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -273,11 +303,11 @@ func (g *gossip) listen() {
 			g.expireNeverMet(now)
 		}
 		for _, s := range g.alive() {
-			addr, err := net.ResolveUDPAddr("udp", s.gossipAddr) // an IP address: no lookup
+			addr, err := net.ResolveUDPAddr("udp", s.gossipAddr) // the host is an IP address, so this needs no DNS lookup
 			if err != nil {
 				continue
 			}
-			// A ping takes at most one interval, so at most two per replica run at once.
+			// A ping takes at most one interval, so at most two pings per replica run at once.
 			pings.Go(func() {
 				if _, err := g.list.Ping(s.id, addr); err != nil {
 					return
@@ -292,8 +322,8 @@ func (g *gossip) listen() {
 	}
 }
 
-// expireNeverMet declares configured servers dead that gossip has not met in time. A server that turns up
-// later is alive again at once.
+// expireNeverMet declares a configured server dead if gossip has not met it within neverMetTimeout. A server
+// that appears later is alive again at once.
 func (g *gossip) expireNeverMet(now time.Time) {
 	servers := g.n.servers()
 	g.mu.Lock()
@@ -319,14 +349,17 @@ func (g *gossip) expireNeverMet(now time.Time) {
 	g.neverMet = waited
 }
 
-// maxFresh bounds the addresses that one join dials.
+// maxFresh is the largest number of addresses that one call of join dials.
 const maxFresh = 256
 
-// join dials addresses that are not members yet, all addresses of a name. It returns how many answered, and
-// why the others did not.
+// join dials the addresses that are not members yet. A host name stands for all of its addresses. join
+// returns the number of addresses that answered, and the errors of the others.
 func (g *gossip) join(addrs []string) (int, error) {
-	known := map[string]bool{g.addr: true}
+	if g.isOver() {
+		return 0, nil
+	}
 	g.mu.Lock()
+	known := map[string]bool{g.addr: true}
 	for _, s := range g.seen {
 		known[s.gossipAddr] = true
 	}
@@ -336,7 +369,7 @@ func (g *gossip) join(addrs []string) (int, error) {
 	for _, a := range addrs {
 		host, port, err := net.SplitHostPort(a)
 		if err != nil {
-			continue // the configured addresses were validated
+			continue // cannot happen, because Config was validated
 		}
 		ips, err := g.resolveAll(host)
 		if err != nil {
@@ -356,6 +389,12 @@ func (g *gossip) join(addrs []string) (int, error) {
 	return joined, errors.Join(append(errs, err)...)
 }
 
+func (g *gossip) isOver() bool {
+	g.life.Lock()
+	defer g.life.Unlock()
+	return g.ended
+}
+
 func (g *gossip) poke() {
 	select {
 	case g.changed <- struct{}{}:
@@ -363,26 +402,35 @@ func (g *gossip) poke() {
 	}
 }
 
-// close ends gossip. It sends a leave message first, so that the other replicas need no failure detection.
-// A replica that misses the message detects the end itself.
-func (g *gossip) close() (err error) {
-	g.end.Do(func() {
-		if lerr := g.list.Leave(leaveTimeout); lerr != nil {
-			g.n.log.Debug("gossip: no goodbye", "err", lerr)
+// close ends gossip. With goodbye it first sends a leave message, so that the other replicas need no failure
+// detection; a replica that misses the message detects the end itself. A copy passes false: it has the Raft
+// id of the original replica, which must not appear to leave.
+func (g *gossip) close(goodbye bool) error {
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.ended {
+		return nil
+	}
+	g.ended = true
+	if g.list == nil {
+		return nil
+	}
+	if goodbye {
+		if err := g.list.Leave(leaveTimeout); err != nil {
+			g.n.log.Debug("gossip: no goodbye", "err", err)
 		}
-		err = g.list.Shutdown()
-	})
-	return err
+	}
+	return g.list.Shutdown()
 }
 
-// NodeMeta and the next methods implement memberlist.Delegate.
+// NodeMeta and the following methods implement memberlist.Delegate.
 func (g *gossip) NodeMeta(int) []byte             { return g.meta }
 func (g *gossip) NotifyMsg([]byte)                {}
 func (g *gossip) GetBroadcasts(int, int) [][]byte { return nil }
 func (g *gossip) LocalState(bool) []byte          { return nil }
 func (g *gossip) MergeRemoteState([]byte, bool)   {}
 
-// NotifyJoin and the next methods implement memberlist.EventDelegate.
+// NotifyJoin and the following methods implement memberlist.EventDelegate.
 func (g *gossip) NotifyJoin(m *memberlist.Node) {
 	s := sighting{id: m.Name, gossipAddr: m.Address()}
 	var h hint
@@ -400,7 +448,7 @@ func (g *gossip) NotifyJoin(m *memberlist.Node) {
 	g.poke()
 }
 
-// NotifyLeave is called for dead members too.
+// NotifyLeave is called when a member leaves, and also when it is declared dead.
 func (g *gossip) NotifyLeave(m *memberlist.Node) {
 	g.n.port.setGossipAddr(m.Name, "")
 	g.mu.Lock()
@@ -413,5 +461,30 @@ func (g *gossip) NotifyLeave(m *memberlist.Node) {
 	g.poke()
 }
 
-// NotifyUpdate replaces the metadata of a member.
+// NotifyUpdate is called when a member has new metadata.
 func (g *gossip) NotifyUpdate(m *memberlist.Node) { g.NotifyJoin(m) }
+
+// NotifyConflict is called when a second replica uses the Raft id of a live replica, for example on
+// a copy of a machine.
+func (g *gossip) NotifyConflict(_, other *memberlist.Node) {
+	var h hint
+	if json.Unmarshal(other.Meta, &h) != nil || h.Raft == "" {
+		return
+	}
+	g.mu.Lock()
+	if len(g.twins) < onceKeys {
+		g.twins[other.Name] = h.Raft
+	}
+	g.mu.Unlock()
+	g.poke()
+}
+
+// takeTwins returns and clears the recorded conflicts: for each Raft id of a live replica, the Raft address
+// of another replica that uses the same id.
+func (g *gossip) takeTwins() map[string]string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	twins := g.twins
+	g.twins = map[string]string{}
+	return twins
+}

@@ -19,24 +19,22 @@ func (n *Node) healthOf(id string) string {
 	return "absent"
 }
 
-// A silent replica is first suspected, then declared dead, and is alive again as soon as it answers; with
-// the default timing.
+// A replica that falls silent is first suspected and then declared dead. As soon as it answers, it is alive
+// again. The test uses the default timing.
 func TestSilentReplicaIsSuspected(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
 	g.cfg = func(_ int, c *Config) { c.Timing.FastGossip = false }
 	leader := g.form()
 	lost := g.follower(leader)
-	testbed.Until(t, "everybody alive", func() bool { return leader.healthOf(lost.id) == "alive" })
+	testbed.Until(t, "all replicas alive", func() bool { return leader.healthOf(lost.id) == "alive" })
 
-	lost.gossip.end.Do(func() { // without a leave message
-		if err := lost.gossip.list.Shutdown(); err != nil {
-			t.Error(err)
-		}
-	})
+	if err := lost.gossip.close(false); err != nil {
+		t.Error(err)
+	}
 	began := time.Now()
 	first := ""
-	testbed.Until(t, "the silent replica missed", func() bool {
+	testbed.Until(t, "gossip declares the silent replica dead", func() bool {
 		first = leader.healthOf(lost.id)
 		return first != "alive"
 	})
@@ -45,24 +43,25 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	if first != "suspect" {
 		t.Errorf("a replica that has just fallen silent is %q, want suspect", first)
 	}
-	// Designed for 0.6 s and a tick. A busy machine may take more than double.
+	// By design a dead replica is suspected after 0.6 s and one tick. A busy machine may take more than twice as long.
 	if took > 2*time.Second {
-		t.Errorf("it took %s to suspect it, limit 2s", took)
+		t.Errorf("the dead replica was suspected after %s, want at most 2 s", took)
 	}
-	testbed.Until(t, "the silent replica given up", func() bool { return leader.healthOf(lost.id) == "dead" })
+	testbed.Until(t, "the leader declares the silent replica dead", func() bool { return leader.healthOf(lost.id) == "dead" })
 	took = time.Since(began)
 	t.Logf("given up after %s", took.Round(time.Millisecond))
-	if took > missedWithin { // designed for about 3 s
-		t.Errorf("it took %s to give it up, limit %s", took, missedWithin)
+	if took > missedWithin { // the design is about 3 s
+		t.Errorf("the dead replica was declared dead after %s, limit %s", took, missedWithin)
 	}
 }
 
-// missedWithin is the time in which a dead replica must be declared dead: the TTL of the schedulers'
-// records, and a second for a busy machine.
+// missedWithin is the time within which a dead replica must be declared dead: the 5 s TTL of the schedulers'
+// DNS records, plus a second for a busy machine.
 const missedWithin = 6 * time.Second
 
-// A replica that starts while another is dead has never met it. It lists the dead one last from the start,
-// declares it dead as soon as the others would, and alive when it restarts.
+// A replica that starts while another one is dead has never met the dead one in gossip. It lists the dead
+// replica last from the start, declares it dead as soon as the others would, and shows it as alive after its
+// restart.
 func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
@@ -80,7 +79,7 @@ func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 	began := time.Now()
 	n := g.start(again)
 	first := ""
-	testbed.Until(t, "the dead replica given up", func() bool {
+	testbed.Until(t, "the restarted replica declares the dead replica dead", func() bool {
 		h := n.healthOf(dead.id)
 		if first == "" && h != "absent" {
 			first = h
@@ -90,24 +89,24 @@ func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 	took := time.Since(began)
 	t.Logf("given up after %s", took.Round(time.Millisecond))
 	if first != "suspect" {
-		t.Errorf("a replica that was not met yet is %q, want suspect", first)
+		t.Errorf("a replica that gossip has not met yet is %q, want suspect", first)
 	}
 	if took > missedWithin {
-		t.Errorf("it took %s to give it up, limit %s", took, missedWithin)
+		t.Errorf("the dead replica was declared dead after %s, limit %s", took, missedWithin)
 	}
-	testbed.Until(t, "the leader alive there", func() bool { return n.healthOf(leader.id) == "alive" })
+	testbed.Until(t, "the restarted replica sees the leader alive", func() bool { return n.healthOf(leader.id) == "alive" })
 	g.start(at)
-	testbed.Until(t, "it is back", func() bool { return n.healthOf(dead.id) == "alive" })
+	testbed.Until(t, "the dead replica is alive again after its restart", func() bool { return n.healthOf(dead.id) == "alive" })
 }
 
-// A replica that stops sends a leave message.
+// A replica that stops sends a leave message, so the others do not wait for failure detection.
 func TestStoppingReplicaLeavesGossip(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
 	g.cfg = func(_ int, c *Config) { c.Timing.FastGossip = false }
 	leader := g.form()
 	gone := g.follower(leader)
-	testbed.Until(t, "everybody alive", func() bool { return leader.healthOf(gone.id) == "alive" })
+	testbed.Until(t, "all replicas alive", func() bool { return leader.healthOf(gone.id) == "alive" })
 	g.close(g.index(gone))
 	seen := ""
 	testbed.Until(t, "the leave message", func() bool {
@@ -117,11 +116,11 @@ func TestStoppingReplicaLeavesGossip(t *testing.T) {
 		return seen != ""
 	})
 	if seen != "dead" {
-		t.Errorf("a replica that stopped is %q, want dead at once", seen)
+		t.Errorf("a replica that stopped is %q at the leader, want dead at once", seen)
 	}
 }
 
-// ping probes another replica with an encrypted packet.
+// ping sends an encrypted gossip packet to another replica and waits for the answer.
 func (n *Node) ping(to *Node) error {
 	addr, err := net.ResolveUDPAddr("udp", to.GossipAddr())
 	if err != nil {
@@ -131,8 +130,9 @@ func (n *Node) ping(to *Node) error {
 	return err
 }
 
-// The gossip keys of three running replicas change in the order in which the leader changes them. No
-// replica is suspected meanwhile, and a replica with only the former key cannot take part afterwards.
+// Three running replicas change their gossip key step by step, under the direction of the leader: all add the
+// new key, then use it, then drop the former key. No replica is suspected during the change. A replica that
+// has only the former key cannot take part afterwards.
 func TestGossipKeysChange(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
@@ -150,7 +150,7 @@ func TestGossipKeysChange(t *testing.T) {
 		}
 		return true
 	}
-	testbed.Until(t, "everybody alive", allAlive)
+	testbed.Until(t, "all replicas alive", allAlive)
 	stop, missed := make(chan struct{}), make(chan bool, 1)
 	go func() {
 		for {
@@ -174,22 +174,22 @@ func TestGossipKeysChange(t *testing.T) {
 		seals []byte
 		all   [][]byte
 	}{{old, [][]byte{old, fresh}}, {fresh, [][]byte{old, fresh}}, {fresh, [][]byte{fresh}}} {
-		for _, n := range nodes { // one replica after another, with a ping between each two
+		for _, n := range nodes { // change the keys of one replica after the other, with a ping in between
 			if err := n.SetGossipKeys(step.seals, step.all); err != nil {
 				t.Fatal(err)
 			}
 			for _, from := range nodes {
 				for _, to := range nodes {
-					testbed.Within(t, patience, "a word from "+from.id+" to "+to.id, func() error { return from.ping(to) })
+					testbed.Within(t, patience, "an answer from "+from.id+" to "+to.id, func() error { return from.ping(to) })
 				}
 			}
 		}
 	}
 	close(stop)
 	if <-missed {
-		t.Error("a replica was given up while the keys changed")
+		t.Error("no replica may be declared dead while the keys change, but one was")
 	}
-	testbed.Until(t, "everybody alive with the new key", allAlive)
+	testbed.Until(t, "all replicas are alive with the new key", allAlive)
 	stranger := func(key []byte) int {
 		n, err := open(timeout(t, patience), Config{
 			Name: "late", DataDir: t.TempDir(), RaftBind: "127.0.0.1:0", GossipBind: "127.0.0.1:0",
@@ -203,9 +203,9 @@ func TestGossipKeysChange(t *testing.T) {
 		return k
 	}
 	if k := stranger(old); k != 0 {
-		t.Errorf("with the former key gossip reaches %d", k)
+		t.Errorf("a member with the former key must reach no other member, but reached %d", k)
 	}
-	// The new ring lacks a middle key and keeps the last one.
+	// Replace three keys by a list that lacks the middle one and keeps the last one.
 	third := bytes.Repeat([]byte{3}, 32)
 	for _, all := range [][][]byte{{fresh, old, third}, {fresh, third}} {
 		if err := leader.SetGossipKeys(fresh, all); err != nil {
@@ -213,12 +213,13 @@ func TestGossipKeysChange(t *testing.T) {
 		}
 	}
 	if got := leader.gossip.keys.GetKeys(); len(got) != 2 || !bytes.Equal(got[0], fresh) || !bytes.Equal(got[1], third) {
-		t.Errorf("the ring holds %d keys", len(got))
+		t.Errorf("the key ring has %d keys, want the two keys that were set last", len(got))
 	}
 }
 
-// TestFirstIP: the published address of a wildcard listener, also on a network without IPv4.
-func TestFirstIP(t *testing.T) {
+// TestAWildcardListenerPublishesItsFirstIP: a listener on a wildcard address publishes the first IP address
+// of its network, also on a network without IPv4.
+func TestAWildcardListenerPublishesItsFirstIP(t *testing.T) {
 	for want, have := range map[string][]string{
 		"127.0.0.1":   {"127.0.0.1/8", "::1/128", "fe80::1/64", "169.254.0.1/16"},
 		"10.0.0.1":    {"::1/128", "2001:db8::1/64", "10.0.0.1/24", "10.0.0.2/24"},
@@ -233,13 +234,13 @@ func TestFirstIP(t *testing.T) {
 			addrs = append(addrs, &net.IPNet{IP: ip, Mask: n.Mask})
 		}
 		if got := firstIP(addrs); got != want {
-			t.Errorf("of %v it is %s, want %s", have, got, want)
+			t.Errorf("the first IP address of %v is %s, want %s", have, got, want)
 		}
 	}
 }
 
-// TestJoinByName: a DNS name in Join stands for the replicas at all of its addresses. The first of them
-// may be down.
+// TestJoinByName: a DNS name in Join stands for the replicas at all of its addresses. The replica at the
+// first address may be down.
 func TestJoinByName(t *testing.T) {
 	t.Parallel()
 	names := hooks{lookup: func(_ context.Context, host string) ([]net.IPAddr, error) {
@@ -261,8 +262,8 @@ func TestJoinByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.Close()
-	testbed.Until(t, "it is let in", func() bool { return n.clusterID() == there.clusterID() })
+	testbed.Until(t, "the replica joins the cluster", func() bool { return n.clusterID() == there.clusterID() })
 	if _, err := n.gossip.join([]string{"nobody.test:1"}); err == nil || !contains(err.Error(), "nobody.test") {
-		t.Errorf("of a name without an address: %v", err)
+		t.Errorf("the error about a name without an address must contain the name, but is: %v", err)
 	}
 }

@@ -35,15 +35,20 @@ func timeout(t testing.TB, d time.Duration) context.Context {
 
 func fastTiming() Timing {
 	return Timing{
-		Heartbeat: 250 * time.Millisecond, LeaderLease: 200 * time.Millisecond,
+		Heartbeat: 500 * time.Millisecond, LeaderLease: 400 * time.Millisecond,
 		RPC:       2 * time.Second,
 		Reconcile: 100 * time.Millisecond, Stabilize: 200 * time.Millisecond,
 		Compare: 200 * time.Millisecond, FastGossip: true,
+		MoveWait: 2 * time.Second,
 	}
 }
 
-// network connects the replicas of a test. A cut pair cannot connect, and its connections end, but no port
-// refuses a connection.
+// calm lengthens the timeouts, so that a busy machine is unlikely to cause an election. Tests about one
+// particular leader use it.
+func calm(c *Config) { c.Timing.Heartbeat, c.Timing.LeaderLease = 1200*time.Millisecond, time.Second }
+
+// network connects the replicas of a test. A replica cannot reach another replica from which it is cut, and
+// their open connections end, but no port refuses a connection.
 type network struct {
 	mu    sync.Mutex
 	cuts  map[[2]string]bool
@@ -54,7 +59,7 @@ type link struct {
 	net.Conn
 	nw   *network
 	from string
-	to   func() string // the address of a replica is known some time after its start
+	to   func() string // function that returns the dialled replica's address, which is known only some time after the start
 }
 
 func (l *link) Close() error {
@@ -66,7 +71,8 @@ func (l *link) Close() error {
 
 var errCut = errors.New("test network: no route")
 
-// dialer is the dial hook of the replica called from. name maps an address to the name of its replica.
+// dialer returns the dial hook of the replica called from. name maps an address to the name of the replica
+// that uses it.
 func (nw *network) dialer(from string, name func(addr string) string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, addr string) (net.Conn, error) {
 		to := name(addr)
@@ -83,7 +89,7 @@ func (nw *network) dialer(from string, name func(addr string) string) func(conte
 		l := &link{Conn: c, nw: nw, from: from, to: func() string { return name(addr) }}
 		nw.mu.Lock()
 		defer nw.mu.Unlock()
-		if nw.cuts[[2]string{from, l.to()}] { // the pair was cut while the connection was made
+		if nw.cuts[[2]string{from, l.to()}] { // the two replicas were cut from each other while this connection was being made
 			_ = c.Close()
 			return nil, errCut
 		}
@@ -92,7 +98,7 @@ func (nw *network) dialer(from string, name func(addr string) string) func(conte
 	}
 }
 
-// isolate cuts name off from all others, or joins it again.
+// isolate cuts replica name off from all others, or reconnects it.
 func (nw *network) isolate(name string, all []string, cut bool) {
 	nw.mu.Lock()
 	var ended []*link
@@ -124,13 +130,13 @@ type group struct {
 	mu    sync.Mutex
 	nodes map[int]*Node
 	dirs  map[int]string
-	raft  map[int]string // address of replica i, kept over restarts
+	raft  map[int]string // Raft address of replica i, kept across restarts
 	goss  map[int]string
 }
 
 func newGroup(t testing.TB, expect int) *group {
 	t.Helper()
-	t.TempDir() // the first TempDir is removed last, so that directories outlive the replicas
+	t.TempDir() // register the removal of temporary directories first, so that it runs after the replicas are closed
 	g := &group{
 		t: t, size: expect,
 		nw:    &network{cuts: map[[2]string]bool{}, conns: map[*link]struct{}{}},
@@ -148,6 +154,17 @@ func newGroup(t testing.TB, expect int) *group {
 		wg.Wait()
 	})
 	return g
+}
+
+// also adds settings for every replica that the test starts from now on.
+func (g *group) also(set func(c *Config)) {
+	before := g.cfg
+	g.cfg = func(i int, c *Config) {
+		if before != nil {
+			before(i, c)
+		}
+		set(c)
+	}
 }
 
 func (g *group) snapshot() map[int]*Node {
@@ -200,7 +217,7 @@ func (g *group) config(i int) Config {
 		BootstrapExpect: g.size, Timing: fastTiming(),
 	}
 	for j, a := range g.goss {
-		if j != i {
+		if j != i && a != "" { // the address is empty until the replica takes part in gossip
 			c.Join = append(c.Join, a)
 		}
 	}
@@ -260,7 +277,7 @@ func (g *group) empty(i int) {
 	}
 }
 
-// form starts replicas 0..size-1 and waits until all vote and are recorded.
+// form starts replicas 0 to size-1 and waits until all of them are voters and have a record in the state.
 func (g *group) form() *Node {
 	g.t.Helper()
 	for i := range g.size {
@@ -269,7 +286,8 @@ func (g *group) form() *Node {
 	return g.settled(g.size)
 }
 
-// settled waits for a leader with this number of voters, all of them recorded and in contact.
+// settled waits for a leader and this number of voters, all of which have a record in the state and hear the
+// leader. It returns the leader.
 func (g *group) settled(voters int) *Node {
 	g.t.Helper()
 	var leader *Node
@@ -333,7 +351,7 @@ func (g *group) index(n *Node) int {
 			return i
 		}
 	}
-	g.t.Fatal("not a running replica")
+	g.t.Fatal("the address must belong to a replica of the group, but does not")
 	return -1
 }
 
@@ -371,16 +389,39 @@ func value(v fsm.View, id string) int64 {
 	return w.Demand.CPU
 }
 
-func mustPut(t testing.TB, n *Node, id string, v int64) fsm.Result {
-	t.Helper()
-	r, err := n.Propose(timeout(t, patience), put(id, v))
-	if err != nil {
-		t.Fatalf("put %s: %v", id, err)
-	}
-	if r[0].Err() != nil {
-		t.Fatalf("put %s: %v", id, r[0].Err())
-	}
-	return r[0]
+// put stores a workload through the present leader, and returns this leader and its result. On a busy machine
+// an election may happen at any time, so a write without an acknowledgement is repeated.
+func (g *group) put(id string, v int64) (leader *Node, r fsm.Result) {
+	g.t.Helper()
+	leader = g.atLeader("put "+id, func(l *Node) error {
+		results, err := l.Propose(timeout(g.t, 5*time.Second), put(id, v))
+		if err != nil {
+			return err
+		}
+		if err := results[0].Err(); err != nil {
+			return testbed.Final(err)
+		}
+		r = results[0]
+		return nil
+	})
+	return leader, r
+}
+
+// atLeader calls f with the present leader until f succeeds. It repeats f only if leadership was lost,
+// because on a busy machine an election may happen at any time.
+func (g *group) atLeader(what string, f func(l *Node) error) (leader *Node) {
+	g.t.Helper()
+	testbed.Within(g.t, testbed.Patience, what, func() error {
+		if leader = g.leader(); leader == nil {
+			return errors.New("there is no leader")
+		}
+		err := f(leader)
+		if err == nil || errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUnknownOutcome) || errors.Is(err, ErrBusy) {
+			return err
+		}
+		return testbed.Final(err)
+	})
+	return leader
 }
 
 func logPath(dir string) string { return filepath.Join(dir, RaftDir, logFile) }

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// BenchmarkIdle reports the cost of three idle replicas with the default timing.
+// BenchmarkIdle measures the CPU that three idle replicas use with the default timing.
 func BenchmarkIdle(b *testing.B) {
 	g := newGroup(b, 3)
 	g.cfg = func(_ int, c *Config) { c.Timing = Timing{Stabilize: 200 * time.Millisecond} }

@@ -20,8 +20,8 @@ type LeadershipTerm struct {
 	Since time.Time
 }
 
-// raftLeadership is one period of leadership as Raft announces it. It becomes a LeadershipTerm once a
-// barrier has shown that everything committed before is applied here.
+// raftLeadership is one period of leadership as the Raft library announces it. It becomes a LeadershipTerm
+// once a barrier has proven that everything committed before is applied here.
 type raftLeadership struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -31,19 +31,20 @@ type raftLeadership struct {
 	term *LeadershipTerm
 }
 
-// leadership follows Raft's announcements.
+// leadership follows the library's announcements that this replica begins or ceases to lead.
 type leadership struct {
 	mu      sync.Mutex
 	cur     *raftLeadership
-	changed chan struct{} // closed and replaced at every change
-	leads   bool          // Raft's last announcement
-	held    bool          // no leadership term may begin, although Raft may announce leadership
+	changed chan struct{} // closed and replaced at every change of leadership
+	leads   bool          // whether this replica leads, as Raft last announced
+	held    bool          // set by hold: no leadership term may begin, whatever Raft announces
+	paused  bool          // set by pause while the log disk hangs: no leadership term may begin
 }
 
 func newLeadership() *leadership { return &leadership{changed: make(chan struct{})} }
 
-// drain only receives announcements, so that Raft never blocks and no announcement is lost, however long a
-// leadership term takes to end.
+// drain does nothing but receive announcements of Raft. So Raft never blocks and no announcement is lost,
+// however long a leadership term takes to end.
 func (l *leadership) drain(parent context.Context, notify <-chan bool, stop <-chan struct{}) {
 	defer l.announce(parent, false)
 	for {
@@ -60,21 +61,27 @@ func (l *leadership) announce(parent context.Context, leads bool) {
 	l.update(parent, func() { l.leads = leads })
 }
 
-// hold ends the present period and lets none begin before release: the state is about to be replaced, and
-// every leader must act on the new state.
+// hold ends the present period of leadership, and no other begins until release is called. It is
+// used while the whole state is replaced, because every leader must act on the new state.
 func (l *leadership) hold() { l.update(context.Background(), func() { l.held = true }) }
 
 func (l *leadership) release(parent context.Context) {
 	l.update(parent, func() { l.held = false })
 }
 
-// update ends the present period and begins a new one if Raft announces leadership.
+// pause(true) ends the present period of leadership, and no other begins until pause(false).
+func (l *leadership) pause(on bool, parent context.Context) {
+	l.update(parent, func() { l.paused = on })
+}
+
+// update applies change, ends the present period of leadership, and begins a new one if Raft announces
+// leadership and nothing prevents it.
 func (l *leadership) update(parent context.Context, change func()) {
 	l.mu.Lock()
 	change()
 	old := l.cur
 	l.cur = nil
-	if l.leads && !l.held {
+	if l.leads && !l.held && !l.paused {
 		ctx, cancel := context.WithCancel(parent)
 		l.cur = &raftLeadership{ctx: ctx, cancel: cancel, since: time.Now()}
 	}
@@ -95,7 +102,7 @@ func (l *leadership) end() {
 	}
 }
 
-// next waits for a period that has not ended.
+// next waits for a period of leadership that has not ended, and returns it.
 func (l *leadership) next(ctx context.Context) (*raftLeadership, error) {
 	for {
 		l.mu.Lock()
@@ -112,13 +119,13 @@ func (l *leadership) next(ctx context.Context) (*raftLeadership, error) {
 	}
 }
 
-// Lead runs fn once per leadership term of this replica, until ctx ends or the node stops. The context of
-// fn ends with the leadership. fn of the next term starts only after fn of this term has returned, however
-// long that takes. When fn starts, this replica's Store shows everything that earlier leaders committed.
+// Lead runs fn once per leadership term of this replica, until ctx ends or the node stops. The context of fn
+// ends with the leadership. fn of the next term starts only after fn of this term has returned, however long
+// that takes. When fn starts, this replica's Store shows everything that earlier leaders committed.
 //
-// If fn returns nil while the replica still leads, Lead waits for the next term. If fn returns an error
-// while the replica still leads, Lead transfers leadership, because a leader that does no work is worse
-// than none, and returns the error. Otherwise Lead returns the error of ctx, or ErrClosed.
+// If fn returns nil while the replica still leads, Lead waits for the next term. If fn returns an error while
+// the replica still leads, Lead transfers leadership and returns the error, because a leader that does no
+// work is worse than a change of leader. In all other cases Lead returns the error of ctx, or ErrClosed.
 func (n *Node) Lead(ctx context.Context, fn func(context.Context, LeadershipTerm) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -141,7 +148,7 @@ func (n *Node) orStopped(err error) error {
 	return err
 }
 
-// runTerm runs fn for one period of leadership. An error ends Lead.
+// runTerm runs fn for one period of leadership. If it returns an error, Lead returns that error.
 func (n *Node) runTerm(ctx context.Context, t *raftLeadership, fn func(context.Context, LeadershipTerm) error) error {
 	sctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -171,8 +178,8 @@ func (n *Node) runTerm(ctx context.Context, t *raftLeadership, fn func(context.C
 	return err
 }
 
-// establish turns a period of leadership into a LeadershipTerm: it commits a barrier and, if the state is
-// empty, the identity of the new cluster. All callers of one period share the result.
+// establish makes a LeadershipTerm from a period of leadership. It commits a barrier and, if the state is
+// empty, the identity of the new cluster. All callers for one period share the result.
 func (n *Node) establish(ctx context.Context, t *raftLeadership) (LeadershipTerm, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -186,7 +193,7 @@ func (n *Node) establish(ctx context.Context, t *raftLeadership) (LeadershipTerm
 			n.log.Info("leading", "epoch", s.Epoch.String(), "index", n.Store().View().Info().Index, "took", time.Since(t.since))
 			return s, nil
 		}
-		// While the leadership lasts, an unknown outcome is retried.
+		// After an unknown outcome, try again for as long as this replica leads.
 		select {
 		case <-ctx.Done():
 			return LeadershipTerm{}, ctx.Err()
@@ -210,8 +217,9 @@ func (n *Node) tryEstablish(ctx context.Context, t *raftLeadership) (LeadershipT
 			}
 			id = "c-" + hex.EncodeToString(b[:])
 		}
-		// Milliseconds, so that a cluster that is restored or formed again on the same machines has a
-		// higher incarnation than the agents remember (agent/DESIGN.md).
+		// The incarnation is the present time in milliseconds. So a cluster that is formed again on the
+		// same machines has a higher incarnation than the agents remember from the former cluster
+		// (agent/DESIGN.md).
 		incarnation := uint64(max(1, time.Now().UnixMilli()))
 		results, _, _, err := n.prop.propose(ctx, []fsm.Command{{
 			Head: n.head(fsm.Epoch{}),
@@ -227,15 +235,15 @@ func (n *Node) tryEstablish(ctx context.Context, t *raftLeadership) (LeadershipT
 		}
 		info = n.Store().View().Info()
 	}
-	// If leadership ended and began again meanwhile, the term is another one. The announcement of it has
-	// arrived by now.
+	// If leadership ended and began again during this call, the Raft term has changed, and Raft's
+	// announcement has ended t.ctx by now.
 	if t.ctx.Err() != nil {
 		return LeadershipTerm{}, t.ctx.Err()
 	}
 	return LeadershipTerm{Epoch: fsm.Epoch{Incarnation: info.Incarnation, Term: term}, Since: t.since}, nil
 }
 
-// LeaderInfo identifies the leader. Name and GRPCAddr are empty while this replica has not learned them.
+// LeaderInfo identifies the leader. Name and GRPCAddr are empty until this replica has learned them.
 type LeaderInfo struct {
 	ID       string
 	Name     string
@@ -246,6 +254,9 @@ type LeaderInfo struct {
 // Leader returns the leader that this replica knows of; false if it knows none.
 func (n *Node) Leader() (LeaderInfo, bool) {
 	addr, id := n.raft.LeaderWithID()
+	if heard, at, stalled := n.stall.leader(); stalled {
+		id, addr = heard, at
+	}
 	if id == "" || n.halted.Load() {
 		return LeaderInfo{}, false
 	}
@@ -266,10 +277,10 @@ func (n *Node) Leader() (LeaderInfo, bool) {
 	return l, true
 }
 
-// IsLeader reports whether this replica believes that it leads. Only Confirm proves it.
-func (n *Node) IsLeader() bool { return n.raft.State() == raft.Leader }
+// IsLeader reports whether this replica believes that it leads. Only Confirm proves that it leads.
+func (n *Node) IsLeader() bool { return n.raft.State() == raft.Leader && !n.stall.isOn() }
 
-// WaitLeader waits until a leader is known.
+// WaitLeader waits until this replica knows a leader, and returns the leader.
 func (n *Node) WaitLeader(ctx context.Context) (LeaderInfo, error) {
 	for {
 		changed := n.watch.next()
@@ -286,8 +297,8 @@ func (n *Node) WaitLeader(ctx context.Context) (LeaderInfo, error) {
 	}
 }
 
-// LeaderChanges sends the present leader and every change; an empty LeaderInfo means that none is known. A
-// slow reader gets only the latest value. The channel is closed when ctx ends or the node stops.
+// LeaderChanges sends the present leader and then every change. An empty LeaderInfo means that no leader is
+// known. A slow reader gets only the latest value. The channel is closed when ctx ends or the node stops.
 func (n *Node) LeaderChanges(ctx context.Context) <-chan LeaderInfo {
 	out := make(chan LeaderInfo, 1)
 	ok := n.spawn(func() {

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestFeatureLevelRises: in a cluster that is upgraded replica by replica, the level rises after the last
-// replica.
+// TestFeatureLevelRises: in a cluster that is upgraded replica by replica, the feature level rises only after
+// the last replica is upgraded.
 func TestFeatureLevelRises(t *testing.T) {
 	const last = 2
 	var upgraded atomic.Bool
@@ -30,9 +30,9 @@ func TestFeatureLevelRises(t *testing.T) {
 		})
 		return n == 3
 	}
-	testbed.Until(t, "all replicas are announced", func() bool { return announced(1) })
+	testbed.Until(t, "all replicas have a record in the state", func() bool { return announced(1) })
 	if level := leader.Store().View().Info().FeatureLevel; level != 1 {
-		t.Fatalf("the level is %d while one replica knows only level 1", level)
+		t.Fatalf("the level is %d while one replica knows only level 1, want 1", level)
 	}
 	g.close(last)
 	upgraded.Store(true)
@@ -42,23 +42,23 @@ func TestFeatureLevelRises(t *testing.T) {
 	}
 }
 
-func TestOutvoted(t *testing.T) {
+func TestReplicasWithAMinorityDigestAreFound(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		answers []digestAnswer
 		most    int
 	}{
-		{"all agree", []digestAnswer{{7, 1}, {7, 1}, {7, 1}}, 0},
+		{"all replicas have the same digest", []digestAnswer{{7, 1}, {7, 1}, {7, 1}}, 0},
 		{"no other replica answers", []digestAnswer{{7, 1}}, 0},
-		{"one differs", []digestAnswer{{7, 1}, {8, 1}, {7, 1}}, 1},
-		{"two differ and agree", []digestAnswer{{7, 1}, {8, 1}, {8, 1}}, 2},
-		{"two differ from each other", []digestAnswer{{7, 1}, {8, 1}, {9, 1}}, 1},
-		{"two differ at another feature level", []digestAnswer{{7, 1}, {8, 2}, {8, 2}}, 0},
-		{"one of two that differ is at another feature level", []digestAnswer{{7, 1}, {8, 1}, {8, 2}}, 1},
+		{"one other replica has another digest", []digestAnswer{{7, 1}, {8, 1}, {7, 1}}, 1},
+		{"two other replicas have the same other digest", []digestAnswer{{7, 1}, {8, 1}, {8, 1}}, 2},
+		{"two other replicas have digests that differ from each other", []digestAnswer{{7, 1}, {8, 1}, {9, 1}}, 1},
+		{"two other replicas are at another feature level", []digestAnswer{{7, 1}, {8, 2}, {8, 2}}, 0},
+		{"two other replicas have the same other digest, and one of them is at another feature level", []digestAnswer{{7, 1}, {8, 1}, {8, 2}}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if other, most := outvoted(c.answers); most != c.most || most > 0 && other == 7 {
-				t.Errorf("digest %d of %d others, want %d", other, most, c.most)
+				t.Errorf("%[2]d other replicas reported digest %[1]d, want %[3]d", other, most, c.most)
 			}
 		})
 	}

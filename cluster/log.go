@@ -13,8 +13,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLogger sends the Raft library's log through slog. For a dead peer the library repeats some lines
-// several times per second; each of them passes once per ten seconds and peer.
+// raftLogger writes the Raft library's log lines to slog. For a dead peer the library repeats some lines
+// several times per second; raftLogger passes each of them once per ten seconds and peer.
 func raftLogger(l *slog.Logger) hclog.Logger {
 	h := hclog.NewInterceptLogger(&hclog.LoggerOptions{Name: "raft", Output: io.Discard, Level: hclog.Off})
 	h.RegisterSink(&raftSink{l: l.With("part", "raft"), once: &onceLog{every: 10 * time.Second}})
@@ -26,7 +26,7 @@ type raftSink struct {
 	once *onceLog
 }
 
-// Accept is called by hclog for every line.
+// Accept writes one line; hclog calls it for every line.
 func (s *raftSink) Accept(_ string, level hclog.Level, msg string, args ...any) {
 	var lv slog.Level
 	switch level {
@@ -52,7 +52,8 @@ func (s *raftSink) Accept(_ string, level hclog.Level, msg string, args ...any) 
 		if !s.once.first(key) {
 			return
 		}
-		// An error of the library is nearly always an unreachable peer, and the group goes on.
+		// The errors that the library logs are nearly always about unreachable peers, without which
+		// the cluster goes on. So log them as warnings.
 		lv = slog.LevelWarn
 	}
 	clean := make([]any, 0, len(args))
@@ -68,8 +69,8 @@ func (s *raftSink) Accept(_ string, level hclog.Level, msg string, args ...any) 
 	s.l.Log(context.Background(), lv, msg, clean...)
 }
 
-// attr converts one attribute of the library: it drops the time, which the line has itself, and turns
-// numbers into numbers.
+// attr converts one attribute of a log line of the Raft library. It drops the time, which every
+// slog line has, and converts numbers to slog numbers.
 func attr(k string, v any) slog.Attr {
 	if k == "time" {
 		k = "took"
@@ -85,8 +86,8 @@ func attr(k string, v any) slog.Attr {
 	return slog.String(k, fmt.Sprint(v))
 }
 
-// gossipLogger sends memberlist's log through slog. memberlist uses log.Logger and writes the level into
-// the text.
+// gossipLogger writes memberlist's log lines to slog. memberlist uses log.Logger and writes the level into
+// the text of the line.
 func gossipLogger(l *slog.Logger) *log.Logger {
 	return log.New(gossipWriter{l.With("part", "gossip")}, "", 0)
 }
@@ -99,7 +100,7 @@ func (w gossipWriter) Write(b []byte) (int, error) {
 	for prefix, v := range map[string]slog.Level{
 		"[DEBUG]": slog.LevelDebug, "[INFO]": slog.LevelDebug, "[WARN]": slog.LevelDebug, "[ERR]": slog.LevelInfo, "[ERROR]": slog.LevelInfo,
 	} {
-		// Gossip is only a hint, so its warnings are at debug level.
+		// Gossip gives only hints, so its warnings are logged at debug level.
 		if rest, ok := strings.CutPrefix(line, prefix); ok {
 			line, lv = strings.TrimSpace(rest), v
 			break
@@ -109,9 +110,9 @@ func (w gossipWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// onceLog lets a line pass once, or once per period.
+// onceLog decides whether a log line is written: each line once, or once per period.
 type onceLog struct {
-	every time.Duration // 0: only once
+	every time.Duration // shortest time between two equal lines; 0 = write each line only once
 	mu    sync.Mutex
 	seen  map[string]time.Time
 }

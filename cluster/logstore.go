@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,10 +23,11 @@ import (
 const (
 	logFile      = "log.db"
 	cacheEntries = 4096
-	// cacheBytes bounds the entries in the cache, because a coalesced entry can have 256 KiB.
+	// cacheBytes is the maximum size in bytes of all entries in the cache. Entries differ in size: an entry
+	// with many commands can have 256 KiB.
 	cacheBytes = 32 << 20
-	// deleteChunk is the number of entries that one transaction of a compaction removes, so that an append
-	// waits only briefly for the write lock.
+	// deleteChunk is the number of entries that one transaction removes when the log is compacted, so that
+	// an append waits only briefly for the write lock.
 	deleteChunk = 256
 )
 
@@ -33,30 +36,45 @@ var (
 	keyReplicaID = []byte("persys-replica-id")
 	keyClusterID = []byte("persys-cluster-id")
 	keyRemoved   = []byte("persys-removed")
+	keyPlace     = []byte("persys-place")
+	keyCopied    = []byte("persys-copied")
 )
 
-// storage holds the records of logStore.
+// Keys of the Raft library, and the bucket of the stable store in its file.
+var (
+	keyTerm      = []byte("CurrentTerm")
+	keyLastVote  = []byte("LastVoteTerm") // term of the last vote
+	keyCandidate = []byte("LastVoteCand")
+	stableBucket = []byte("conf")
+)
+
+// stableKeys are all keys that may occur in the stable store. Any other key is a damaged one;
+// without this list, its value would seem never to have been set.
+var stableKeys = []string{string(keyTerm), string(keyLastVote), string(keyCandidate), string(keyReplicaID), string(keyClusterID), string(keyRemoved), string(keyPlace), string(keyCopied)}
+
+// storage is the interface of raft-boltdb that logStore uses.
 type storage interface {
 	raft.LogStore
 	raft.StableStore
 	Close() error
 }
 
-// logStore is the Raft log and the stable store on disk: raft-boltdb, with a checksum per entry, a cache
-// bounded by bytes, and compaction in small steps. The first failed write or unreadable entry stops the
-// replica.
+// logStore stores the Raft log and the stable store (term, vote, ids) on disk. It adds to raft-boltdb a
+// checksum per entry and per value of the stable store, a cache bounded by bytes, and compaction in small
+// steps. The first failed write or unreadable entry stops the replica.
 type logStore struct {
 	disk storage
 	path string
-	// fail is called with the first error, once the replica has started.
+	// fail is called with the first error that occurs after the start of the replica.
 	fail    func(error)
 	started atomic.Bool
 	grown   growth
 	metrics Metrics
+	watch   diskWatch
 
 	mu    sync.RWMutex
 	ring  []*raft.Log
-	first uint64 // the ring holds entries in [first, next)
+	first uint64 // the cache ring holds the entries with index first ≤ i < next
 	next  uint64
 	bytes int
 }
@@ -73,15 +91,13 @@ func openLogStore(dir string, wrap func(storage) storage) (s *logStore, err erro
 			Timeout:        time.Second,
 			NoFreelistSync: true,
 			FreelistType:   bbolt.FreelistMapType,
-			// A small mapping would be replaced, while all readers wait, each time the file doubles.
+			// bbolt replaces a mapping that is too small each time the file doubles, and all readers wait
+			// meanwhile. So begin with a large mapping.
 			InitialMmapSize: 256 << 20,
 		},
 	})
 	if err != nil {
-		if errors.Is(err, os.ErrPermission) {
-			return nil, fmt.Errorf("raft log %s: %w", path, err)
-		}
-		return nil, fmt.Errorf("%w: raft log %s: %w", ErrCorrupt, path, err)
+		return nil, corrupt(err, "raft log %s", path)
 	}
 	var disk storage = bolt
 	if wrap != nil {
@@ -90,8 +106,8 @@ func openLogStore(dir string, wrap func(storage) storage) (s *logStore, err erro
 	return &logStore{disk: disk, path: path, fail: func(error) {}, metrics: noMetrics{}, ring: make([]*raft.Log, cacheEntries)}, nil
 }
 
-// walk reads every used page of the file. Opening it for writing does the same in another goroutine, where
-// a broken page would end the process.
+// walk reads every used page of the log file. If the file is opened for writing, bbolt reads the same pages
+// in another goroutine, where a broken page would end the process.
 func walk(path string) (err error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && st.Size() == 0 {
@@ -104,10 +120,7 @@ func walk(path string) (err error) {
 	defer guardFault(path, &err)
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
 	if err != nil {
-		if errors.Is(err, os.ErrPermission) {
-			return fmt.Errorf("raft log %s: %w", path, err)
-		}
-		return fmt.Errorf("%w: raft log %s: %w", ErrCorrupt, path, err)
+		return corrupt(err, "raft log %s", path)
 	}
 	return errors.Join(visit(db, path), db.Close())
 }
@@ -115,8 +128,19 @@ func walk(path string) (err error) {
 func visit(db *bbolt.DB, path string) (err error) {
 	defer guardFault(path, &err)
 	err = db.View(func(tx *bbolt.Tx) error {
-		return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
-			return b.ForEach(func([]byte, []byte) error { return nil })
+		return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
+			// Every value has been read; check the checksums of the values of the stable store too.
+			stable := bytes.Equal(name, stableBucket)
+			return b.ForEach(func(k, v []byte) error {
+				if !stable {
+					return nil
+				}
+				if !slices.Contains(stableKeys, string(k)) {
+					return fmt.Errorf("unknown key %q in the stable store", k)
+				}
+				_, err := unseal(k, v)
+				return err
+			})
 		})
 	})
 	if err != nil {
@@ -125,19 +149,19 @@ func visit(db *bbolt.DB, path string) (err error) {
 	return nil
 }
 
-// guardFault turns a panic or a memory fault while reading a broken file into an error with the file's
-// name. Call it with defer.
+// guardFault is for use with defer. If reading a broken file causes a panic or a memory fault, guardFault
+// turns it into an error with the file's name.
 func guardFault(path string, err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("%w: raft log %s: %v", ErrCorrupt, path, r)
 	}
 }
 
-// growth counts the entries and bytes that the log gained since the last snapshot.
+// growth counts the entries and bytes that were added to the log since the last snapshot.
 type growth struct{ entries, bytes atomic.Int64 }
 
-// entryCost is the cost of an entry beside its data, in bytes, on disk and when it is read and applied
-// again. In a quiet cluster most entries have hardly any data.
+// entryCost is what an entry costs in addition to its data, in bytes: on disk, and when the entry is read and
+// applied again. In a quiet cluster most entries have hardly any data.
 const entryCost = 256
 
 func (g *growth) add(entries, bytes int) {
@@ -154,17 +178,25 @@ func (g *growth) reset() {
 	g.bytes.Store(0)
 }
 
-// verify reads every entry above the snapshot: the Raft library would panic on a bad one during its start.
+// verify reads every entry after the snapshot's index. The Raft library would panic on a bad entry during its
+// start.
 func (s *logStore) verify(snapshot uint64) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guardFault(s.path, &err)
 	first, err := s.disk.FirstIndex()
 	if err != nil {
-		return fmt.Errorf("%w: raft log %s: first index: %w", ErrCorrupt, s.path, err)
+		return corrupt(err, "raft log %s: first index", s.path)
 	}
 	last, err := s.disk.LastIndex()
 	if err != nil {
-		return fmt.Errorf("%w: raft log %s: last index: %w", ErrCorrupt, s.path, err)
+		return corrupt(err, "raft log %s: last index", s.path)
+	}
+	term, err := s.GetUint64(keyTerm)
+	if err != nil && !isNotFound(err) {
+		return err
+	}
+	if term == 0 && (last > 0 || snapshot > 0) {
+		return fmt.Errorf("%w: raft log %s holds entries but no term", ErrCorrupt, s.path)
 	}
 	if last == 0 || last <= snapshot {
 		return nil
@@ -180,6 +212,9 @@ func (s *logStore) verify(snapshot uint64) (err error) {
 			}
 			return err
 		}
+		if l.Term > term {
+			return fmt.Errorf("%w: raft log %s: entry %d is of term %d, and the stored term is %d", ErrCorrupt, s.path, i, l.Term, term)
+		}
 		s.grown.add(1, len(l.Data))
 	}
 	return nil
@@ -191,7 +226,7 @@ func (s *logStore) read(i uint64, l *raft.Log) error {
 		if errors.Is(err, raft.ErrLogNotFound) {
 			return err
 		}
-		return fmt.Errorf("%w: raft log %s: entry %d: %w", ErrCorrupt, s.path, i, err)
+		return corrupt(err, "raft log %s: entry %d", s.path, i)
 	}
 	if l.Index != i || len(l.Extensions) != 8 || binary.LittleEndian.Uint64(l.Extensions) != checksum(l) {
 		return fmt.Errorf("%w: raft log %s: entry %d fails its checksum", ErrCorrupt, s.path, i)
@@ -237,8 +272,8 @@ func (s *logStore) GetLog(i uint64, l *raft.Log) error {
 	}
 	if s.started.Load() {
 		s.fail(err)
-		// The library panics if its main loop cannot read an entry. The replica is stopping and the reason
-		// is recorded, so end the calling goroutine instead of the process.
+		// The library panics if its main loop cannot read an entry. The replica is stopping and has
+		// recorded the reason, so end only the calling goroutine, not the process.
 		runtime.Goexit()
 	}
 	return err
@@ -259,8 +294,10 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 		sealed[i] = &copies[i]
 		size += len(l.Data)
 	}
-	began := time.Now()
-	if err := s.disk.StoreLogs(sealed); err != nil {
+	began, end := time.Now(), s.watch.begin()
+	err := s.disk.StoreLogs(sealed)
+	end()
+	if err != nil {
 		return s.failed("append", err)
 	}
 	s.metrics.Append(len(logs), size, time.Since(began))
@@ -311,15 +348,15 @@ func (s *logStore) DeleteRange(lo, hi uint64) error {
 	}
 	s.mu.Unlock()
 	if hi >= last {
-		// The leader overwrites this suffix: remove all of it or nothing.
-		if err := s.disk.DeleteRange(lo, hi); err != nil {
+		// The leader replaces these entries at the end of the log: remove all of them or none.
+		if err := s.deleteRange(lo, hi); err != nil {
 			return s.failed("truncate", err)
 		}
 		return nil
 	}
 	for lo <= hi {
 		upto := min(hi, lo+deleteChunk-1)
-		if err := s.disk.DeleteRange(lo, upto); err != nil {
+		if err := s.deleteRange(lo, upto); err != nil {
 			return s.failed("compact", err)
 		}
 		lo = upto + 1
@@ -327,10 +364,21 @@ func (s *logStore) DeleteRange(lo, hi uint64) error {
 	return nil
 }
 
-// conflict returns the range of entries that a snapshot proves to be uncommitted, or that are followed by a
-// gap; a leader must not send them. These are the entries up to the end of the snapshot, unless the log
-// holds exactly that last entry. With after, later entries are included if their term is lower than the
-// snapshot's, because their leader lost. 0, 0 means none.
+func (s *logStore) deleteRange(lo, hi uint64) error {
+	defer s.watch.begin()()
+	return s.disk.DeleteRange(lo, hi)
+}
+
+func (s *logStore) set(k, v []byte) error {
+	defer s.watch.begin()()
+	return s.disk.Set(k, seal(k, v))
+}
+
+// conflict returns the range of log entries that a snapshot proves to be uncommitted, or that a gap
+// follows, so that this replica must never send them as a leader. These are the entries up to the
+// end of the snapshot, unless the log holds exactly the snapshot's last entry. With after, the
+// range includes later entries whose term is lower than that of the snapshot, because their leader
+// was deposed before they were committed. 0, 0 means no entries.
 func (s *logStore) conflict(snapshot entryID, after bool) (from, to uint64, err error) {
 	first, last, err := s.ends()
 	if err != nil || first == 0 || s.has(snapshot) {
@@ -351,13 +399,14 @@ func (s *logStore) conflict(snapshot entryID, after bool) (from, to uint64, err 
 	return first, to, nil
 }
 
-// dropConflict removes conflicting entries up to the end of a snapshot. Later entries stay: they may have
-// been acknowledged, and the library has the end of the log in memory.
+// dropConflict removes the conflicting entries up to the end of a snapshot. Later entries stay: they may have
+// been acknowledged, and the library keeps the index of the last entry in memory.
 func (s *logStore) dropConflict(snapshot entryID) error {
 	return s.drop(s.conflict(snapshot, false))
 }
 
-// dropContradicted removes all entries that contradict a snapshot, before the library starts.
+// dropContradicted removes all log entries that contradict a snapshot. It is called before the Raft library
+// starts.
 func (s *logStore) dropContradicted(snapshot entryID) error {
 	return s.drop(s.conflict(snapshot, true))
 }
@@ -379,51 +428,101 @@ func (s *logStore) ends() (first, last uint64, err error) {
 	return first, last, err
 }
 
-// has reports whether the log holds exactly this entry, readable.
+// has reports whether the log holds the entry with this index and term, and can read it.
 func (s *logStore) has(id entryID) bool {
 	var l raft.Log
 	return s.read(id.index, &l) == nil && l.Term == id.term
 }
 
-func (s *logStore) Get(k []byte) ([]byte, error)       { return s.disk.Get(k) }
-func (s *logStore) GetUint64(k []byte) (uint64, error) { return s.disk.GetUint64(k) }
+// seal appends the checksum to a value of the stable store. Without it, a flipped bit in the term or the vote
+// would go unnoticed: the replica could vote twice in one term.
+func seal(k, v []byte) []byte {
+	return binary.LittleEndian.AppendUint64(append(make([]byte, 0, len(v)+8), v...), sumOf(k, v))
+}
+
+func unseal(k, sealed []byte) ([]byte, error) {
+	at := len(sealed) - 8
+	if at < 0 || binary.LittleEndian.Uint64(sealed[at:]) != sumOf(k, sealed[:at]) {
+		return nil, fmt.Errorf("value %s fails its checksum", k)
+	}
+	return sealed[:at:at], nil
+}
+
+func sumOf(k, v []byte) uint64 {
+	var d xxhash.Digest
+	d.Reset()
+	d.Write(k)
+	d.Write([]byte{0})
+	d.Write(v)
+	return d.Sum64()
+}
+
+func isNotFound(err error) bool { return err.Error() == raftboltdb.ErrKeyNotFound.Error() }
+
+// Get, GetUint64, Set and SetUint64 implement raft.StableStore.
+func (s *logStore) Get(k []byte) ([]byte, error) {
+	sealed, err := s.disk.Get(k)
+	if err != nil {
+		if isNotFound(err) {
+			return nil, err // return err unchanged: the Raft library compares its text
+		}
+		return nil, s.unreadable(corrupt(err, "raft log %s: value %s", s.path, k))
+	}
+	v, err := unseal(k, sealed)
+	if err != nil {
+		return nil, s.unreadable(fmt.Errorf("%w: raft log %s: %w", ErrCorrupt, s.path, err))
+	}
+	return v, nil
+}
+
+func (s *logStore) GetUint64(k []byte) (uint64, error) {
+	v, err := s.Get(k)
+	if err != nil {
+		return 0, err
+	}
+	if len(v) != 8 {
+		return 0, s.unreadable(fmt.Errorf("%w: raft log %s: value %s has %d bytes, want 8", ErrCorrupt, s.path, k, len(v)))
+	}
+	return binary.BigEndian.Uint64(v), nil
+}
+
+func (s *logStore) unreadable(err error) error {
+	if s.started.Load() {
+		s.fail(err)
+	}
+	return err
+}
 
 func (s *logStore) Set(k, v []byte) error {
-	if err := s.disk.Set(k, v); err != nil {
+	if err := s.set(k, v); err != nil {
 		return s.stableFailed(err)
 	}
 	return nil
 }
 
 func (s *logStore) SetUint64(k []byte, v uint64) error {
-	if err := s.disk.SetUint64(k, v); err != nil {
-		return s.stableFailed(err)
-	}
-	return nil
+	return s.Set(k, binary.BigEndian.AppendUint64(nil, v))
 }
 
 func (s *logStore) stableFailed(err error) error {
 	err = s.failed("write term or vote", err)
 	if s.started.Load() {
-		runtime.Goexit() // as in GetLog: the library would panic
+		runtime.Goexit() // end the goroutine, as in GetLog, because the library would panic
 	}
 	return err
 }
 
-// own reads one of our keys; "" if it was never set.
+// own reads a value that this package keeps in the stable store; "" if it was never set.
 func (s *logStore) own(key []byte) (string, error) {
-	v, err := s.disk.Get(key)
-	if err != nil {
-		if err.Error() == raftboltdb.ErrKeyNotFound.Error() {
-			return "", nil
-		}
-		return "", fmt.Errorf("%w: raft log %s: %w", ErrCorrupt, s.path, err)
+	v, err := s.Get(key)
+	if err != nil && isNotFound(err) {
+		return "", nil
 	}
-	return string(v), nil
+	return string(v), err
 }
 
 func (s *logStore) setOwn(key []byte, v string) error {
-	if err := s.disk.Set(key, []byte(v)); err != nil {
+	if err := s.set(key, []byte(v)); err != nil {
 		return s.failed("write "+string(key), err)
 	}
 	return nil

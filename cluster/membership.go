@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,31 +16,34 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// promiseLifetime is the time for which a replica that promised to form a cluster with one candidate
-// promises nothing to another.
+// promiseLifetime is how long a promise to form a cluster with one candidate lasts. During that time the
+// replica promises nothing to other candidates.
 const promiseLifetime = 5 * time.Second
 
-// reportAfter times Timing.Reconcile is how long a replica without a cluster searches before it logs why it
-// found none, and the period of that log line.
+// reportAfter is the number of failed attempts to find a cluster after which a replica logs the reason, and
+// the number of further attempts before it logs the reason again. Attempts are Timing.Reconcile apart.
 const reportAfter = 60
 
-// minVoters is the number of healthy voters that must remain when a dead voter is removed (or
-// BootstrapExpect, if that is more).
+// minVoters is the number of healthy voters that must remain if the leader removes a dead voter. If
+// BootstrapExpect is larger, that number must remain.
 const minVoters = 3
 
-// members manages the membership (cluster/DESIGN.md).
+// members manages the membership of the cluster (cluster/DESIGN.md): it finds or forms a cluster, and on the
+// leader it adds, promotes and removes replicas.
 type members struct {
 	n *Node
 
 	mu          sync.Mutex
 	promised    string
 	until       time.Time
-	removedByUs map[string]bool // removed on request while this replica led
+	removedByUs map[string]bool // servers that this replica removed on request while it led
 
 	// The fields below belong to the leader's reconcile loop.
-	hellos   map[string]seen      // by raft id
-	caughtUp map[string]time.Time // since when a non-voter has been caught up
-	deadFor  map[string]time.Time // since when a server has been silent
+	hellos   map[string]seen      // for each Raft id: the last introduction of the replica
+	caughtUp map[string]time.Time // for each non-voter: since when it has been caught up
+	deadFor  map[string]time.Time // for each server: since when it has not answered
+	moves    map[string]time.Time // for each id and new address: since when the replica has had that address
+	recorded map[copyOf]bool      // copies for which this leader has recorded an event
 }
 
 type seen struct {
@@ -48,10 +52,10 @@ type seen struct {
 }
 
 func newMembers(n *Node) *members {
-	return &members{n: n, removedByUs: map[string]bool{}, hellos: map[string]seen{}, caughtUp: map[string]time.Time{}, deadFor: map[string]time.Time{}}
+	return &members{n: n, removedByUs: map[string]bool{}, hellos: map[string]seen{}, caughtUp: map[string]time.Time{}, deadFor: map[string]time.Time{}, moves: map[string]time.Time{}, recorded: map[copyOf]bool{}}
 }
 
-// --- Finding or forming a cluster ---
+// --- How a replica finds or forms a cluster ---
 
 // find keeps gossip connected. While this replica knows no cluster, it searches for one to join, or forms
 // one. To join, a replica only has to be visible in gossip: the leader adds each replica that it can
@@ -61,10 +65,17 @@ func (m *members) find() {
 	pause := 100 * time.Millisecond
 	said, alone := false, time.Now()
 	for {
-		_, unheard := n.gossip.join(m.contacts()) // tried again at the next tick
+		_, unheard := n.gossip.join(m.contacts()) // addresses that do not answer are dialled again at the next tick
 		if n.knows() {
-			n.remember()
-			pause = 5 * time.Second
+			if pause = 5 * time.Second; !n.remember() {
+				pause = time.Second // the replica has a configuration, but has not received the state yet
+			}
+			if len(n.servers()) > 0 {
+				alone = time.Now()
+			} else if time.Since(alone) > reportAfter*n.cfg.Timing.Reconcile {
+				alone = time.Now()
+				n.log.Warn("this replica still waits until the cluster admits it", "cluster", n.clusterID(), "in_gossip", len(n.gossip.alive()), "err", unheard)
+			}
 		} else {
 			formed, err := m.form()
 			if err != nil {
@@ -92,8 +103,8 @@ func (m *members) find() {
 	}
 }
 
-// contacts returns the gossip addresses to dial: the configured ones, and those of the replicas in the
-// state, so that a restart needs no Join.
+// contacts returns the gossip addresses to dial: those in Config.Join, and those of the replicas in the
+// state, so that a restarted replica needs no Join.
 func (m *members) contacts() []string {
 	out := append([]string(nil), m.n.cfg.Join...)
 	m.n.Store().View().Replicas(func(r *fsm.Replica) bool {
@@ -106,12 +117,12 @@ func (m *members) contacts() []string {
 }
 
 // form bootstraps a new cluster if enough replicas are visible, none of them knows a cluster, all of them
-// promise to form with this replica, and this replica has the lowest id.
+// promise to form one with this replica, and this replica has the lowest id.
 func (m *members) form() (bool, error) {
 	n := m.n
 	expect := n.cfg.BootstrapExpect
 	if expect == 0 || n.removed.Load() || expect == 1 && len(n.remembered()) > 0 {
-		return false, nil // a replica that remembers others has lost its state, and joins them
+		return false, nil // this replica was a member and lost its state, so it must join the others and not form a cluster
 	}
 	self := n.hello()
 	found := []*Hello{&self}
@@ -122,14 +133,14 @@ func (m *members) form() (bool, error) {
 		if errors.Is(err, ErrWrongCluster) {
 			continue
 		}
-		if err != nil { // that replica may know a cluster; do not form a second one
-			return false, fmt.Errorf("%s is in gossip and cannot be asked at %s: %w", s.name, s.raftAddr, err)
+		if err != nil { // a replica that did not answer may know a cluster, so do not form a second one
+			return false, fmt.Errorf("%s is in gossip, but does not answer at %s: %w", s.name, s.raftAddr, err)
 		}
 		if h.ID != s.id {
-			continue // another replica has this address now; gossip will notice
+			continue // another replica uses this address now, and gossip will learn of that
 		}
 		if h.Knows {
-			return false, nil // join that cluster: its leader will add this replica
+			return false, nil // another replica knows a cluster; the leader of that cluster will add this replica
 		}
 		if h.Expect != 0 && h.Expect != expect {
 			return false, fmt.Errorf("SCHEDULER_BOOTSTRAP_EXPECT is %d here and %d on %s", expect, h.Expect, h.Name)
@@ -159,7 +170,7 @@ func (m *members) form() (bool, error) {
 	for _, h := range found {
 		if h.ID != n.id {
 			if _, err := n.peers.call(ctx, h.ID, h.RaftAddr, &request{Op: opForm, Hello: &self}); err != nil {
-				return false, fmt.Errorf("%s does not agree: %w", h.Name, err)
+				return false, fmt.Errorf("%s does not agree to form a cluster: %w", h.Name, err)
 			}
 		}
 		config.Servers = append(config.Servers, raft.Server{Suffrage: raft.Voter, ID: raft.ServerID(h.ID), Address: raft.ServerAddress(h.RaftAddr)})
@@ -175,22 +186,22 @@ func (m *members) bootstrap(config raft.Configuration) error {
 	return nil
 }
 
-// promise answers a replica that wants to form a cluster. This replica promises only while it knows no
-// cluster, and to one candidate at a time.
+// promise answers a replica that asks for the promise to form a cluster with it. This replica promises only
+// while it knows no cluster, and to one candidate at a time.
 func (m *members) promise(to *Hello) error {
 	if to == nil || to.ID == "" {
 		return errors.New("form: who?")
 	}
 	if m.n.knows() || m.n.removed.Load() {
-		return errors.New("this replica knows a cluster")
+		return errors.New("this replica already knows a cluster")
 	}
 	if m.n.cfg.BootstrapExpect != 0 && to.Expect != m.n.cfg.BootstrapExpect {
-		return fmt.Errorf("SCHEDULER_BOOTSTRAP_EXPECT is %d there and %d here", to.Expect, m.n.cfg.BootstrapExpect)
+		return fmt.Errorf("SCHEDULER_BOOTSTRAP_EXPECT differs: it is %d on the replica that asks and %d on this one", to.Expect, m.n.cfg.BootstrapExpect)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.promised != "" && m.promised != to.ID && time.Now().Before(m.until) {
-		return errors.New("already promised to another replica")
+		return errors.New("this replica has already promised to form a cluster with another replica")
 	}
 	m.promised, m.until = to.ID, time.Now().Add(promiseLifetime)
 	return nil
@@ -198,12 +209,14 @@ func (m *members) promise(to *Hello) error {
 
 // --- The leader's reconcile loop ---
 
-// lead keeps the Raft configuration and the replica records equal to the replicas that exist. It makes at
-// most one configuration change per pass.
+// lead keeps the Raft configuration and the replica records in the state equal to the replicas that exist. It
+// makes at most one configuration change per pass.
 func (m *members) lead(ctx context.Context, s LeadershipTerm) error {
 	clear(m.hellos)
 	clear(m.caughtUp)
 	clear(m.deadFor)
+	clear(m.moves)
+	clear(m.recorded)
 	for {
 		again := m.n.cfg.Timing.Reconcile
 		changed, err := m.pass(ctx, s)
@@ -222,7 +235,8 @@ func (m *members) lead(ctx context.Context, s LeadershipTerm) error {
 			return ctx.Err()
 		case <-time.After(again):
 		case <-wake:
-			// Changes of several replicas arrive together: wait for all of them.
+			// Changes of several replicas arrive at about the same time. Wait a moment, so that one pass
+			// handles all of them.
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -236,13 +250,16 @@ func (m *members) pass(ctx context.Context, s LeadershipTerm) (changed bool, err
 	now := time.Now()
 	m.greet(ctx, now)
 	m.observe(now)
+	m.tellTwins(ctx, now)
+	m.recordCopies(ctx, s, now)
 	if changed, err := m.configure(ctx, now); changed || err != nil {
 		return changed, err
 	}
+	m.leaveToFaster(ctx, s)
 	return m.record(ctx, s)
 }
 
-// greet asks every replica in gossip, in parallel, who it is.
+// greet asks all replicas in gossip, in parallel, who they are, and stores their introductions.
 func (m *members) greet(ctx context.Context, now time.Time) {
 	n := m.n
 	var mu sync.Mutex
@@ -253,7 +270,8 @@ func (m *members) greet(ctx context.Context, now time.Time) {
 	}
 	var ask []sighting
 	for _, s := range n.gossip.alive() {
-		// Raft watches voters itself; new replicas are asked at once.
+		// Raft itself watches its servers, so a server of the configuration is asked only every five
+		// periods. A new replica is asked at once.
 		if old, ok := m.hellos[s.id]; ok && inConfig[s.id] && now.Sub(old.at) < 5*n.cfg.Timing.Reconcile && old.h.RaftAddr == s.raftAddr {
 			continue
 		}
@@ -273,7 +291,15 @@ func (m *members) greet(ctx context.Context, now time.Time) {
 				return
 			}
 			mu.Lock()
+			for id, old := range m.hellos {
+				if id != h.ID && old.h.RaftAddr == h.RaftAddr {
+					delete(m.hellos, id) // another replica answers at this address, so the replica from gossip must not be added again
+				}
+			}
 			m.hellos[h.ID] = seen{h, now}
+			for _, addr := range h.Copies {
+				n.copies.note(h.ID, addr, now)
+			}
 			mu.Unlock()
 		}()
 	}
@@ -285,7 +311,7 @@ func (m *members) greet(ctx context.Context, now time.Time) {
 	}
 }
 
-// healthy reports whether a replica answered a heartbeat lately.
+// healthy reports whether the replica answered a heartbeat lately.
 func (n *Node) healthy(id raft.ServerID) bool {
 	if string(id) == n.id {
 		return true
@@ -294,7 +320,7 @@ func (n *Node) healthy(id raft.ServerID) bool {
 	return ok && time.Since(c.at) < 2*n.cfg.Timing.Heartbeat
 }
 
-// observe records the times at which replicas caught up or became silent.
+// observe records since when each replica has been caught up, or has been silent.
 func (m *members) observe(now time.Time) {
 	n := m.n
 	commit := n.raft.CommitIndex()
@@ -309,7 +335,7 @@ func (m *members) observe(now time.Time) {
 			m.deadFor[id] = now
 		}
 		c, _ := n.trans.contacts.of(s.ID)
-		const lag = 512 // entries; under load a follower is always some entries behind
+		const lag = 512 // largest number of entries that a replica may lack and still count as caught up: under load every follower lacks some
 		if s.Suffrage == raft.Nonvoter && ok && c.last+lag >= commit {
 			if _, known := m.caughtUp[id]; !known {
 				m.caughtUp[id] = now
@@ -325,7 +351,7 @@ func (m *members) observe(now time.Time) {
 	}
 }
 
-// configure makes at most one change to the Raft configuration.
+// configure makes at most one change to the Raft configuration and reports whether it made one.
 func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 	n := m.n
 	servers := n.servers()
@@ -353,16 +379,24 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 			continue
 		}
 		s, member := byID[id]
-		if !member && m.wasRemovedByUs(id) { // a failed removal must not keep the replica out
+		// The replica is still a member, so an earlier removal failed. Forget that removal.
+		if !member && m.wasRemovedByUs(id) {
 			m.tellRemoved(ctx, h)
 			continue
 		}
 		switch {
 		case member && string(s.Address) != h.RaftAddr:
+			if m.copied(ctx, s, h, now) || m.movesLater(h, now) {
+				// The state must not record the address of a copy. Forget the introduction: this replica
+				// is asked again in the next pass.
+				delete(m.hellos, id)
+				continue
+			}
 			to := raft.ServerAddress(h.RaftAddr)
 			if slices.ContainsFunc(servers, func(o raft.Server) bool { return o.Address == to }) {
-				// Two servers cannot have the same address. Servers that exchanged their addresses get a
-				// placeholder first; gossip knows their addresses meanwhile.
+				// The Raft configuration cannot hold one address twice. A server whose new address still
+				// belongs to another server gets an address that leads nowhere, and its own in a later pass.
+				// Raft dials the addresses from gossip, so it reaches the server meanwhile.
 				if to = raft.ServerAddress(id + ".invalid:1"); to == s.Address {
 					continue
 				}
@@ -392,7 +426,8 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 	return m.removeDead(ctx, now, servers)
 }
 
-// admit adds a new replica, and first removes the server that it replaces.
+// admit adds a new replica to the configuration. If the new replica replaces another server, admit removes
+// that server first.
 func (m *members) admit(ctx context.Context, now time.Time, h *Hello, servers []raft.Server) (bool, error) {
 	n := m.n
 	for _, s := range servers {
@@ -402,18 +437,18 @@ func (m *members) admit(ctx context.Context, now time.Time, h *Hello, servers []
 			continue
 		}
 		if since, silent := m.deadFor[string(s.ID)]; silent && now.Sub(since) < 2*n.cfg.Timing.Heartbeat {
-			return false, nil // a new leader has not heard from every follower yet
+			return false, nil // the leader is new and has not heard from every follower yet
 		} else if !silent {
-			n.once.warn(n.log, "twin:"+h.ID, "a newcomer has the name or address of a live replica and is not admitted", "name", h.Name, "addr", h.RaftAddr, "replica", string(s.ID))
+			n.once.warn(n.log, "twin:"+h.ID, "a new replica has the name or address of a live replica and is not admitted", "name", h.Name, "addr", h.RaftAddr, "replica", string(s.ID))
 			return false, nil
 		}
 		if s.Suffrage == raft.Voter {
 			if err := m.canLose(s.ID, servers); err != nil {
-				n.once.warn(n.log, "replace:"+h.ID, "an emptied replica waits to be replaced", "name", h.Name, "err", err)
+				n.once.warn(n.log, "replace:"+h.ID, "a replica that lost its data waits until its old entry is replaced", "name", h.Name, "err", err)
 				return false, nil
 			}
 		}
-		n.log.Info("replica came back empty: its old identity is removed", "name", h.Name, "old", string(s.ID), "new", h.ID)
+		n.log.Info("a replica came back without its data: removing its old entry from the Raft configuration", "name", h.Name, "old", string(s.ID), "new", h.ID)
 		return true, m.change(ctx, func(d time.Duration) raft.IndexFuture { return n.raft.RemoveServer(s.ID, 0, d) })
 	}
 	n.log.Info("replica joins", "replica", h.ID, "name", h.Name, "addr", h.RaftAddr)
@@ -422,8 +457,9 @@ func (m *members) admit(ctx context.Context, now time.Time, h *Hello, servers []
 	})
 }
 
-// removeDead removes servers that have been dead for Timing.DeadAfter: non-voters always, voters only while
-// max(BootstrapExpect, 3) healthy voters remain, that is, once a replacement has a vote.
+// removeDead removes servers that have been dead for Timing.DeadAfter: non-voters always, voters only if
+// max(BootstrapExpect, 3) healthy voters remain. In a cluster with no more voters than that, a dead voter is
+// removed only after a replacement has become a voter.
 func (m *members) removeDead(ctx context.Context, now time.Time, servers []raft.Server) (bool, error) {
 	n := m.n
 	after := n.cfg.Timing.DeadAfter
@@ -440,7 +476,7 @@ func (m *members) removeDead(ctx context.Context, now time.Time, servers []raft.
 				continue
 			}
 		}
-		n.log.Warn("removing a replica that has been dead for long", "replica", string(s.ID), "dead_for", now.Sub(since).Round(time.Second))
+		n.log.Warn("removing a replica that has been dead for a long time", "replica", string(s.ID), "dead_for", now.Sub(since).Round(time.Second))
 		return true, m.change(ctx, func(d time.Duration) raft.IndexFuture { return n.raft.RemoveServer(s.ID, 0, d) })
 	}
 	return false, nil
@@ -456,8 +492,8 @@ func (m *members) healthyVoters(without raft.ServerID, servers []raft.Server) in
 	return count
 }
 
-// canLose returns an error if removing a voter is unsafe: a majority of the remaining voters must be
-// healthy, because they commit the removal and everything after it.
+// canLose returns an error if it is unsafe to remove a voter. A majority of the remaining voters must be
+// healthy, because they have to commit the removal and everything after it.
 func (m *members) canLose(id raft.ServerID, servers []raft.Server) error {
 	rest := 0
 	for _, s := range servers {
@@ -478,8 +514,8 @@ func (m *members) change(ctx context.Context, f func(time.Duration) raft.IndexFu
 	return m.n.await(ctx, func() error { return f(m.n.cfg.Timing.RPC).Error() })
 }
 
-// record updates the replica records and the feature level. The level may rise once the records are right,
-// so a change calls for another pass at once.
+// record updates the replica records and the feature level in the state. The level may rise only once the
+// records are right, so changed asks for another pass at once.
 func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, err error) {
 	n := m.n
 	view := n.Store().View()
@@ -499,13 +535,13 @@ func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, e
 		switch {
 		case greeted:
 			level = min(level, h.FeatureLevel)
-			if !known || *have != *h.replica() {
-				cmds = append(cmds, &commandv1.Command{Head: n.head(s.Epoch), Body: &commandv1.Command_PutReplica{PutReplica: putReplica(h)}})
+			if want := h.replica(srv.Suffrage == raft.Voter); !known || *have != *want {
+				cmds = append(cmds, &commandv1.Command{Head: n.head(s.Epoch), Body: &commandv1.Command_PutReplica{PutReplica: want.PB()}})
 			}
 		case known:
 			level = min(level, have.FeatureLevel)
 		default:
-			level = 0 // a server without a record
+			level = 0 // the feature level of this server is not known, because the state has no record of it
 		}
 	}
 	view.Replicas(func(r *fsm.Replica) bool {
@@ -535,14 +571,22 @@ func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, e
 	return true, nil
 }
 
-func putReplica(h *Hello) *commandv1.PutReplica {
-	return &commandv1.PutReplica{
-		Id: h.ID, Name: h.Name, GrpcAddr: h.GRPCAddr, HttpAddr: h.HTTPAddr, RaftAddr: h.RaftAddr,
-		GossipAddr: h.GossipAddr, DnsAddr: h.DNSAddr, Version: h.Version, FeatureLevel: h.FeatureLevel,
+// replica returns the state record of the replica that introduced itself with h.
+func (h *Hello) replica(votes bool) *fsm.Replica {
+	r := &fsm.Replica{
+		ID: h.ID, Name: h.Name, GRPCAddr: h.GRPCAddr, HTTPAddr: h.HTTPAddr, RaftAddr: h.RaftAddr,
+		GossipAddr: h.GossipAddr, DNSAddr: h.DNSAddr, Version: h.Version, FeatureLevel: h.FeatureLevel, Memory: h.Memory,
 	}
+	if p := h.Repair; p != nil {
+		clip := func(s string, n int) string { return strings.ToValidUTF8(s[:min(len(s), n)], "") }
+		r.Repair = fsm.ReplicaRepair{
+			Of: p.Of, Damage: clip(p.Damage, fsm.MaxRepairDamage), Aside: clip(p.Aside, fsm.MaxRepairAside), At: p.At.UnixNano(), Done: votes,
+		}
+	}
+	return r
 }
 
-// --- Removal ---
+// --- Removal of a replica ---
 
 func (m *members) wasRemovedByUs(id string) bool {
 	m.mu.Lock()
@@ -550,8 +594,8 @@ func (m *members) wasRemovedByUs(id string) bool {
 	return m.removedByUs[id]
 }
 
-// tellRemoved tells a removed replica, so that it stops by itself. If the message is lost, Raft ignores the
-// replica anyway.
+// tellRemoved tells a replica that it was removed, so that it stops by itself. If the message is lost, Raft
+// ignores the removed replica anyway.
 func (m *members) tellRemoved(ctx context.Context, h *Hello) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -561,22 +605,22 @@ func (m *members) tellRemoved(ctx context.Context, h *Hello) {
 	}
 }
 
-// wasRemoved handles the message of a leader that it removed this replica.
+// wasRemoved handles a leader's message that this replica was removed from the cluster.
 func (m *members) wasRemoved(by *Hello) error {
 	n := m.n
 	if by == nil || by.ClusterID == "" || by.ClusterID != n.clusterID() {
-		return errors.New("the message that this replica was removed is from another cluster")
+		return errors.New("refused: the message that this replica was removed is from another cluster")
 	}
 	for _, s := range n.servers() {
 		if string(s.ID) == n.id && by.Term < n.raft.CurrentTerm() {
-			return errors.New("the message that this replica was removed is from a former leader")
+			return errors.New("refused: the message that this replica was removed is from a former leader")
 		}
 	}
 	n.markRemoved()
 	return nil
 }
 
-// watchOwn halts this replica once the configuration, which named it before, no longer does.
+// watchOwn halts this replica once the Raft configuration, which contained it before, no longer contains it.
 func (m *members) watchOwn() {
 	n := m.n
 	member, missing := false, time.Time{}
@@ -609,7 +653,7 @@ func (n *Node) markRemoved() {
 		return
 	}
 	if err := n.logs.setOwn(keyRemoved, "yes"); err != nil {
-		n.log.Warn("cannot note that this replica was removed", "err", err)
+		n.log.Warn("cannot store in the data directory that this replica was removed", "err", err)
 	}
 	if !n.leaving.Load() {
 		n.halt(fmt.Errorf("%w: to join again, empty %s", ErrRemoved, n.cfg.DataDir))

@@ -16,27 +16,29 @@ import (
 
 func TestThreeReplicasFormWithOneConfiguration(t *testing.T) {
 	g := newGroup(t, 3)
-	leader := g.form()
-	mustPut(t, leader, "w", 7)
+	g.form()
+	leader, _ := g.put("w", 7)
 	id := leader.Status().ClusterID
 	for i, n := range g.snapshot() {
-		testbed.Until(t, "the write on every replica", func() bool { return value(n.Store().View(), "w") == 7 })
+		testbed.Until(t, "the write is on every replica", func() bool { return value(n.Store().View(), "w") == 7 })
 		if got := n.Status().ClusterID; got != id || id == "" {
-			t.Errorf("replica %d is of cluster %q, the leader of %q", i, got, id)
+			t.Errorf("replica %d is of cluster %q, the leader of %q, want the same id, not empty", i, got, id)
 		}
-		if l, ok := n.Leader(); !ok || l.GRPCAddr != leader.cfg.GRPCAdvertise || l.Name != leader.cfg.Name {
-			t.Errorf("replica %d sees leader %+v", i, l)
-		}
+		testbed.Until(t, "every replica knows the leader", func() bool {
+			leader := g.leader()
+			l, ok := n.Leader()
+			return leader != nil && ok && l.GRPCAddr == leader.cfg.GRPCAdvertise && l.Name == leader.cfg.Name
+		})
 	}
 	if info := leader.Store().View().Info(); info.Incarnation < 1e12 {
-		t.Errorf("incarnation %d is not Unix milliseconds", info.Incarnation)
+		t.Errorf("incarnation %d must be a time in Unix milliseconds", info.Incarnation)
 	}
 }
 
 func TestFewerThanExpectedDoNotForm(t *testing.T) {
 	g := newGroup(t, 3)
 	a, b := g.start(0), g.start(1)
-	testbed.Until(t, "both in gossip", func() bool { return len(a.gossip.alive()) == 1 && len(b.gossip.alive()) == 1 })
+	testbed.Until(t, "both replicas are in gossip", func() bool { return len(a.gossip.alive()) == 1 && len(b.gossip.alive()) == 1 })
 	for _, n := range []*Node{a, b} {
 		if formed, err := n.members.form(); formed || err != nil {
 			t.Fatalf("formed %v, %v", formed, err)
@@ -48,19 +50,19 @@ func TestFewerThanExpectedDoNotForm(t *testing.T) {
 
 func TestScaleOutToFive(t *testing.T) {
 	g := newGroup(t, 3)
-	leader := g.form()
-	mustPut(t, leader, "w", 1)
+	g.form()
+	g.put("w", 1)
 	g.start(3)
 	g.start(4)
-	leader = g.settled(5)
-	mustPut(t, leader, "w", 2)
+	g.settled(5)
+	g.put("w", 2)
 	for _, n := range g.snapshot() {
-		testbed.Until(t, "the write on five", func() bool { return value(n.Store().View(), "w") == 2 })
+		testbed.Until(t, "the write is on all five replicas", func() bool { return value(n.Store().View(), "w") == 2 })
 	}
 }
 
 // TestAJoinerHasNoVoteFirst reads every configuration in the log: a replica that joins a cluster is a
-// non-voter before it is a voter.
+// non-voter before it becomes a voter.
 func TestAJoinerHasNoVoteFirst(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
@@ -83,15 +85,15 @@ func TestAJoinerHasNoVoteFirst(t *testing.T) {
 		}
 	}
 	if len(was) != 2 || was[0] != raft.Nonvoter || was[1] != raft.Voter {
-		t.Fatalf("the joiner was, one after the other, %v; want Nonvoter, Voter", was)
+		t.Fatalf("the new replica was, one after the other, %v; want Nonvoter, Voter", was)
 	}
 }
 
 func TestRestartFromDisk(t *testing.T) {
 	g := newGroup(t, 3)
-	leader := g.form()
+	g.form()
 	for i := range 50 {
-		mustPut(t, leader, "w", int64(i))
+		g.put("w", int64(i))
 	}
 	ids := map[int]string{}
 	for i, n := range g.snapshot() {
@@ -102,63 +104,86 @@ func TestRestartFromDisk(t *testing.T) {
 	}
 	for i := range 3 {
 		if n := g.start(i); n.ID() != ids[i] {
-			t.Errorf("replica %d has id %s after the restart, had %s", i, n.ID(), ids[i])
+			t.Errorf("replica %d has id %s after the restart, had %s, want the same id", i, n.ID(), ids[i])
 		}
 	}
-	leader = g.settled(3)
-	v, err := leader.Read(timeout(t, patience), Linearizable, 0)
-	if err != nil || value(v, "w") != 49 {
-		t.Fatalf("after the restart w = %d, %v", value(v, "w"), err)
-	}
+	g.settled(3)
+	g.atLeader("a read", func(l *Node) error {
+		v, err := l.Read(timeout(t, 5*time.Second), Linearizable, 0)
+		if err == nil && value(v, "w") != 49 {
+			t.Fatalf("after the restart the value w is %d, want 49", value(v, "w"))
+		}
+		return err
+	})
 }
 
-// The Raft library doubles its pause with every failed append. So only few appends may fail while a
-// follower is down, for any length of time.
+// The Raft library doubles its pause after every failed append. So only a few appends may fail while a
+// follower is down, however long it is down.
 func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 	g := newGroup(t, 3)
+	g.also(calm)
 	leader := g.form()
 	away := g.index(g.follower(leader))
-	mustPut(t, leader, "w", 0)
+	g.put("w", 0)
 	before := leader.trans.failed.Load()
 	g.close(away)
-	// Without the wait in the transport, seven fail within a second.
+	// Without the wait in the method waitForContact, seven appends fail within a second.
 	wrote := int64(0)
 	for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 		wrote++
-		mustPut(t, leader, "w", wrote)
+		g.put("w", wrote)
 	}
 	n := g.start(away)
-	testbed.Until(t, "the entries it missed", func() bool { return value(n.Store().View(), "w") == wrote })
+	testbed.Until(t, "the replica has the entries that it missed", func() bool { return value(n.Store().View(), "w") == wrote })
 	if more := leader.trans.failed.Load() - before; more > 2 {
 		t.Errorf("%d appends failed while a follower was away, want at most 2", more)
 	}
 }
 
-// A leader that waits for a follower can transfer leadership, lose it, and stop.
+// A leader that waits for an absent follower can still transfer leadership, lose leadership, and stop.
 func TestWaitingForAFollowerBlocksNothingElse(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
 	gone := g.follower(leader)
 	away := g.index(gone)
 	g.close(away)
-	mustPut(t, leader, "w", 1)
-	testbed.Until(t, "that it is missed", func() bool { return !leader.healthy(raft.ServerID(gone.ID())) })
-	for range 3 { // the library allows one unfinished attempt
+	g.put("w", 1)
+	g.missed(gone)
+	for range 3 { // the Raft library allows only one transfer at a time
 		leader = g.waitLeader()
 		if err := leader.TransferLeadership(timeout(t, patience), gone.ID()); err == nil {
-			t.Fatal("it handed over to a replica that is away")
+			t.Fatal("a transfer of leadership to a dead replica must fail, but succeeded")
 		}
-		testbed.Until(t, "proposals that are taken again", g.writable)
+		testbed.Until(t, "the leader accepts proposals again", g.writable)
 	}
 	testbed.Until(t, "another leader", func() bool {
 		leader = g.waitLeader()
 		return leader.TransferLeadership(timeout(t, patience), "") == nil
 	})
-	next := g.waitLeader()
-	mustPut(t, next, "w", 2)
-	g.close(g.index(next)) // waits for all its goroutines
+	next, _ := g.put("w", 2)
+	g.close(g.index(next)) // this returns only when all goroutines of the replica have ended
 	g.start(away)
-	testbed.Until(t, "a leader of the two that are left", g.writable)
+	testbed.Until(t, "one of the two remaining replicas leads", g.writable)
+}
+
+// remove removes a replica from the cluster through the leader.
+func (g *group) remove(id string) {
+	g.t.Helper()
+	g.atLeader("remove replica "+id, func(l *Node) error {
+		if _, there := l.find(id); !there { // an earlier attempt, whose answer was lost, has removed the replica
+			return nil
+		}
+		return l.RemoveReplica(timeout(g.t, patience), id, false)
+	})
+}
+
+// missed waits until the leader notices that a replica is gone.
+func (g *group) missed(gone *Node) {
+	g.t.Helper()
+	testbed.Until(g.t, "the leader notices that the replica is lost", func() bool {
+		l := g.leader()
+		return l != nil && !l.healthy(raft.ServerID(gone.ID()))
+	})
 }
 
 func (g *group) writable() bool {
@@ -178,12 +203,12 @@ func TestEmptiedVoterIsReplaced(t *testing.T) {
 	i, old := g.index(lost), lost.ID()
 	g.close(i)
 	g.empty(i)
-	mustPut(t, leader, "w", 1)
+	g.put("w", 1)
 	n := g.start(i)
 	if n.ID() == old {
-		t.Fatal("the emptied replica kept its id")
+		t.Fatal("the replica whose disk was emptied must get a new Raft id, but kept its old one")
 	}
-	testbed.Until(t, "the old id gone, the new one a voter", func() bool {
+	testbed.Until(t, "the old id is removed, and the new id is a voter", func() bool {
 		found := false
 		for _, p := range leader.Status().Peers {
 			if p.ID == old {
@@ -193,7 +218,42 @@ func TestEmptiedVoterIsReplaced(t *testing.T) {
 		}
 		return found
 	})
-	testbed.Until(t, "the data on the replaced voter", func() bool { return value(n.Store().View(), "w") == 1 })
+	testbed.Until(t, "the replaced voter has the data", func() bool { return value(n.Store().View(), "w") == 1 })
+}
+
+// The leader remembers the introduction of a replica for ten periods of its reconcile loop. A replica that
+// returns with an empty disk within that time must not be added under its old id again.
+func TestAReplicaThatComesBackEmptyAtOnceIsReplacedOnce(t *testing.T) {
+	g := newGroup(t, 3)
+	g.cfg = func(_ int, c *Config) { c.Timing.Reconcile = time.Second }
+	leader := g.form()
+	gone := g.follower(leader)
+	i := g.index(gone)
+	g.close(i)
+	g.empty(i)
+	back := g.start(i)
+	testbed.Until(t, "the new id votes", func() bool { return back.Status().Role == RoleVoter })
+	first, last, err := leader.logs.ends()
+	if err != nil {
+		t.Fatal(err)
+	}
+	joined, in := 0, false
+	for index := first; index <= last; index++ {
+		var l raft.Log
+		if err := leader.logs.GetLog(index, &l); err != nil {
+			t.Fatal(err)
+		}
+		if l.Type == raft.LogConfiguration {
+			was := in
+			in = slices.ContainsFunc(raft.DecodeConfiguration(l.Data).Servers, func(s raft.Server) bool { return string(s.ID) == gone.ID() })
+			if in && !was {
+				joined++
+			}
+		}
+	}
+	if joined != 1 {
+		t.Errorf("the old id joined %d times, want once", joined)
+	}
 }
 
 func TestAnEmptiedMachineRefusesItsOldId(t *testing.T) {
@@ -203,13 +263,13 @@ func TestAnEmptiedMachineRefusesItsOldId(t *testing.T) {
 	conn, err := leader.port.connect(timeout(t, time.Second), kindRaft, "00000000-gone", other.RaftAddr())
 	if err == nil {
 		conn.Close()
-		t.Fatal("a connection meant for another replica was accepted")
+		t.Fatal("a connection that is meant for another replica must be refused, but was accepted")
 	}
-	// The same through Raft's transport: no vote is granted.
+	// Ask for a vote through Raft's transport too: the vote must not be granted.
 	var resp raft.RequestVoteResponse
 	err = leader.trans.RequestVote("00000000-gone", raft.ServerAddress(other.RaftAddr()), &raft.RequestVoteRequest{Term: 99}, &resp)
 	if err == nil || resp.Granted {
-		t.Fatalf("vote granted: %v, %v", resp.Granted, err)
+		t.Fatalf("a vote was requested from a replica that no longer exists and must not be granted, but the answer is %v, error %v", resp.Granted, err)
 	}
 }
 
@@ -220,12 +280,12 @@ func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
 	if !errors.Is(err, ErrWrongCluster) {
 		t.Fatalf("got %v", err)
 	}
-	// Even if gossip connects them, neither cluster adds the other's replica.
+	// Even if gossip connects two clusters, neither cluster adds the other's replica.
 	if k, _ := na.gossip.join([]string{nb.GossipAddr()}); k != 1 {
 		t.Fatalf("joined %d", k)
 	}
-	testbed.Until(t, "both see each other", func() bool { return len(na.gossip.alive()) == 1 && len(nb.gossip.alive()) == 1 })
-	testbed.Until(t, "a leader has looked at the stranger", func() bool {
+	testbed.Until(t, "both replicas see each other in gossip", func() bool { return len(na.gossip.alive()) == 1 && len(nb.gossip.alive()) == 1 })
+	testbed.Until(t, "a leader has asked the replica of the other cluster who it is", func() bool {
 		na.once.mu.Lock()
 		defer na.once.mu.Unlock()
 		_, told := na.once.seen["stranger:"+nb.RaftAddr()]
@@ -238,6 +298,7 @@ func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
 
 func TestRestartOnAnotherAddress(t *testing.T) {
 	g := newGroup(t, 3)
+	g.also(calm)
 	leader := g.form()
 	n := g.follower(leader)
 	i, id, before := g.index(n), n.ID(), n.RaftAddr()
@@ -247,14 +308,14 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	g.mu.Unlock()
 	n = g.start(i)
 	if n.RaftAddr() == before || n.ID() != id {
-		t.Fatalf("address %s (was %s), id %s (was %s)", n.RaftAddr(), before, n.ID(), id)
+		t.Fatalf("address %s (was %s), id %s (was %s), want a new address and the same id", n.RaftAddr(), before, n.ID(), id)
 	}
 	g.settled(3)
-	mustPut(t, g.waitLeader(), "w", 3)
-	testbed.Until(t, "data at the new address", func() bool { return value(n.Store().View(), "w") == 3 })
+	g.put("w", 3)
+	testbed.Until(t, "the replica has the data at its new address", func() bool { return value(n.Store().View(), "w") == 3 })
 
-	// Appends of the library to the former address failed meanwhile, although the replica answered: the
-	// library reads the address that is being changed.
+	// While the address was being changed, the library's appends to the former address had to fail although
+	// a replica answered there: the library reads the address without a lock.
 	leader = g.waitLeader()
 	var last raft.Log
 	if err := leader.logs.GetLog(n.raft.AppliedIndex(), &last); err != nil {
@@ -264,7 +325,7 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(leader.ID()), Addr: []byte(leader.RaftAddr())},
 		Term:      leader.raft.CurrentTerm(), PrevLogEntry: last.Index, PrevLogTerm: last.Term,
 	}
-	testbed.Until(t, "the leader's word of the new address", func() bool {
+	testbed.Until(t, "the replica learns its new address from the leader", func() bool {
 		return leader.port.gossipAddrOf(id) == n.RaftAddr() &&
 			slices.ContainsFunc(leader.servers(), func(s raft.Server) bool { return string(s.Address) == n.RaftAddr() })
 	})
@@ -274,11 +335,11 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	}{{before, true}, {n.RaftAddr(), false}} {
 		var resp raft.AppendEntriesResponse
 		if err := leader.trans.AppendEntries(raft.ServerID(id), raft.ServerAddress(c.to), &args, &resp); (err != nil) != c.fails || !resp.Success {
-			t.Errorf("append to %s: success %v, %v", c.to, resp.Success, err)
+			t.Errorf("append to address %s: success %v, error %v; it must fail: %v", c.to, resp.Success, err, c.fails)
 		}
 		pipe, err := leader.trans.AppendEntriesPipeline(raft.ServerID(id), raft.ServerAddress(c.to))
 		if (err != nil) != c.fails {
-			t.Errorf("a pipeline to %s: %v", c.to, err)
+			t.Errorf("opening a pipeline to %s returned %v", c.to, err)
 		}
 		if err == nil {
 			pipe.Close()
@@ -286,16 +347,17 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	}
 }
 
-// All replicas may restart at other addresses at once, for example when a site gets power and new DHCP
-// leases. They elect no leader before they find each other. Some get the former address of another replica.
+// All replicas may restart at other addresses at once, for example after a power failure with new DHCP
+// leases. They can elect no leader before they find each other. Some replicas get the former address of
+// another one.
 func TestAllRestartOnOtherAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		size int
 		move func(raft map[int]string)
 	}{
-		"one":           {1, func(raft map[int]string) { clear(raft) }},
-		"three":         {3, func(raft map[int]string) { clear(raft) }},
-		"places change": {3, func(raft map[int]string) { raft[0], raft[1], raft[2] = raft[1], raft[2], raft[0] }},
+		"one":                               {1, func(raft map[int]string) { clear(raft) }},
+		"three":                             {3, func(raft map[int]string) { clear(raft) }},
+		"replicas exchange their addresses": {3, func(raft map[int]string) { raft[0], raft[1], raft[2] = raft[1], raft[2], raft[0] }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGroup(t, c.size)
@@ -311,7 +373,7 @@ func TestAllRestartOnOtherAddresses(t *testing.T) {
 				n := g.start(i)
 				at[n.ID()] = n.RaftAddr()
 			}
-			testbed.Until(t, "the new addresses in the configuration", func() bool {
+			testbed.Until(t, "the configuration has the new addresses", func() bool {
 				n := g.leader()
 				return n != nil && !slices.ContainsFunc(n.servers(), func(s raft.Server) bool { return string(s.Address) != at[string(s.ID)] })
 			})
@@ -322,19 +384,18 @@ func TestAllRestartOnOtherAddresses(t *testing.T) {
 
 func TestRemovedReplicaStopsAndStaysOut(t *testing.T) {
 	g := newGroup(t, 3)
+	g.also(calm)
 	leader := g.form()
 	n := g.follower(leader)
 	i := g.index(n)
-	if err := leader.RemoveReplica(timeout(t, patience), n.cfg.Name, false); err != nil {
-		t.Fatal(err)
-	}
+	g.remove(n.ID())
 	select {
 	case <-n.Halted():
 	case <-time.After(patience):
-		t.Fatal("the removed replica goes on")
+		t.Fatal("the removed replica must stop, but still runs")
 	}
 	if !errors.Is(n.Err(), ErrRemoved) {
-		t.Errorf("stopped because of %v", n.Err())
+		t.Errorf("the replica stopped because of %v, want ErrRemoved", n.Err())
 	}
 	g.close(i)
 	if _, err := g.open(i); !errors.Is(err, ErrRemoved) {
@@ -351,29 +412,31 @@ func TestRemovalThatWouldLoseTheQuorumIsRefused(t *testing.T) {
 	leader := g.form()
 	dead := g.follower(leader)
 	g.close(g.index(dead))
-	testbed.Until(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
+	g.missed(dead)
+	leader = g.waitLeader()
 	other := g.follower(leader)
 	if err := leader.RemoveReplica(timeout(t, patience), other.ID(), false); err == nil {
-		t.Fatal("removed the only other healthy voter")
+		t.Fatal("RemoveReplica must refuse to remove the only other healthy voter, but removed it")
 	}
 }
 
-func TestLeave(t *testing.T) {
+func TestALeaderLeaves(t *testing.T) {
 	g := newGroup(t, 3)
+	g.also(calm)
 	leader := g.form()
 	i := g.index(leader)
 	if err := leader.Leave(timeout(t, 10*time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	g.close(i)
-	now := g.settled(2)
-	mustPut(t, now, "w", 1)
+	g.settled(2)
+	now, _ := g.put("w", 1)
 	if len(now.servers()) != 2 {
-		t.Fatalf("%v", now.servers())
+		t.Fatalf("after the leader left, the servers are %v, want two", now.servers())
 	}
 }
 
-// Depart counts as done if the replica learns of its removal from the log before the leader answers.
+// Depart succeeds if the replica learns of its removal from the log before the leader answers.
 func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
@@ -381,15 +444,15 @@ func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	third := g.snapshot()[3-g.index(leader)-g.index(leaver)]
 	cut := func(off bool) { g.nw.isolate(third.cfg.Name, g.names(), off) }
 	var err error
-	testbed.Until(t, "it is let go", func() bool {
-		cut(true) // before the leader notices, or the replica stays
+	testbed.Until(t, "the leader removes the replica that leaves", func() bool {
+		cut(true) // cut the network before the leader learns of the removal; otherwise the replica stays
 		err = leaver.Depart(timeout(t, 2*time.Second))
 		cut(false)
 		return err == nil || !strings.Contains(err.Error(), "stays")
 	})
 	testbed.Until(t, "the replica stops", func() bool { return leaver.Err() != nil })
 	if !errors.Is(leaver.Err(), ErrLeft) && !errors.Is(leaver.Err(), ErrRemoved) {
-		t.Errorf("%v, after Depart said %v", leaver.Err(), err)
+		t.Errorf("the replica ended with %v, after Depart returned %v, want ErrLeft or ErrRemoved", leaver.Err(), err)
 	}
 }
 
@@ -405,22 +468,22 @@ func TestFailedRemovalIsNotRepeated(t *testing.T) {
 	stays := g.follower(leader)
 	g.nw.isolate(leader.cfg.Name, g.names(), true)
 	if err := leader.RemoveReplica(timeout(t, patience), stays.ID(), true); err == nil {
-		t.Fatal("a leader that reaches nobody removed a replica")
+		t.Fatal("a leader without contact to the others must not remove a replica, but did")
 	}
-	testbed.Until(t, "another leads", func() bool { l := g.leader(); return l != nil && l != leader })
+	testbed.Until(t, "another replica leads", func() bool { l := g.leader(); return l != nil && l != leader })
 	g.nw.isolate(leader.cfg.Name, g.names(), false)
-	testbed.Until(t, "the leader of before leads again", func() bool {
+	testbed.Until(t, "the former leader leads again", func() bool {
 		l := g.settled(3)
 		return l == leader || l.TransferLeadership(timeout(t, patience), leader.ID()) == nil && leader.IsLeader()
 	})
 	g.start(3)
-	g.settled(4) // so every replica was checked
+	g.settled(4) // in a settled group every replica has been introduced and checked
 	if err := stays.Err(); err != nil {
 		t.Errorf("a member halted: %v", err)
 	}
 }
 
-// The replica that formed the cluster joins the others again after its state diverged.
+// The replica that formed the cluster joins the others again after its state has diverged.
 func TestFirstReplicaDivergesAndRejoins(t *testing.T) {
 	g := newGroup(t, 1)
 	g.cfg = func(i int, c *Config) {
@@ -436,20 +499,21 @@ func TestFirstReplicaDivergesAndRejoins(t *testing.T) {
 	g.start(2)
 	g.settled(3)
 	id := first.Status().ClusterID
-	testbed.Until(t, "the others are remembered", func() bool { return len(first.remembered()) == 2 })
+	testbed.Until(t, "the addresses of the other replicas are stored", func() bool { return len(first.remembered()) == 2 })
 	first.halt(ErrDiverged)
 	<-first.Halted()
 	g.close(0)
 	again := g.start(0)
-	testbed.Until(t, "it is in a cluster", func() bool { return again.Status().ClusterID != "" })
+	testbed.Until(t, "the replica is a member of a cluster", func() bool { return again.Status().ClusterID != "" })
 	if now := again.Status().ClusterID; now != id {
-		t.Fatalf("it is in a cluster %s of its own, the others are %s", now, id)
+		t.Fatalf("the replica formed cluster %s, the others are in %s, want the same cluster", now, id)
 	}
 	g.settled(3)
 }
 
-// TestDismiss: the leader makes another replica, or itself, leave.
-func TestDismiss(t *testing.T) {
+// TestTheLeaderMakesReplicasLeave: Dismiss on the leader makes another replica, or the leader itself, leave
+// the cluster.
+func TestTheLeaderMakesReplicasLeave(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		who  func(*group, *Node) *Node
@@ -459,6 +523,7 @@ func TestDismiss(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGroup(t, 3)
+			g.also(calm)
 			leader := g.form()
 			n := c.who(g, leader)
 			i := g.index(n)
@@ -468,32 +533,34 @@ func TestDismiss(t *testing.T) {
 			select {
 			case <-n.Halted():
 			case <-time.After(patience):
-				t.Fatal("it goes on")
+				t.Fatal("the replica must stop, but did not")
 			}
 			if !errors.Is(n.Err(), ErrLeft) {
-				t.Errorf("stopped because of %v", n.Err())
+				t.Errorf("the replica stopped because of %v, want ErrLeft", n.Err())
 			}
 			g.close(i)
 			if _, err := g.open(i); !errors.Is(err, ErrRemoved) {
 				t.Errorf("open again: %v", err)
 			}
-			now := g.settled(2)
-			mustPut(t, now, "w", 1)
+			g.settled(2)
+			g.put("w", 1)
 		})
 	}
 	t.Run("a dismissal that would lose the quorum is refused", func(t *testing.T) {
 		g := newGroup(t, 3)
+		g.also(calm)
 		leader := g.form()
 		dead := g.follower(leader)
 		g.close(g.index(dead))
-		testbed.Until(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
+		g.missed(dead)
+		leader = g.waitLeader()
 		other := g.follower(leader)
 		if err := leader.Dismiss(timeout(t, patience), other.ID()); err == nil || !strings.Contains(err.Error(), "stays") {
-			t.Fatalf("%v", err)
+			t.Fatalf("dismissing a replica that the quorum needs returned %v, want a refusal that says that it stays", err)
 		}
-		mustPut(t, g.waitLeader(), "w", 1)
+		g.put("w", 1)
 		if err := other.Err(); err != nil {
-			t.Fatalf("it has stopped: %v", err)
+			t.Fatalf("the replica has stopped: %v", err)
 		}
 	})
 }
@@ -504,16 +571,16 @@ func TestLongDeadServerIsRemovedOnlyWithAReplacement(t *testing.T) {
 	leader := g.form()
 	dead := g.follower(leader)
 	g.close(g.index(dead))
-	testbed.Until(t, "dead for long", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
-	time.Sleep(time.Second) // several passes that must not remove it
+	g.missed(dead)
+	time.Sleep(time.Second) // long enough for several passes of the reconcile loop; none may remove the replica
 	if len(leader.servers()) != 3 {
-		t.Fatalf("removed with no replacement: %v", leader.servers())
+		t.Fatalf("the dead server must stay in the configuration without a replacement, but was removed: %v", leader.servers())
 	}
 	g.start(7)
 	g.settled(3)
 	for _, s := range leader.servers() {
 		if string(s.ID) == dead.ID() {
-			t.Fatal("the dead server is still a member")
+			t.Fatal("the dead server must be removed from the configuration, but is still a member")
 		}
 	}
 }
@@ -536,20 +603,20 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 		want   []string
 		is     error
 	}{
-		"no way in":       {func(c *Config) { c.BootstrapExpect = 0 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "SCHEDULER_JOIN", "-insecure"}, ErrNoWayIn},
-		"raft port":       {func(c *Config) { c.RaftBind = busy.RaftAddr() }, []string{"SCHEDULER_RAFT_ADDR", busy.RaftAddr()}, nil},
-		"gossip port":     {func(c *Config) { c.GossipBind = busy.GossipAddr() }, []string{"SCHEDULER_GOSSIP_ADDR", busy.GossipAddr()}, nil},
-		"data dir in use": {func(c *Config) { c.DataDir = busy.cfg.DataDir }, []string{"SCHEDULER_DATA_DIR", busy.cfg.DataDir}, ErrInUse},
-		"data dir a file": {func(c *Config) { c.DataDir = file }, []string{"SCHEDULER_DATA_DIR", file}, nil},
-		"name":            {func(c *Config) { c.Name = "a b" }, []string{"SCHEDULER_NAME", `"a b"`}, nil},
-		"join":            {func(c *Config) { c.Join = []string{"nohost"} }, []string{"SCHEDULER_JOIN", "nohost"}, nil},
-		"join token":      {func(c *Config) { c.Join = []string{"persys-join-1.secret", "s1:8088"} }, []string{"SCHEDULER_JOIN", "token"}, nil},
-		"expect":          {func(c *Config) { c.BootstrapExpect = 99 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "99"}, nil},
-		"lease":           {func(c *Config) { c.Timing.LeaderLease = time.Second }, []string{"LeaderLease"}, nil},
-		"advertise":       {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"SCHEDULER_ADVERTISE_IP", "0.0.0.0:1"}, nil},
-		"heartbeat":       {func(c *Config) { c.Timing.Heartbeat = time.Millisecond }, []string{"SCHEDULER_RAFT_HEARTBEAT", "1ms"}, nil},
-		"cluster id":      {func(c *Config) { c.ClusterID = "a b" }, []string{"SCHEDULER_CLUSTER_ID", `"a b"`}, nil},
-		"gossip key":      {func(c *Config) { c.GossipKey = []byte("short") }, []string{"gossip key", "5 bytes"}, nil},
+		"neither Join nor BootstrapExpect": {func(c *Config) { c.BootstrapExpect = 0 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "SCHEDULER_JOIN", "-insecure"}, ErrNoWayIn},
+		"raft port":                        {func(c *Config) { c.RaftBind = busy.RaftAddr() }, []string{"SCHEDULER_RAFT_ADDR", busy.RaftAddr()}, nil},
+		"gossip port":                      {func(c *Config) { c.GossipBind = busy.GossipAddr() }, []string{"SCHEDULER_GOSSIP_ADDR", busy.GossipAddr()}, nil},
+		"data dir in use":                  {func(c *Config) { c.DataDir = busy.cfg.DataDir }, []string{"SCHEDULER_DATA_DIR", busy.cfg.DataDir}, ErrInUse},
+		"data dir a file":                  {func(c *Config) { c.DataDir = file }, []string{"SCHEDULER_DATA_DIR", file}, nil},
+		"name":                             {func(c *Config) { c.Name = "a b" }, []string{"SCHEDULER_NAME", `"a b"`}, nil},
+		"join":                             {func(c *Config) { c.Join = []string{"nohost"} }, []string{"SCHEDULER_JOIN", "nohost"}, nil},
+		"join token":                       {func(c *Config) { c.Join = []string{"persys-join-1.secret", "s1:8088"} }, []string{"SCHEDULER_JOIN", "token"}, nil},
+		"expect":                           {func(c *Config) { c.BootstrapExpect = 99 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "99"}, nil},
+		"lease":                            {func(c *Config) { c.Timing.LeaderLease = time.Second }, []string{"LeaderLease"}, nil},
+		"advertise":                        {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"SCHEDULER_ADVERTISE_IP", "0.0.0.0:1"}, nil},
+		"heartbeat":                        {func(c *Config) { c.Timing.Heartbeat = time.Millisecond }, []string{"SCHEDULER_RAFT_HEARTBEAT", "1ms"}, nil},
+		"cluster id":                       {func(c *Config) { c.ClusterID = "a b" }, []string{"SCHEDULER_CLUSTER_ID", `"a b"`}, nil},
+		"gossip key":                       {func(c *Config) { c.GossipKey = []byte("short") }, []string{"gossip key", "5 bytes"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := base()
@@ -561,37 +628,37 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 			}
 			for _, w := range c.want {
 				if !contains(err.Error(), w) {
-					t.Errorf("%q does not name %q", err, w)
+					t.Errorf("the error is %q, want it to contain %q", err, w)
 				}
 			}
 			if contains(err.Error(), "secret") {
 				t.Errorf("%q shows a secret", err)
 			}
 			if c.is != nil && !errors.Is(err, c.is) {
-				t.Errorf("%v is not %v", err, c.is)
+				t.Errorf("the error is %v, want one that wraps %v", err, c.is)
 			}
 		})
 	}
 }
 
-// A replica that gossip shows and that does not answer may belong to a cluster: no second cluster is
-// formed, and the reason is logged repeatedly.
+// If gossip shows a replica that does not answer on its Raft port, that replica may belong to a cluster. So
+// the other replicas form no second cluster, and log the reason repeatedly.
 func TestNoClusterBesideAnUnreachableReplica(t *testing.T) {
 	g := newGroup(t, 1)
 	first := g.form()
-	g.nw.isolate("s1", []string{"s0"}, true) // cuts the Raft port, not gossip
+	g.nw.isolate("s1", []string{"s0"}, true) // this cuts the Raft port, not gossip
 	var log testbed.Output
 	g.cfg = func(_ int, c *Config) {
 		c.Timing.Reconcile = 10 * time.Millisecond
 		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	}
 	second := g.start(1)
-	testbed.Until(t, "it says what it lacks", func() bool {
+	testbed.Until(t, "the log names the replica that does not answer", func() bool {
 		_, still, _ := strings.Cut(log.String(), "still looking for a cluster")
-		return strings.Contains(still, "s0 is in gossip and cannot be asked at "+first.RaftAddr())
+		return strings.Contains(still, "s0 is in gossip, but does not answer at "+first.RaftAddr())
 	})
 	if second.knows() {
-		t.Fatal("it formed a cluster of its own")
+		t.Fatal("the second replica must not form a cluster, but did")
 	}
 	g.nw.isolate("s1", []string{"s0"}, false)
 	g.settled(2)
@@ -607,20 +674,20 @@ func TestWrongClusterIDInTheConfiguration(t *testing.T) {
 	}
 }
 
-// The shard of a cluster never changes: a replica that is configured for another shard does not start with its
+// The shard of a cluster never changes. A replica that is configured for another shard cannot start with its
 // data, and cannot join.
 func TestWrongShardInTheConfiguration(t *testing.T) {
 	g := newGroup(t, 1)
 	shard := "east"
 	g.cfg = func(i int, c *Config) {
 		if c.Shard = shard; i > 0 {
-			c.BootstrapExpect = 0 // so that it joins
+			c.BootstrapExpect = 0 // with an expected size of 0 the replica joins instead of forming a cluster
 		}
 	}
 	n := g.form()
 	shard = "west"
 	g.start(1)
-	testbed.Until(t, "the stranger seen", func() bool {
+	testbed.Until(t, "the replica sees the one of the other cluster", func() bool {
 		n.once.mu.Lock()
 		defer n.once.mu.Unlock()
 		for key := range n.once.seen {
@@ -631,7 +698,7 @@ func TestWrongShardInTheConfiguration(t *testing.T) {
 		return false
 	})
 	if peers := n.Status().Peers; len(peers) != 1 {
-		t.Errorf("a replica of shard west became one of shard east: %+v", peers)
+		t.Errorf("a replica of shard west must not join a cluster of shard east, but the peers are %+v", peers)
 	}
 	g.close(1)
 	g.close(0)
@@ -648,7 +715,7 @@ func TestWrongShardInTheConfiguration(t *testing.T) {
 	}
 }
 
-// With a snapshot, Open finds the wrong shard before Raft runs.
+// If the data has a snapshot, Open finds the wrong shard before Raft starts.
 func TestWrongShardInASnapshot(t *testing.T) {
 	g := newGroup(t, 1)
 	shard := "east"
@@ -669,12 +736,12 @@ func TestSoloAndGivenClusterID(t *testing.T) {
 	g.start(0)
 	n := g.settled(1)
 	if info := n.Store().View().Info(); info.ClusterID != "lab" || info.Shard != "east" {
-		t.Fatalf("formed %q of shard %q", info.ClusterID, info.Shard)
+		t.Fatalf("a cluster %q with shard %q was formed, want lab and east", info.ClusterID, info.Shard)
 	}
 }
 
-// A configured cluster id is the id of a new cluster, not knowledge of one: three replicas with the same id
-// form it.
+// A configured cluster id does not mean that a replica knows a cluster: three replicas with the same
+// configured id form a new cluster with that id.
 func TestThreeFormWithAGivenClusterID(t *testing.T) {
 	g := newGroup(t, 3)
 	g.cfg = func(_ int, c *Config) { c.ClusterID = "lab" }

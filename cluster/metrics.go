@@ -8,19 +8,23 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Metrics receives measurements. Its methods are called from any goroutine and must not block.
+// Metrics receives the measurements of a replica. Its methods are called from any goroutine and must not
+// block.
 type Metrics interface {
-	// Append: entries were written to this replica's disk, fsync included.
+	// Append: log entries were written to this replica's disk. took includes fsync.
 	Append(entries, bytes int, took time.Duration)
-	// Commit: an entry of proposed commands was answered on the leader. took begins when Raft got the
-	// entry.
+	// Commit: the leader has answered the callers of one log entry. took begins when Raft got the entry.
 	Commit(commands, bytes int, took time.Duration, err error)
-	// Apply: one entry was applied here.
+	// Apply: this replica applied one log entry.
 	Apply(changes []fsm.Change, took time.Duration)
-	// Snapshot: a snapshot was written (what is "write") or restored ("restore").
+	// Snapshot: a snapshot was written (what is "write") or restored (what is "restore").
 	Snapshot(what string, took time.Duration, err error)
+	// Stalled: this replica led, and its disk hung for longer than Timing.DiskStall.
+	Stalled()
 	// Election: this replica stood for election.
 	Election()
+	// TermRefused: a peer sent an implausible Raft term, which was not adopted.
+	TermRefused()
 }
 
 type noMetrics struct{}
@@ -29,9 +33,11 @@ func (noMetrics) Append(int, int, time.Duration)        {}
 func (noMetrics) Commit(int, int, time.Duration, error) {}
 func (noMetrics) Apply([]fsm.Change, time.Duration)     {}
 func (noMetrics) Snapshot(string, time.Duration, error) {}
+func (noMetrics) Stalled()                              {}
 func (noMetrics) Election()                             {}
+func (noMetrics) TermRefused()                          {}
 
-// observed is called in goroutines of Raft.
+// observed handles an observation that the Raft library reports. It runs in goroutines of the library.
 func (n *Node) observed(o *raft.Observation) {
 	switch d := o.Data.(type) {
 	case raft.LeaderObservation:

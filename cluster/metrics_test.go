@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// counted implements Metrics and counts the calls.
+// counted implements Metrics and counts the calls of each method.
 type counted struct {
 	mu    sync.Mutex
 	calls map[string]int
@@ -42,25 +42,27 @@ func (c *counted) Snapshot(what string, _ time.Duration, err error) {
 		c.add(what, 1)
 	}
 }
-func (c *counted) Election() { c.add("election", 1) }
+func (c *counted) Stalled()     { c.add("stalled", 1) }
+func (c *counted) Election()    { c.add("election", 1) }
+func (c *counted) TermRefused() { c.add("refused term", 1) }
 
-// A replica reports its disk writes, commits, elections and snapshots.
+// A replica reports its disk writes, commits, elections and snapshots to Metrics.
 func TestMetricsAreReported(t *testing.T) {
 	var m counted
 	g := newGroup(t, 1)
 	g.cfg = func(_ int, c *Config) { c.Metrics = &m }
 	leader := g.form()
-	mustPut(t, leader, "w", 1)
+	g.put("w", 1)
 	if err := leader.raft.Snapshot().Error(); err != nil {
 		t.Fatal(err)
 	}
 	for _, what := range []string{"append", "commit", "changes", "election", "write"} {
 		if m.of(what) == 0 {
-			t.Errorf("nothing was told of %s", what)
+			t.Errorf("no metric was reported for %s", what)
 		}
 	}
 	if m.of("restore") != 0 {
-		t.Error("nothing was restored yet")
+		t.Error("no restore may be reported, because nothing was restored")
 	}
 	g.close(0)
 	again := g.start(0)

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sort"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,7 +19,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/hashicorp/raft"
 
-	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
 )
 
 // Node is one replica: Raft, the replicated state and the membership.
@@ -45,19 +43,24 @@ type Node struct {
 	leadership *leadership
 	watch      *watch
 	failover   *failover
+	stall      *stall
 	once       onceLog
 
+	copies    copies
+	instance  string                 // random id of this process
+	waiting   atomic.Pointer[string] // why this replica does not take part yet (place.go)
 	startedAt time.Time
-	learned   atomic.Pointer[string] // cluster id, once it is certain
+	learned   atomic.Pointer[string] // id of this replica's cluster; nil until it is certain
+	repaired  *Repaired              // how this replica replaced damaged data; nil if it did not
 	removed   atomic.Bool
 	leaving   atomic.Bool
-	restoring atomic.Bool   // proposals are refused during Restore
-	replacing chan struct{} // capacity 1; full while Raft replaces the state, or while the node is stopped
+	restoring atomic.Bool   // true during Restore: proposals are refused
+	replacing chan struct{} // semaphore of capacity 1; held while Raft replaces the state, or while the node is stopped
 
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	mu     sync.Mutex // guards closed, and wg.Add against Wait
+	mu     sync.Mutex // guards the field closed, and prevents wg.Add during wg.Wait
 	closed bool
 	wg     sync.WaitGroup
 
@@ -75,27 +78,29 @@ type Node struct {
 	closeErr   error
 }
 
-// hooks let tests replace parts of the environment.
+// hooks let tests replace parts of a replica's environment, such as its disk and its network.
 type hooks struct {
 	dial    func(ctx context.Context, addr string) (net.Conn, error)
 	lookup  lookup
 	storage func(storage) storage
+	rename  func(from, to string) error
+	free    func(dir string) (uint64, error)
 }
 
 const (
-	RaftDir     = "raft" // below the data directory: log and snapshots
+	RaftDir     = "raft" // folder in the data directory with the log and the snapshots
 	drainLimit  = 5 * time.Second
 	stopLimit   = 10 * time.Second
-	maxAppend   = 64 // entries per message; at 256 KiB each that is 16 MiB
+	maxAppend   = 64 // maximum number of entries in a Raft message; 64 entries of 256 KiB are 16 MiB
 	keptSnaps   = 2
-	peersFile   = "peers.json"
 	idFile      = "raft-id"
 	lockFile    = "lock"
 	quarantined = "raft.diverged-"
 )
 
-// Open starts a replica and returns without waiting for a leader (WaitLeader does). ctx bounds the start
-// only. Errors name the setting or the file; the known ones are in errors.go.
+// Open starts a replica and returns without waiting for a leader (WaitLeader does). ctx limits only the
+// start. Every error names the setting or the file that caused it; errors.go lists those that callers can
+// compare.
 func Open(ctx context.Context, cfg Config) (*Node, error) { return open(ctx, cfg, hooks{}) }
 
 func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
@@ -106,28 +111,10 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 	if err := makeDir(cfg.DataDir); err != nil {
 		return nil, err
 	}
-	n = &Node{
-		cfg:        cfg,
-		log:        cfg.Logger,
-		machine:    newMachine(),
-		leadership: newLeadership(),
-		watch:      newWatch(),
-		startedAt:  time.Now(),
-		haltedCh:   make(chan struct{}),
-		replacing:  make(chan struct{}, 1),
-		propStop:   make(chan struct{}),
-		propDone:   make(chan struct{}),
-		notifyStop: make(chan struct{}),
-	}
-	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.prop = newProposer(n, cfg.Timing.InFlight)
-	n.conf = &confirmer{n: n}
-	n.members = newMembers(n)
-	n.peers = &peers{n: n, idle: map[string]net.Conn{}}
-	n.failover = &failover{n: n, off: cfg.Timing.NoFastFailover, wake: make(chan raft.ServerID, 1)}
+	n = newNode(cfg)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, n.abandon())
+			err = errors.Join(err, n.Close())
 			n = nil
 		}
 	}()
@@ -148,17 +135,44 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 		return n, err
 	}
 	n.trans = newTransport(n.port, n.logs, cfg.Timing.RPC, n.log, n.halt)
-	if err = n.startRaft(); err != nil {
+	was, refused, err := n.locate()
+	if err != nil {
 		return n, err
 	}
-	if n.gossip, err = startGossip(n, hooks); err != nil {
+	if was != nil {
+		n.wait(*was)
+	}
+	if n.gossip, err = newGossip(n, hooks); err != nil {
+		return n, err
+	}
+	if err = n.startRaft(was != nil || refused != nil); err != nil {
 		return n, err
 	}
 	n.logs.started.Store(true)
+	n.spawn(n.stall.run)
 	n.spawn(n.trans.relay)
+	switch {
+	case refused != nil:
+		n.haltCopy(*refused)
+		return n, nil
+	case was != nil:
+		n.spawn(func() { n.waitForFirst(*was) })
+		return n, nil
+	}
+	solo := len(cfg.Join) == 0 && len(n.remembered()) == 0 && (cfg.BootstrapExpect == 1 || cfg.AllowSolo && cfg.BootstrapExpect == 0)
+	err = n.participate(fresh && solo && n.learned.Load() == nil)
+	return n, err
+}
+
+// participate makes this replica visible to the other replicas and starts its background loops. With alone,
+// this replica forms a cluster by itself.
+func (n *Node) participate(alone bool) error {
+	if err := n.gossip.start(); err != nil {
+		return err
+	}
 	n.spawn(n.port.serve)
 	n.spawn(n.gossip.listen)
-	if !cfg.Timing.NoFastFailover {
+	if !n.cfg.Timing.NoFastFailover {
 		n.spawn(n.failover.run)
 	}
 	n.spawn(n.snapshotWhenDue)
@@ -169,18 +183,42 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 			n.log.Error("the membership loop ended", "err", err)
 		}
 	})
-	solo := len(cfg.Join) == 0 && len(n.remembered()) == 0 && (cfg.BootstrapExpect == 1 || cfg.AllowSolo && cfg.BootstrapExpect == 0)
-	if fresh && solo {
-		err = n.members.bootstrap(raft.Configuration{Servers: []raft.Server{{
+	if alone {
+		err := n.members.bootstrap(raft.Configuration{Servers: []raft.Server{{
 			Suffrage: raft.Voter, ID: raft.ServerID(n.id), Address: raft.ServerAddress(n.port.advertise),
 		}}})
 		if err != nil {
-			return n, err
+			return err
 		}
 	}
 	n.spawn(n.members.find)
-	n.log.Info("replica started", "replica", n.id, "name", cfg.Name, "raft", n.port.advertise, "gossip", n.gossipAddr(), "data", cfg.DataDir, "fresh", fresh)
-	return n, nil
+	n.log.Info("replica started", "replica", n.id, "name", n.cfg.Name, "raft", n.port.advertise, "gossip", n.gossipAddr(), "data", n.cfg.DataDir)
+	return nil
+}
+
+func newNode(cfg Config) *Node {
+	n := &Node{
+		cfg:        cfg,
+		log:        cfg.Logger,
+		machine:    newMachine(),
+		leadership: newLeadership(),
+		watch:      newWatch(),
+		instance:   uuid.NewString(),
+		startedAt:  time.Now(),
+		haltedCh:   make(chan struct{}),
+		replacing:  make(chan struct{}, 1),
+		propStop:   make(chan struct{}),
+		propDone:   make(chan struct{}),
+		notifyStop: make(chan struct{}),
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.prop = newProposer(n, cfg.Timing.InFlight)
+	n.conf = &confirmer{n: n}
+	n.members = newMembers(n)
+	n.stall = newStall(n)
+	n.peers = &peers{n: n, idle: map[string]net.Conn{}}
+	n.failover = &failover{n: n, off: cfg.Timing.NoFastFailover, wake: make(chan raft.ServerID, 1)}
+	return n
 }
 
 func lockDir(dir string) (*os.File, error) {
@@ -198,7 +236,8 @@ func lockDir(dir string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: lock %s: %w", path, err)
 	}
-	// The number is for people only: the lock holds without it on a full disk.
+	// The process id in the lock file is only for people. The lock works without it, for example on a full
+	// disk.
 	if f.Truncate(0) == nil {
 		_, _ = f.WriteAt([]byte(fmt.Sprintln(os.Getpid())), 0)
 	}
@@ -232,8 +271,8 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 		return false, err
 	}
 	fresh = last == 0 && newest == 0
-	// The id is stored in the file of the log, so that a replica that lost its log cannot vote under its
-	// old id (cluster/DESIGN.md).
+	// The Raft id is stored in the file of the log, so that a replica that lost its log cannot vote under
+	// its old id (cluster/DESIGN.md).
 	if n.id, err = n.logs.own(keyReplicaID); err != nil {
 		return false, err
 	}
@@ -246,8 +285,8 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 			return false, err
 		}
 	}
-	// A copy for people and tools; never read.
-	if err := writeFile(filepath.Join(n.cfg.DataDir, idFile), []byte(n.id+"\n")); err != nil {
+	// This file is a copy of the id for people and tools. No program code reads it.
+	if err := pki.WriteFile(filepath.Join(n.cfg.DataDir, idFile), []byte(n.id+"\n"), 0o600); err != nil {
 		return false, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
 	}
 	stored, err := n.logs.own(keyClusterID)
@@ -260,9 +299,12 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 	if stored != "" {
 		n.learned.Store(&stored)
 	}
+	if err := n.readNote(fresh); err != nil {
+		return false, err
+	}
 	n.machine.expect, n.machine.shard = n.clusterID(), n.cfg.Shard
 	n.machine.halt = func(err error) {
-		// While the library starts, the error is returned by Open.
+		// While the Raft library starts, do not halt the node: Open returns the error.
 		if n.trans.raft.Load() != nil {
 			n.halt(err)
 		}
@@ -279,11 +321,11 @@ func (n *Node) learn(id string) {
 		return
 	}
 	if err := n.logs.setOwn(keyClusterID, id); err != nil {
-		n.log.Debug("cluster id not stored", "err", err) // the log store halts the node
+		n.log.Debug("cluster id not stored", "err", err) // from now on, a failing log store halts the node
 	}
 }
 
-// clusterID is the id that the state and peers must have; "" accepts any.
+// clusterID returns the id that the state and the peers must have; "" if any id is accepted.
 func (n *Node) clusterID() string {
 	if id := n.learned.Load(); id != nil {
 		return *id
@@ -291,7 +333,8 @@ func (n *Node) clusterID() string {
 	return n.cfg.ClusterID
 }
 
-func (n *Node) startRaft() (err error) {
+// startRaft starts the Raft library. With mute, this replica never stands for election.
+func (n *Node) startRaft(mute bool) (err error) {
 	dir := filepath.Join(n.cfg.DataDir, RaftDir)
 	logger := raftLogger(n.log)
 	snaps, err := openSnapshots(dir, &n.trans.history, logger)
@@ -305,16 +348,19 @@ func (n *Node) startRaft() (err error) {
 	rc.LocalID = raft.ServerID(n.id)
 	rc.HeartbeatTimeout = t.Heartbeat
 	rc.ElectionTimeout = t.Election
+	if mute {
+		rc.HeartbeatTimeout, rc.ElectionTimeout = muted, muted
+	}
 	rc.LeaderLeaseTimeout = t.LeaderLease
-	// Followers learn of a commit once to twice this time after it. Their answers, those of DNS above all,
-	// are to be right within 50 ms.
+	// A follower learns of a commit within one to two times CommitTimeout. The answers of followers, above
+	// all of their DNS servers, should be right within 50 ms.
 	rc.CommitTimeout = min(15*time.Millisecond, t.Heartbeat/4)
 	rc.MaxAppendEntries = maxAppend
 	rc.BatchApplyCh = true
 	rc.ShutdownOnRemove = false
 	rc.TrailingLogs = t.TrailingEntries
 	rc.SnapshotInterval = t.SnapshotInterval
-	rc.SnapshotThreshold = math.MaxUint64 // see snapshotWhenDue
+	rc.SnapshotThreshold = math.MaxUint64 // the library takes no snapshots by itself; see snapshotWhenDue
 	rc.NotifyCh = notify
 	rc.NoLegacyTelemetry = true
 	rc.Logger = logger
@@ -330,13 +376,14 @@ func (n *Node) startRaft() (err error) {
 	n.raft, err = raft.NewRaft(rc, n.machine, n.logs, n.logs, snaps, n.trans)
 	if err != nil {
 		if n.machine.restoreErr != nil {
-			err = nil // the deferred check has the better error
+			err = nil // the deferred check of the log store replaces this error by a more precise one
 			return err
 		}
 		return fmt.Errorf("raft data in %s: %w", dir, err)
 	}
 	n.trans.raft.Store(n.raft)
-	// The filter runs in goroutines of Raft and must not block. There is no channel, so it returns false.
+	// The filter function does the work. It runs in the library's goroutines, so it must not block. It
+	// returns false because there is no channel for the observation.
 	n.raft.RegisterObserver(raft.NewObserver(nil, false, func(o *raft.Observation) bool {
 		n.observed(o)
 		return false
@@ -349,8 +396,8 @@ func (n *Node) startRaft() (err error) {
 	return nil
 }
 
-// snapshotWhenDue takes snapshots. The library would count entries only, and the sizes of our entries and
-// states differ by a factor of 100,000. The check runs at random times, once to twice per interval, so that
+// snapshotWhenDue takes snapshots. The library would only count entries, but entries and states of a cluster
+// differ in size by a factor of 100,000. The check runs at random times, once to twice per interval, so that
 // replicas with equal logs do not all write a snapshot at the same time.
 func (n *Node) snapshotWhenDue() {
 	every := n.cfg.Timing.SnapshotInterval
@@ -365,24 +412,25 @@ func (n *Node) snapshotWhenDue() {
 			continue
 		}
 		if err := n.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrRaftShutdown) && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
-			n.logs.grown.put(entries, bytes) // it failed: the next check tries again
+			n.logs.grown.put(entries, bytes) // the snapshot failed: add the growth again, so that the next check retries
 			n.once.warn(n.log, "snapshot:"+err.Error(), "snapshot failed", "err", err)
 		}
 	}
 }
 
-// smallSnapshot is the size in bytes up to which a snapshot is cheap enough to be written often.
+// smallSnapshot is the size in bytes up to which a snapshot is cheap, so that it may be written often.
 const smallSnapshot = 16 << 20
 
-// snapshotDue reports whether a snapshot is worth writing, from the bytes that the log gained since the
-// last one, entryCost included, and the bytes of the last snapshot. A large state is written less often:
-// writing it costs at most twice what writing the log costs, and a restart reads little more than half as
-// much again from the log.
+// snapshotDue reports whether a snapshot is worth writing. entries and bytes are what the log gained since
+// the last snapshot (bytes with entryCost per entry), and last is the size of the last snapshot in bytes. A
+// large state is written less often: writing snapshots costs at most twice as much as writing the log, and
+// the part of the log that a restart reads is little more than half the size of the state.
 func (t Timing) snapshotDue(entries, bytes, last int64) bool {
 	return (entries >= int64(t.SnapshotEntries) || bytes >= t.SnapshotBytes) && (last <= smallSnapshot || bytes >= last/2)
 }
 
-// spawn runs f in a goroutine that Close waits for; false if the node is closing.
+// spawn runs f in a goroutine that Close waits for. It returns false, without running f, if the node is
+// closing.
 func (n *Node) spawn(f func()) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -397,13 +445,15 @@ func (n *Node) spawn(f func()) bool {
 	return true
 }
 
-// await runs a blocking call of the library under a context.
+// await runs f, a blocking call of the library, and returns early with an error if ctx ends.
 func (n *Node) await(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	if !n.spawn(func() { done <- f() }) {
 		return n.stoppedErr()
 	}
 	select {
+	case <-n.stall.started():
+		return unknown(errStalled)
 	case err := <-done:
 		if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipLost) {
 			return fmt.Errorf("%w: %w", n.notLeader(), err)
@@ -414,17 +464,18 @@ func (n *Node) await(ctx context.Context, f func() error) error {
 	}
 }
 
-// ID is the Raft id: random, and new after the disk was lost.
+// ID returns the Raft id of this replica. The id is random, and a replica that lost its disk gets a new one.
 func (n *Node) ID() string { return n.id }
 
-// RaftAddr is the advertised Raft address.
+// RaftAddr returns the Raft address that this replica advertises.
 func (n *Node) RaftAddr() string { return n.port.advertise }
 
-// GossipAddr is the address that other replicas put in their Join.
+// GossipAddr returns the address of this replica for the Join setting of other replicas.
 func (n *Node) GossipAddr() string { return n.gossipAddr() }
 
-// Halted is closed when the replica has stopped itself; Err returns the reason. Stale reads and Status
-// still work. After ErrDiverged, Close the node and Open it again; any other reason needs an operator.
+// Halted returns a channel that is closed when the replica has stopped itself; Err returns the reason. Stale
+// reads and Status still work. After ErrDiverged, Close the node and Open it again; any other reason needs an
+// operator.
 func (n *Node) Halted() <-chan struct{} { return n.haltedCh }
 
 // Err returns the reason why the node halted; nil if it did not.
@@ -442,7 +493,8 @@ func (n *Node) stoppedErr() error {
 	return ErrClosed
 }
 
-// halt stops a replica that must not go on. It may be called from goroutines of Raft and returns at once.
+// halt stops this replica because it must not continue. It may be called from goroutines of the library and
+// returns at once.
 func (n *Node) halt(err error) {
 	n.haltOnce.Do(func() {
 		n.haltErr.Store(&err)
@@ -458,6 +510,11 @@ func (n *Node) halt(err error) {
 					n.haltErr.Store(&err)
 				}
 			}
+			if errors.Is(err, ErrCopied) {
+				if gerr := n.gossip.close(false); gerr != nil {
+					n.log.Debug("gossip did not end", "err", gerr)
+				}
+			}
 			close(n.haltedCh)
 		}
 		if !n.spawn(finish) {
@@ -466,40 +523,53 @@ func (n *Node) halt(err error) {
 	})
 }
 
-// quarantine moves the Raft directory aside. The next Open starts empty, under a new id, and finds the
-// cluster through the remembered peers.
+// quarantine moves the Raft directory aside. The next Open starts without data and under a new id, and finds
+// the cluster at the addresses of the other replicas in peers.json.
 func (n *Node) quarantine() error {
 	from := filepath.Join(n.cfg.DataDir, RaftDir)
 	to := filepath.Join(n.cfg.DataDir, fmt.Sprintf("%s%d", quarantined, time.Now().UnixMilli()))
 	if err := os.Rename(from, to); err != nil {
 		return fmt.Errorf("quarantine: %w", err)
 	}
-	return syncDir(n.cfg.DataDir)
+	return pki.SyncDir(n.cfg.DataDir)
 }
 
-// stopRaft ends everything that uses the log, in an order that answers every proposal: the library drops
-// its pending proposals when it stops.
+// stopRaft stops the Raft library and everything that uses the log. The order matters: the library drops its
+// pending proposals when it stops, so their callers must be answered separately.
 func (n *Node) stopRaft() {
 	n.stopOnce.Do(func() {
 		close(n.propStop)
 		if n.raft != nil {
+			// While the log disk hangs, the library neither answers nor stops, so do not wait for it.
+			hangs := n.stall.started()
 			select {
 			case <-n.propDone:
+			case <-hangs:
 			case <-time.After(drainLimit):
 			}
-			select { // the library panics if it is stopped meanwhile
+			select { // wait until no state is being replaced, because the library panics if it is stopped then
 			case n.replacing <- struct{}{}:
+			case <-hangs:
 			case <-time.After(drainLimit):
 			}
 			done := make(chan struct{})
+			var err error
 			go func() {
 				defer close(done)
-				n.stopErr = n.raft.Shutdown().Error()
+				err = n.raft.Shutdown().Error()
 			}()
-			// A follower that probes this port must find it closed (failover.go).
+			// Close the port first: a follower that probes whether this process is dead must find the
+			// port closed (failover.go).
 			n.port.Close()
 			select {
 			case <-done:
+				n.stopErr = err
+			case <-hangs:
+				n.stopErr = fmt.Errorf("%s: %w; the log was not closed", n.logs.path, errStalled)
+				go func() { // only matters if the process keeps running
+					<-done
+					n.logs.Close()
+				}()
 			case <-time.After(stopLimit):
 				n.stopErr = fmt.Errorf("raft did not stop within %s", stopLimit)
 			}
@@ -512,24 +582,24 @@ func (n *Node) stopRaft() {
 		n.peers.close()
 		if n.port != nil {
 			n.port.Close()
-			n.port.wg.Wait()
+			n.stopErr = errors.Join(n.stopErr, n.waitStopped(n.port.wg.Wait))
 		}
+		close(n.stall.quit)
 		if n.logs != nil && n.stopErr == nil {
 			n.stopErr = n.logs.Close()
 		}
 	})
 }
 
-// Close stops the replica and waits for its goroutines. It neither transfers leadership nor leaves the
-// cluster; see TransferLeadership and Leave. The data directory can be opened again.
+// Close stops the replica and waits for its goroutines. It does not transfer leadership (see
+// TransferLeadership) and does not leave the cluster (see Leave). The data directory can be opened again.
 func (n *Node) Close() error {
 	n.closeOnce.Do(func() { n.closeErr = n.shutdown() })
 	return n.closeErr
 }
 
-func (n *Node) abandon() error { return n.Close() }
-
 func (n *Node) shutdown() error {
+	n.Stopping()
 	n.halted.Store(true)
 	n.cancel()
 	n.watch.fire()
@@ -539,7 +609,7 @@ func (n *Node) shutdown() error {
 		errs = append(errs, n.stopErr)
 	}
 	if n.gossip != nil {
-		if err := n.gossip.close(); err != nil {
+		if err := n.gossip.close(!errors.Is(n.Err(), ErrCopied)); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -547,15 +617,8 @@ func (n *Node) shutdown() error {
 	n.mu.Lock()
 	n.closed = true
 	n.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		n.wg.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(stopLimit):
-		errs = append(errs, fmt.Errorf("some work did not stop within %s", stopLimit))
+	if err := n.waitStopped(n.wg.Wait); err != nil {
+		errs = append(errs, err)
 	}
 	if n.lock != nil {
 		errs = append(errs, n.lock.Close())
@@ -563,67 +626,21 @@ func (n *Node) shutdown() error {
 	return errors.Join(errs...)
 }
 
-// --- Files outside the Raft directory ---
-
-// remembered returns the gossip addresses of the other replicas, as of their last change. A replica that
-// was quarantined joins through them.
-func (n *Node) remembered() []string {
-	b, err := os.ReadFile(filepath.Join(n.cfg.DataDir, peersFile))
-	if err != nil {
+// waitStopped calls the function wait and waits until it returns, but only for a short time while the log disk hangs.
+func (n *Node) waitStopped(wait func()) error {
+	limit := stopLimit
+	if n.stall.isOn() {
+		limit = closeLimit
+	}
+	done := make(chan struct{})
+	go func() {
+		wait()
+		close(done)
+	}()
+	select {
+	case <-done:
 		return nil
+	case <-time.After(limit):
+		return fmt.Errorf("some work did not stop within %s", limit)
 	}
-	var addrs []string
-	if json.Unmarshal(b, &addrs) != nil {
-		return nil
-	}
-	return addrs[:min(len(addrs), 64)]
-}
-
-// remember writes the addresses if they changed.
-func (n *Node) remember() {
-	var addrs []string
-	n.Store().View().Replicas(func(r *fsm.Replica) bool {
-		if r.ID != n.id && r.GossipAddr != "" {
-			addrs = append(addrs, r.GossipAddr)
-		}
-		return len(addrs) < 64
-	})
-	sort.Strings(addrs)
-	if old := n.remembered(); len(addrs) == 0 || strings.Join(old, ",") == strings.Join(addrs, ",") {
-		return
-	}
-	b, err := json.Marshal(addrs)
-	if err == nil {
-		err = writeFile(filepath.Join(n.cfg.DataDir, peersFile), append(b, '\n'))
-	}
-	if err != nil {
-		n.once.warn(n.log, "remember", "cannot note the other replicas' addresses", "err", err)
-	}
-}
-
-// writeFile replaces a file so that a crash leaves the old or the new content.
-func writeFile(path string, b []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(b)
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		os.Remove(tmp.Name())
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }

@@ -8,21 +8,23 @@ import (
 	"github.com/klauspost/compress/s2"
 )
 
-// Much text repeats within an entry: callers, and the specifications of similar workloads. So entries are
-// compressed on the wire and on disk: one byte that no uncompressed entry begins with, then an S2 block.
+// Log entries are compressed on the wire and on disk, because much text repeats within an entry: callers, and
+// the specifications of similar workloads. A compressed entry is one mark byte, with which no uncompressed
+// entry begins, and an S2 block.
 const (
-	packedMark = 0x01 // in protobuf a field of number 0; no message begins with it
-	// minPacked is the size in bytes from which compression pays.
+	packedMark = 0x01 // as a protobuf tag this byte would mean field 0, with which no message begins
+	// minPacked is the size in bytes from which an entry is compressed.
 	minPacked = 512
-	// unpackedLimit is more than any entry has: several commands of entryLimit together, or one of
-	// commandLimit.
+	// unpackedLimit is the largest size in bytes of an unpacked entry. It is more than any entry has: an
+	// entry holds several commands of at most entryLimit together, or one command of at most commandLimit.
 	unpackedLimit = 4 << 20
 )
 
-// packer compresses entries. Use it from one goroutine.
+// packer compresses log entries. It must be used from one goroutine.
 type packer struct{ scratch []byte }
 
-// pack returns the data of an entry with frames. It does not keep frames.
+// pack returns the data of a log entry that has these frames (encoded commands), compressed if that
+// saves space. It keeps no reference to frames.
 func (p *packer) pack(frames []byte) []byte {
 	if len(frames) >= minPacked {
 		p.scratch = append(slices.Grow(p.scratch[:0], 1+s2.MaxEncodedLen(len(frames))), packedMark)
@@ -33,10 +35,10 @@ func (p *packer) pack(frames []byte) []byte {
 	return bytes.Clone(frames)
 }
 
-// unpacker reverses packer. Use it from one goroutine.
+// unpacker decompresses the entries that packer made. It must be used from one goroutine.
 type unpacker struct{ scratch []byte }
 
-// unpack returns the frames of an entry. They are valid until the next call.
+// unpack returns the frames (encoded commands) of an entry. They are valid until the next call of unpack.
 func (u *unpacker) unpack(data []byte) ([]byte, error) {
 	if len(data) == 0 || data[0] != packedMark {
 		return data, nil
@@ -46,7 +48,7 @@ func (u *unpacker) unpack(data []byte) ([]byte, error) {
 		return nil, fmt.Errorf("packed entry of %d bytes: %w", len(data), err)
 	}
 	if n > unpackedLimit {
-		return nil, fmt.Errorf("packed entry of %d bytes: it holds %d, limit %d", len(data), n, unpackedLimit)
+		return nil, fmt.Errorf("compressed log entry of %d bytes: its content has %d bytes, limit %d", len(data), n, unpackedLimit)
 	}
 	if u.scratch, err = s2.Decode(u.scratch[:cap(u.scratch)], data[1:]); err != nil {
 		return nil, fmt.Errorf("packed entry of %d bytes: %w", len(data), err)

@@ -8,7 +8,7 @@ import (
 	"github.com/klauspost/compress/s2"
 )
 
-func TestPacking(t *testing.T) {
+func TestPackedEntriesAreRestored(t *testing.T) {
 	alike := []byte(strings.Repeat("\x0a\x20the same command, nearly", 200))
 	var p packer
 	var u unpacker
@@ -19,25 +19,25 @@ func TestPacking(t *testing.T) {
 	}{
 		{"an entry of many commands", alike, true},
 		{"a short entry", alike[:minPacked-1], false},
-		{"an entry that does not get smaller", append([]byte{0x0a}, incompressible(2000)...), false},
+		{"an entry that compression does not make smaller", append([]byte{0x0a}, incompressible(2000)...), false},
 		{"an empty entry", nil, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			data := p.pack(c.frames)
 			if is := len(data) > 0 && data[0] == packedMark; is != c.packed || c.packed && len(data) >= len(c.frames) {
-				t.Errorf("packed: %t, %d bytes of %d", is, len(data), len(c.frames))
+				t.Errorf("the entry is compressed: %t, %d bytes of %d, want what the case says, and a smaller size if compressed", is, len(data), len(c.frames))
 			}
-			p.pack(alike) // must not change the previous result
+			p.pack(alike) // a further call of pack must not change the previous result
 			frames, err := u.unpack(data)
 			if err != nil || !bytes.Equal(frames, c.frames) {
-				t.Errorf("%d bytes come back as %d: %v", len(c.frames), len(frames), err)
+				t.Errorf("an entry of %d bytes was unpacked to %d bytes (error %v), want the same bytes", len(c.frames), len(frames), err)
 			}
 		})
 	}
 	for _, c := range []struct{ name, data, says string }{
 		{"a truncated entry", string(p.pack(alike)[:40]), "packed entry of 40 bytes"},
-		{"a mark without data", "\x01", "packed entry of 1 bytes"},
-		{"an entry over the size limit", "\x01" + string(s2.Encode(nil, make([]byte, unpackedLimit+1))), "limit"},
+		{"a compression mark without data", "\x01", "packed entry of 1 bytes"},
+		{"an entry that unpacks to more than the size limit", "\x01" + string(s2.Encode(nil, make([]byte, unpackedLimit+1))), "limit"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := u.unpack([]byte(c.data)); err == nil || !strings.Contains(err.Error(), c.says) {
@@ -56,7 +56,7 @@ func incompressible(n int) []byte {
 	return b
 }
 
-// FuzzUnpack reads the data of a log entry from another replica, or from a broken disk.
+// FuzzUnpack unpacks random data of a log entry, as from another replica or from a broken disk.
 func FuzzUnpack(f *testing.F) {
 	var p packer
 	f.Add(p.pack([]byte(strings.Repeat("command ", 100))))

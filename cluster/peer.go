@@ -10,28 +10,27 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-
-	"github.com/persys/compute/fsm"
 )
 
 // Calls between replicas on the Raft port: one JSON message in each direction, on a connection that is
-// reused. Calls are few, small and not on the path of a write, so JSON is fast enough.
+// reused. The calls are few and small, and no write waits for one, so JSON is fast enough.
 const (
 	peerLimit = 64 << 10
 	peerIdle  = 2 * time.Minute
 )
 
-// Hello introduces a replica.
+// Hello is the introduction of a replica to another one: who it is and what it knows.
 type Hello struct {
-	ID        string `json:"id"` // Raft id
+	ID        string `json:"id"` // Raft id of the sender
 	Name      string `json:"name"`
 	ClusterID string `json:"cluster,omitempty"`
 	Shard     string `json:"shard,omitempty"`
-	// Knows: the replica has a configuration, so it must not help to form a cluster.
+	// Knows: the replica knows a cluster, because it has a Raft configuration. It must not help to form
+	// another cluster.
 	Knows bool `json:"knows,omitempty"`
-	// Removed: the cluster has removed the replica, and must not add it again.
+	// Removed: the cluster has removed the replica. A leader must not add it again.
 	Removed bool `json:"removed,omitempty"`
-	// Expect is the replica's SCHEDULER_BOOTSTRAP_EXPECT.
+	// Expect is the replica's setting SCHEDULER_BOOTSTRAP_EXPECT.
 	Expect int `json:"expect,omitempty"`
 
 	RaftAddr   string `json:"raft"`
@@ -42,27 +41,43 @@ type Hello struct {
 
 	Version      string `json:"version,omitempty"`
 	FeatureLevel uint32 `json:"level,omitempty"`
+	Memory       int64  `json:"memory,omitempty"` // memory that the scheduler process may use, in MiB
 
 	Term      uint64 `json:"term,omitempty"`
 	LastIndex uint64 `json:"last,omitempty"`
 	Applied   uint64 `json:"applied,omitempty"`
+	// DiskWrite is the usual duration of a write to the log, in nanoseconds; 0 = not known.
+	DiskWrite time.Duration `json:"disk_write,omitempty"`
+	// Repair describes how the replica replaced damaged data.
+	Repair *Repaired `json:"repair,omitempty"`
+	// Instance is a random value of each process. It distinguishes two processes with the same Raft id.
+	Instance string `json:"instance,omitempty"`
+	// Copies are the Raft addresses of processes that run on copies of this replica's data directory.
+	Copies []string `json:"copies,omitempty"`
 }
 
-// request is one peer call. Only the fields of its Op are set.
+// request is one call from a replica to another. Only the fields of its operation Op are set.
 type request struct {
 	Op    string `json:"op"`
 	Hello *Hello `json:"hello,omitempty"`
-	Index uint64 `json:"index,omitempty"` // for opDigest
+	Index uint64 `json:"index,omitempty"` // log index that opDigest is about
+	// First and Reason belong to opCopied: the Raft address of the original replica, and how the leader
+	// found the copy.
+	First  string `json:"first,omitempty"`
+	Reason string `json:"reason,omitempty"`
 }
 
-// The operations of peer calls.
+// The operations of calls between replicas.
 const (
-	opHello   = "hello"   // asks who the replica is
-	opForm    = "form"    // asks to promise not to form a cluster with another replica
-	opDigest  = "digest"  // asks for the digest at Index
-	opLeave   = "leave"   // asks the leader to remove the sender
-	opRemoved = "removed" // the leader tells that it removed the receiver
-	opDepart  = "depart"  // the leader asks the receiver to leave
+	opHello   = "hello"   // asks the called replica who it is
+	opForm    = "form"    // asks the called replica to promise to form a cluster with no other candidate
+	opDigest  = "digest"  // asks for the digest of the called replica's state at Index
+	opLeave   = "leave"   // asks the leader to remove the calling replica
+	opRemoved = "removed" // the leader tells a replica that it was removed
+	opCopied  = "copied"  // the leader tells a replica that its data directory is a copy
+	opTwin    = "twin"    // a copy announces itself to the original replica
+	opDepart  = "depart"  // the leader asks a replica to leave the cluster
+	opRepair  = "repair"  // a replica with damaged data asks the leader about its cluster (repair.go)
 )
 
 type response struct {
@@ -71,9 +86,13 @@ type response struct {
 	Digest uint64 `json:"digest,omitempty"`
 	Known  bool   `json:"known,omitempty"`
 	Level  uint32 `json:"level,omitempty"`
+	// Leader and Cluster belong to the answer to opRepair. Leader is the Raft address of the leader. Cluster
+	// is set only if the leader itself answers.
+	Leader  string  `json:"leader,omitempty"`
+	Cluster *quorum `json:"quorum,omitempty"`
 }
 
-// servePeer answers calls until the connection ends.
+// servePeer answers the calls on a connection until the connection ends.
 func (n *Node) servePeer(conn net.Conn) {
 	for {
 		conn.SetDeadline(time.Now().Add(peerIdle))
@@ -120,10 +139,16 @@ func (n *Node) answer(req *request, res *response) error {
 		return n.RemoveReplica(ctx, req.Hello.ID, false)
 	case opRemoved:
 		return n.members.wasRemoved(req.Hello)
+	case opCopied:
+		return n.isCopy(req.Hello, req.First, req.Reason)
+	case opTwin:
+		return n.heardOfTwin(req.Hello)
 	case opDepart:
 		ctx, cancel := context.WithTimeout(n.ctx, n.cfg.Timing.RPC)
 		defer cancel()
 		return n.Depart(ctx)
+	case opRepair:
+		return n.answerRepair(req.Hello, res)
 	}
 	return fmt.Errorf("unknown operation %q", req.Op)
 }
@@ -136,28 +161,24 @@ func (n *Node) hello() Hello {
 		Knows: n.knows(), Removed: n.removed.Load(), Expect: c.BootstrapExpect,
 		RaftAddr: n.port.advertise, GossipAddr: n.gossipAddr(),
 		GRPCAddr: c.GRPCAdvertise, HTTPAddr: c.HTTPAdvertise, DNSAddr: c.DNSAdvertise,
-		Version: c.Version, FeatureLevel: c.FeatureLevel,
+		Version: c.Version, FeatureLevel: c.FeatureLevel, Memory: c.Memory,
 		Term: n.raft.CurrentTerm(), LastIndex: n.raft.LastIndex(), Applied: n.Store().View().Info().Index,
+		DiskWrite: n.logs.watch.typical(),
+		Repair:    n.repaired,
+		Instance:  n.instance, Copies: n.copiesOf(n.id),
 	}
 }
 
-func (h *Hello) replica() *fsm.Replica {
-	return &fsm.Replica{
-		ID: h.ID, Name: h.Name, GRPCAddr: h.GRPCAddr, HTTPAddr: h.HTTPAddr, RaftAddr: h.RaftAddr,
-		GossipAddr: h.GossipAddr, DNSAddr: h.DNSAddr, Version: h.Version, FeatureLevel: h.FeatureLevel,
-	}
-}
-
-// knows reports whether this replica has a configuration or is getting one. A cluster id that was only
-// configured is the wish for a new cluster, and does not count.
+// knows reports whether this replica knows a cluster: it has a Raft configuration, or is getting one. A
+// cluster id in the settings does not mean that: it is also the id for a new cluster.
 func (n *Node) knows() bool {
 	return len(n.servers()) > 0 || n.learned.Load() != nil
 }
 
-// servers returns the latest configuration, committed or not.
+// servers returns the servers of the latest Raft configuration, committed or not.
 func (n *Node) servers() []raft.Server { return n.raft.GetConfiguration().Configuration().Servers }
 
-// peers keeps one connection per address.
+// peers keeps one open connection to each address for calls between replicas.
 type peers struct {
 	n     *Node
 	mu    sync.Mutex
@@ -165,7 +186,8 @@ type peers struct {
 	ended bool
 }
 
-// call calls the replica at addr. to is its Raft id; "" accepts any replica.
+// call makes a call to the replica at addr. to is the Raft id that the replica must have; "" accepts any
+// replica.
 func (p *peers) call(ctx context.Context, to, addr string, req *request) (*response, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.n.cfg.Timing.RPC)
 	defer cancel()
@@ -195,7 +217,7 @@ func (p *peers) call(ctx context.Context, to, addr string, req *request) (*respo
 		if !reused || ctx.Err() != nil {
 			return nil, fmt.Errorf("%s to %s: %w", req.Op, addr, err)
 		}
-		reused = false // the peer may have closed the connection long ago: dial again
+		reused = false // the peer may have closed this idle connection long ago: dial again
 	}
 }
 

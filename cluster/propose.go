@@ -14,32 +14,34 @@ import (
 )
 
 const (
-	// entryLimit bounds a log entry of several commands. A command larger than that, up to commandLimit, is
-	// an entry of its own. Both in bytes.
+	// entryLimit is the largest size in bytes of a log entry with several commands. A larger command, up to
+	// commandLimit bytes, becomes an entry of its own.
 	entryLimit   = 256 << 10
 	commandLimit = 1 << 20
-	// queueBytes and queueCalls bound the calls that wait for an entry.
+	// queueBytes and queueCalls limit the size and the number of the calls that wait to be put into an
+	// entry.
 	queueBytes = 32 << 20
 	queueCalls = 1 << 16
-	// minPipelined is the number of queued bytes from which they follow an entry that is still under way.
-	// Less waits and grows, because an entry costs every replica two fsyncs, however small it is.
+	// minPipelined is the number of queued bytes from which the next entry is sent while another entry is
+	// still in progress. Fewer bytes wait for more calls, because an entry of any size costs every replica
+	// two fsyncs.
 	minPipelined = 64 << 10
 )
 
-// State of a call. The caller may give up a queued call. Once the coalescer has taken the call, its outcome
-// is that of Raft.
+// States of a call. While the call is queued, its caller may give up. Once the coalescing goroutine has taken
+// the call, the outcome of the call is that of its log entry.
 const (
 	callQueued = iota
 	callTaken
 	callAbandoned
 )
 
-// call is one Propose, or one part of a Propose that is larger than an entry.
+// call is one Propose, or a part of a Propose that is larger than one log entry.
 type call struct {
 	frames []byte
 	n      int
 	state  atomic.Int32
-	done   chan struct{} // capacity 1, reused with the call
+	done   chan struct{} // signals that the result is set; capacity 1; reused with the call
 
 	results []fsm.Result
 	index   uint64
@@ -51,14 +53,14 @@ type entry struct {
 	future raft.ApplyFuture
 	calls  []*call
 	began  time.Time
-	size   int // bytes
-	n      int // commands
+	size   int // size of the call's commands in bytes
+	n      int // number of commands in the call
 }
 
-// proposer coalesces concurrent calls into log entries. One goroutine makes entries, another collects
-// answers in order. While an entry is under way, later calls are gathered into the next one, which follows
-// at once only if it is large. At most Timing.InFlight entries are under way. So bytes and fsyncs bound the
-// throughput, not the number of callers.
+// proposer combines concurrent calls into log entries. One goroutine makes the entries, another collects the
+// answers in order. While an entry is in progress, later calls are gathered into the next entry, which is
+// sent at once only if it is large. At most Timing.InFlight entries are in progress. So bytes and fsyncs
+// limit the throughput, not the number of callers.
 type proposer struct {
 	n    *Node
 	pool sync.Pool
@@ -86,11 +88,11 @@ func newProposer(n *Node, inFlight int) *proposer {
 }
 
 // Propose commits commands and returns the verdicts of the state machine, one per command, in order. The
-// commands of one call are applied one after another, but they are no transaction. When Propose returns,
-// this replica's Store shows their effects. It never waits longer than ctx.
+// commands of one call are applied one after another, but not as a transaction. When Propose returns, this
+// replica's Store shows their effects. It never waits longer than ctx.
 //
-// After ErrNotLeader, ErrBusy, ErrTooLarge and ErrClosed nothing has changed. ErrUnknownOutcome: the
-// deadline passed, or leadership was lost, after Raft got the commands.
+// After ErrNotLeader, ErrBusy, ErrTooLarge and ErrClosed nothing has changed. ErrUnknownOutcome means that
+// the deadline passed, or leadership was lost, after Raft got the commands.
 func (n *Node) Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
 	results, _, _, err := n.prop.propose(ctx, cmds)
 	return results, err
@@ -100,7 +102,7 @@ func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []f
 	if err := ctx.Err(); err != nil {
 		return nil, 0, 0, fmt.Errorf("%w: %w", ErrBusy, err)
 	}
-	if p.n.raft.State() != raft.Leader {
+	if !p.n.IsLeader() {
 		if p.n.halted.Load() {
 			return nil, 0, 0, p.n.stoppedErr()
 		}
@@ -113,6 +115,7 @@ func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []f
 	if err != nil {
 		return nil, 0, 0, err
 	}
+	stalled := p.n.stall.started()
 	if err := p.enqueue(calls); err != nil {
 		for _, c := range calls {
 			p.recycle(c)
@@ -121,18 +124,18 @@ func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []f
 	}
 	if len(calls) == 1 {
 		c := calls[0]
-		if err := c.wait(ctx); err != nil {
+		if err := c.wait(ctx, stalled); err != nil {
 			return nil, 0, 0, err
 		}
 		results, index, term, err = c.results, c.index, c.term, c.err
 		p.recycle(c)
 		return results, index, term, err
 	}
-	// A large call has several parts. If a later part fails after an earlier one was handed over, the
+	// A large call consists of several parts. If a part fails after an earlier part was handed to Raft, the
 	// outcome of the whole call is unknown.
 	committed := false
 	for i, c := range calls {
-		werr := c.wait(ctx)
+		werr := c.wait(ctx, stalled)
 		if werr == nil {
 			werr = c.err
 		}
@@ -155,7 +158,8 @@ func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []f
 	return results, index, term, nil
 }
 
-// encode runs in the caller's goroutine, so that encoding scales with the number of callers.
+// encode encodes the commands into calls of at most one entry each. It runs in the caller's goroutine, so
+// that many callers encode in parallel.
 func (p *proposer) encode(cmds []fsm.Command) ([]*call, error) {
 	c := p.fresh()
 	calls := []*call{c}
@@ -209,13 +213,13 @@ func (p *proposer) enqueue(calls []*call) error {
 		p.mu.Unlock()
 		return p.n.stoppedErr()
 	}
-	if p.n.restoring.Load() { // under mu, see settle
+	if p.n.restoring.Load() { // read this while holding mu, because settle relies on that
 		p.mu.Unlock()
 		return fmt.Errorf("%w: a backup is being restored", ErrBusy)
 	}
 	if waiting := len(p.queue) - p.head; waiting > 0 && (waiting+len(calls) > queueCalls || p.bytes+size > queueBytes) {
 		p.mu.Unlock()
-		return fmt.Errorf("%w: %d calls with %d bytes wait", ErrBusy, waiting, p.bytes)
+		return fmt.Errorf("%w: %d calls with %d bytes are waiting", ErrBusy, waiting, p.bytes)
 	}
 	p.queue = append(p.queue, calls...)
 	p.bytes += size
@@ -234,7 +238,7 @@ func (p *proposer) rouse() {
 	}
 }
 
-// ready reports whether the next entry is to be sent. The caller holds mu.
+// ready reports whether the next entry is to be sent now. The caller holds mu.
 func (p *proposer) ready() bool {
 	if p.head == len(p.queue) {
 		return false
@@ -242,22 +246,26 @@ func (p *proposer) ready() bool {
 	return p.inFlight == 0 || p.inFlight < cap(p.sent) && p.bytes >= minPipelined
 }
 
-// wait returns when the outcome is in c, or with an error if ctx ends first. A call that was given up must
-// not be reused: other goroutines may still write to it.
-func (c *call) wait(ctx context.Context) error {
+// wait returns nil once c has its outcome, or an error if ctx ends or the log disk hangs before that. A call
+// that was given up must not be reused, because other goroutines may still write to it.
+func (c *call) wait(ctx context.Context, stalled <-chan struct{}) error {
+	refused, cause := ErrBusy, errStalled
 	select {
 	case <-c.done:
 		return nil
+	case <-stalled:
+		refused = ErrNotLeader
 	case <-ctx.Done():
+		cause = ctx.Err()
 	}
 	if c.state.CompareAndSwap(callQueued, callAbandoned) {
-		return fmt.Errorf("%w: %w", ErrBusy, ctx.Err())
+		return fmt.Errorf("%w: %w", refused, cause)
 	}
-	return unknown(ctx.Err())
+	return unknown(cause)
 }
 
-// take removes queued calls of up to one entry from the queue if an entry is to be sent; with force it
-// always does.
+// take removes calls for one entry from the queue if the entry is to be sent now. With force it removes them
+// in any case.
 func (p *proposer) take(force bool) (calls []*call, size, commands int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -288,7 +296,7 @@ func (p *proposer) take(force bool) (calls []*call, size, commands int) {
 	return calls, size, commands
 }
 
-// coalesce turns calls into entries until stop is closed.
+// coalesce puts queued calls into log entries until stop is closed.
 func (p *proposer) coalesce(stop <-chan struct{}) {
 	defer close(p.sent)
 	var (
@@ -314,14 +322,15 @@ func (p *proposer) coalesce(stop <-chan struct{}) {
 			data := pack.pack(frames)
 			p.entries.Add(1)
 			p.commands.Add(uint64(commands))
-			// No timeout is needed: the library's queue is longer than the InFlight limit.
+			// Raft's Apply gets no timeout: the library's queue is longer than InFlight, so Apply does not
+			// block.
 			began := time.Now()
 			p.sent <- entry{p.n.raft.Apply(data, 0), calls, began, size, commands}
 		}
 	}
 }
 
-// collect answers the calls of each entry, in order.
+// collect answers the calls of each log entry when Raft has committed the entry, in order.
 func (p *proposer) collect() {
 	for e := range p.sent {
 		err := e.future.Error()
@@ -331,7 +340,7 @@ func (p *proposer) collect() {
 			case *applied:
 				a = r
 			case error:
-				// Committed, but this replica could not apply it.
+				// The entry is committed, but this replica could not apply it.
 				err = unknown(r)
 			}
 		} else {
@@ -359,8 +368,8 @@ func (p *proposer) collect() {
 	}
 }
 
-// settle is called once new calls are refused. It waits until the accepted ones are answered: Raft has not
-// got all of them yet, and the state to restore from must contain them.
+// settle is called when new calls are already refused. It waits until the calls that were accepted earlier
+// are answered. Raft may not have all of them yet, but a restore must start from a state that contains them.
 func (p *proposer) settle(ctx context.Context) error {
 	for {
 		p.mu.Lock()
@@ -379,13 +388,13 @@ func (p *proposer) settle(ctx context.Context) error {
 	}
 }
 
-// translate maps Raft's errors to "did not happen" and "unknown outcome".
+// translate turns an error of Raft into an error that says "nothing happened" or into ErrUnknownOutcome.
 func (p *proposer) translate(err error) error {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader):
 		return p.n.notLeader()
 	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
-		return fmt.Errorf("%w: leadership is being handed over", ErrNotLeader)
+		return fmt.Errorf("%w: leadership is being transferred", ErrNotLeader)
 	case errors.Is(err, raft.ErrEnqueueTimeout):
 		return ErrBusy
 	default:
@@ -393,7 +402,7 @@ func (p *proposer) translate(err error) error {
 	}
 }
 
-// refuse fails the calls that are still queued; none of them was handed to Raft.
+// refuse answers the calls that are still queued with an error. None of them was handed to Raft.
 func (p *proposer) refuse() {
 	p.mu.Lock()
 	p.closed = true
@@ -410,5 +419,5 @@ func (p *proposer) refuse() {
 	}
 }
 
-// head is the Head of the node's own commands.
+// head returns the head of a command that this node itself proposes.
 func (n *Node) head(epoch fsm.Epoch) *commandHead { return newHead(epoch, time.Now()) }

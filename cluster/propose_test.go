@@ -19,6 +19,7 @@ import (
 
 func TestConcurrentProposalsGetTheirOwnResults(t *testing.T) {
 	g := newGroup(t, 3)
+	g.also(calm)
 	leader := g.form()
 	entries := leader.prop.entries.Load()
 	const callers, rounds = 64, 40
@@ -36,18 +37,22 @@ func TestConcurrentProposalsGetTheirOwnResults(t *testing.T) {
 				for _, id := range ids {
 					cmds = append(cmds, put(id, int64(r)))
 				}
-				res, err := leader.Propose(timeout(t, 20*time.Second), cmds...)
-				if err != nil || len(res) != len(ids) {
-					t.Errorf("%v: %d results, %v", ids, len(res), err)
+				var res []fsm.Result
+				leader := g.atLeader(fmt.Sprintf("put %v", ids), func(l *Node) (err error) {
+					res, err = l.Propose(timeout(t, 20*time.Second), cmds...)
+					return err
+				})
+				if len(res) != len(ids) {
+					t.Errorf("%v: %d results", ids, len(res))
 					return
 				}
 				view := leader.Store().View()
 				for i, id := range ids {
 					if len(res[i].Items) != 1 || res[i].Items[0].ID != id {
-						t.Errorf("%s got the result %+v", id, res[i])
+						t.Errorf("command %s must get its own result, but got %+v", id, res[i])
 					}
 					if value(view, id) != int64(r) {
-						t.Errorf("%s is not in the store after Propose", id)
+						t.Errorf("workload %s must be in the store after Propose, but is not", id)
 					}
 				}
 			}
@@ -55,20 +60,20 @@ func TestConcurrentProposalsGetTheirOwnResults(t *testing.T) {
 	}
 	wg.Wait()
 	used := leader.prop.entries.Load() - entries
-	t.Logf("%d calls in %d entries", callers*rounds, used)
+	t.Logf("%d calls were written in %d log entries", callers*rounds, used)
 	if used > callers*rounds/4 {
-		t.Errorf("%d calls made %d entries: not coalesced", callers*rounds, used)
+		t.Errorf("%d calls were written in %d entries, want at least 4 calls per entry", callers*rounds, used)
 	}
 }
 
-func TestSizes(t *testing.T) {
+func TestCommandsOverTheLimitAreRefused(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
 	if _, err := n.Propose(timeout(t, patience), putSized("big", 1, commandLimit)); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("over 1 MiB: %v", err)
 	}
 	if r, err := n.Propose(timeout(t, patience), putSized("alone", 1, 500<<10)); err != nil || r[0].Err() != nil {
-		t.Errorf("500 KiB alone: %v %v", r, err)
+		t.Errorf("Propose of one command of 500 KiB returned %v and error %v, want success", r, err)
 	}
 	before := n.prop.entries.Load()
 	var many []fsm.Command
@@ -77,11 +82,11 @@ func TestSizes(t *testing.T) {
 	}
 	r, err := n.Propose(timeout(t, patience), many...)
 	if err != nil || len(r) != 10 {
-		t.Fatalf("a call of 1 MiB in parts: %d, %v", len(r), err)
+		t.Fatalf("Propose of a call of 1 MiB returned %d results and error %v, want 10 results", len(r), err)
 	}
 	for i := range r {
 		if r[i].Items[0].ID != fmt.Sprintf("m%d", i) {
-			t.Errorf("result %d is of %s", i, r[i].Items[0].ID)
+			t.Errorf("result %d is that of command %s, want the results in the order of the commands", i, r[i].Items[0].ID)
 		}
 	}
 	if used := n.prop.entries.Load() - before; used != 5 {
@@ -117,7 +122,7 @@ func TestProposeWhileClosing(t *testing.T) {
 	wg.Wait()
 }
 
-// bench measures proposals of concurrent callers to three replicas in one process.
+// bench measures concurrent callers of Propose on three replicas in one process.
 func bench(b *testing.B, callers int, cfg func(int, *Config)) {
 	cmds := make([]fsm.Command, 4096)
 	for i := range cmds {
@@ -166,11 +171,12 @@ func benchWith(b *testing.B, callers int, cfg func(int, *Config), cmds []fsm.Com
 		b.Fatal(err)
 	}
 	cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
-	// CPU time of the three replicas and the callers. It is steadier than the rate on a busy machine.
+	// Report the CPU time of the three replicas and the callers, because it varies less than the rate on a
+	// busy machine.
 	b.ReportMetric(float64(cpu)/float64(b.N)/1e3, "cpu-µs/command")
 	b.ReportMetric(float64(b.N)/float64(leader.prop.entries.Load()-entries+1), "commands/entry")
 	if now := leader.raft.CurrentTerm(); now != term {
-		b.Errorf("an election under load: term %d, was %d", now, term)
+		b.Errorf("there must be no election under load, but the term is %d and was %d", now, term)
 	}
 }
 
@@ -180,7 +186,7 @@ func BenchmarkPropose(b *testing.B) {
 	}
 }
 
-// BenchmarkProposeBarrier measures proposals without work for the state machine.
+// BenchmarkProposeBarrier measures Propose with commands that cost the state machine nothing.
 func BenchmarkProposeBarrier(b *testing.B) {
 	barrier := &commandv1.Command{Head: &commandv1.Head{At: 1, By: strings.Repeat("b", 240)}, Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
 	benchWith(b, 256, nil, []fsm.Command{barrier})

@@ -8,16 +8,16 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// Level says how fresh a read must be (cluster/DESIGN.md).
+// Level says how fresh the state that a read sees must be (cluster/DESIGN.md).
 type Level uint8
 
 // The levels of reads.
 const (
-	// Stale reads the state of this replica as it is.
+	// Stale reads the state that this replica has now.
 	Stale Level = iota
-	// Session reads a state of at least a given index, from any replica.
+	// Session reads a state that contains at least a given log index. Any replica can serve it.
 	Session
-	// Linearizable reads a state with everything that was committed when the read began.
+	// Linearizable reads a state that contains everything that was committed when the read began.
 	Linearizable
 )
 
@@ -33,12 +33,13 @@ func (l Level) String() string {
 	return fmt.Sprintf("level %d", uint8(l))
 }
 
-// Store returns this replica's state: views, waiting and the change feed.
+// Store returns this replica's copy of the replicated state, with functions to view it, to wait for an index
+// and to follow the changes.
 func (n *Node) Store() *store.Store { return n.machine.store }
 
-// Read returns a view. A Session read waits until this replica has applied log index min; other levels
-// ignore min. Errors: that of ctx, and for Linearizable those of Confirm. A follower returns ErrNotLeader:
-// package rpc forwards reads.
+// Read returns a view of the state. A Session read waits until this replica has applied log index min; other
+// levels ignore min. The error is that of ctx or, for Linearizable, that of Confirm. On a follower a
+// linearizable read returns ErrNotLeader; package rpc forwards such reads.
 func (n *Node) Read(ctx context.Context, level Level, min uint64) (fsm.View, error) {
 	switch level {
 	case Stale:

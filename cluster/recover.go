@@ -17,28 +17,28 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Survivor describes the data directory of a stopped replica.
+// Survivor describes the data directory of a stopped replica that survived the loss of the quorum.
 type Survivor struct {
-	ID        string // Raft id; a recovery keeps it
+	ID        string // Raft id of the server; a recovery keeps it
 	ClusterID string
 	RaftAddr  string
-	// Servers of the last configuration, this replica among them.
+	// Servers are the servers of the last Raft configuration, including this replica.
 	Servers []raft.Server
-	// Lost are the names of the other replicas, as far as they are known.
+	// Lost are the names of the other replicas, as far as the state has them.
 	Lost []string
-	// LastIndex and LastTerm are the end of the log. Entries after the last committed one are taken as
-	// committed, because no other replica is left.
+	// LastIndex and LastTerm belong to the last entry of the log. A recovery treats all entries in the log
+	// as committed, because no other replica is left.
 	LastIndex, LastTerm uint64
 	State               fsm.State
 }
 
-// offline is the open data directory of a stopped replica.
+// offline is the opened data directory of a stopped replica.
 type offline struct {
 	lock  *os.File
 	logs  *logStore
 	snaps *raft.FileSnapshotStore
 	dir   string
-	of    *syscall.Stat_t // owner of the log
+	of    *syscall.Stat_t // file information of the log; its owner is the user of the scheduler
 }
 
 func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
@@ -85,13 +85,13 @@ func (o *offline) close() error {
 }
 
 // chownFiles gives files that root created to the owner of the log, because a scheduler that runs as a
-// service is that user.
+// service runs as that user.
 func (o *offline) chownFiles() error {
 	if o.of == nil || o.of.Uid == 0 || os.Geteuid() != 0 {
 		return nil
 	}
 	dataDir, raftDir := filepath.Dir(o.dir), filepath.Base(o.dir)
-	root, err := os.OpenRoot(dataDir) // that user may rename entries of this directory meanwhile
+	root, err := os.OpenRoot(dataDir) // use os.Root, because the owner may rename entries of this directory at any time
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (o *offline) chownFiles() error {
 		if err != nil {
 			return err
 		}
-		// A file with a second link may belong to another user.
+		// Skip a file with a second hard link, which may belong to another user.
 		if is, ok := st.Sys().(*syscall.Stat_t); !ok || is.Uid != 0 || !st.IsDir() && is.Nlink > 1 {
 			return nil
 		}
@@ -113,7 +113,7 @@ func (o *offline) chownFiles() error {
 	return errors.Join(own(lockFile, nil, nil), fs.WalkDir(root.FS(), raftDir, own))
 }
 
-// survivor replays snapshot and log.
+// survivor reads the snapshot and the log, and describes what they contain.
 func (o *offline) survivor() (*Survivor, error) {
 	s := &Survivor{}
 	var err error
@@ -161,7 +161,7 @@ func (o *offline) survivor() (*Survivor, error) {
 	return s, nil
 }
 
-// replay applies snapshot and log to m and returns the last configuration.
+// replay applies the snapshot and the log to state machine m, and returns the last Raft configuration.
 func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, err error) {
 	list, err := o.snaps.List()
 	if err != nil {
@@ -170,7 +170,7 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	if len(list) > 0 {
 		meta, r, err := o.snaps.Open(list[0].ID)
 		if err != nil {
-			return config, fmt.Errorf("%w: snapshot %s: %w", ErrCorrupt, list[0].ID, err)
+			return config, corrupt(err, "snapshot %s", list[0].ID)
 		}
 		if err := m.Restore(r); err != nil {
 			return config, err
@@ -181,7 +181,7 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	if err != nil {
 		return config, err
 	}
-	// Entries of a leader that lost its election must not count as committed.
+	// The entries of a leader that was deposed before they were committed must not be treated as committed.
 	if _, refuted, err := o.logs.conflict(entryID{s.LastIndex, s.LastTerm}, true); err != nil || refuted > s.LastIndex {
 		return config, err
 	}
@@ -203,7 +203,7 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	return config, nil
 }
 
-// Survey reads the data directory of a stopped replica and changes nothing.
+// Survey describes the data directory of a stopped replica, and changes nothing in it.
 func Survey(dataDir string, log *slog.Logger) (*Survivor, error) {
 	o, err := openOffline(dataDir, log)
 	if err != nil {
@@ -213,12 +213,13 @@ func Survey(dataDir string, log *slog.Logger) (*Survivor, error) {
 	return s, errors.Join(err, o.close())
 }
 
-// Recover makes the replica of this data directory the only one of its cluster, under a new incarnation,
-// after the quorum was lost for good. The replica must not run. Started afterwards, it leads at once, and
-// replicas with empty disks can join.
+// Recover makes the replica of this data directory the only one of its cluster, after the quorum was lost for
+// good. The replica must not run meanwhile. Recover gives the cluster a new incarnation, so its epoch is
+// higher than all epochs before. When the replica starts afterwards, it leads at once, and replicas with
+// empty disks can join.
 //
-// The other replicas must never run again with their old disks: together they would be a quorum that does
-// not know of the recovery. Agents would not obey them, because their epoch is older.
+// The other replicas must never run again with their old disks: together they would be a quorum that does not
+// know of the recovery. Agents would refuse their orders, because their epoch is lower.
 func Recover(ctx context.Context, dataDir string, by string, log *slog.Logger) (*Survivor, error) {
 	o, err := openOffline(dataDir, log)
 	if err != nil {
@@ -236,13 +237,20 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// The remembered peers are for a replica that has to join again; this one must not dial the lost
-	// replicas.
+	// peers.json is for a replica that has to join again. This replica must not dial the lost replicas, so
+	// remove the file.
 	peers := filepath.Join(filepath.Dir(o.dir), peersFile)
 	if err := os.Remove(peers); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
 	}
-	// The library replays the log.
+	// The operator chose this directory for the recovery. So delete its stored place, and the refusal if it
+	// was found to be a copy; otherwise the replica might not start.
+	for _, key := range [][]byte{keyPlace, keyCopied} {
+		if err := o.logs.setOwn(key, ""); err != nil {
+			return nil, err
+		}
+	}
+	// Remove the entries that contradict the snapshot, because the library replays the log itself.
 	if err := o.logs.dropContradicted(entryID{s.LastIndex, s.LastTerm}); err != nil {
 		return nil, err
 	}
@@ -261,8 +269,8 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	return s, nil
 }
 
-// recoveredState is the state machine of the library's recovery. It ignores the replay: its snapshot is the
-// state that was computed before.
+// recoveredState is the state machine that the library's recovery gets. It ignores the entries that the
+// library replays. Its snapshot is the state that replay has computed.
 type recoveredState struct{ state fsm.State }
 
 func (recoveredState) Apply(*raft.Log) any           { return nil }

@@ -12,22 +12,23 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Restore replaces the state on every replica by the result of build, which gets the present state, and
-// returns the index that shows it. Only the leader can do it.
+// Restore replaces the state on every replica by the result of build, which is called with the present state.
+// Restore returns the index at which Store shows the new state. Only the leader can restore.
 //
-// Nobody may act on the old state: this replica's leadership term ends first, and proposals are refused
-// with ErrBusy until Restore returns. So build sees everything that was committed. Raft sends the new state
-// to the other replicas as one snapshot. Then a new leadership term begins, in the epoch of the new
-// incarnation.
+// Nothing may act on the old state. So this replica's leadership term ends first, and proposals are refused
+// with ErrBusy until Restore returns; the state that build gets contains everything that was committed. Raft
+// sends the new state to the other replicas as one snapshot. Then a new leadership term begins, in the epoch
+// of the new incarnation.
 //
-// After an error before Raft gets the state, nothing has changed. ErrUnknownOutcome: this replica, and
-// maybe others, have the new state, but not a known majority. Look at the cluster and restore again.
+// If an error occurs before Raft gets the state, nothing has changed. ErrUnknownOutcome means that this
+// replica, and maybe others, have the new state, but it is not known whether a majority has. Look at the
+// cluster and restore again.
 func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.State, error)) (index uint64, err error) {
 	if !n.IsLeader() {
 		return 0, n.notLeader()
 	}
 	if !n.restoring.CompareAndSwap(false, true) {
-		return 0, fmt.Errorf("%w: a restore is under way", ErrBusy)
+		return 0, fmt.Errorf("%w: a restore is in progress", ErrBusy)
 	}
 	n.leadership.hold()
 	defer func() {
@@ -35,7 +36,7 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 		n.leadership.release(n.ctx)
 	}()
 	began := time.Now()
-	// Everything that was proposed is committed before this barrier.
+	// All calls that were accepted are proposed now, so they are committed before the barrier that follows.
 	if err := n.prop.settle(ctx); err != nil {
 		return 0, fmt.Errorf("before the restore: %w", err)
 	}
@@ -51,7 +52,7 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 	if err := next.WriteSnapshot(&size); err != nil {
 		return 0, err
 	}
-	if err := ctx.Err(); err != nil { // build took long: the caller may have gone
+	if err := ctx.Err(); err != nil { // the caller may have given up while build ran
 		return 0, err
 	}
 	n.log.Warn("replacing the state by a restored one", "incarnation", info.Incarnation, "index", info.Index, "bytes", int64(size))
@@ -74,12 +75,12 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 			}
 			w.CloseWithError(err)
 		}()
-		defer r.Close() // ends the writer, also if the reader failed
+		defer r.Close() // ends the goroutine that writes the snapshot, also after an error
 		return n.raft.Restore(meta, r, 0)
 	})
 	if err != nil {
-		// Raft applies the snapshot here first: if this replica does not show it after Raft's answer,
-		// nothing has changed.
+		// Raft applies the snapshot on this replica first. If this replica does not show the new state
+		// after Raft's answer, nothing has changed.
 		if !isCanceled(err) && n.machine.store.State().Info().Incarnation < info.Incarnation {
 			return 0, fmt.Errorf("restore: %w", err)
 		}
@@ -89,10 +90,10 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 	return info.Index, nil
 }
 
-// Restoring reports whether this replica is about to replace the whole state.
+// Restoring reports whether Restore is about to replace the whole state.
 func (n *Node) Restoring() bool { return n.restoring.Load() }
 
-// countingWriter counts bytes.
+// countingWriter counts the bytes that are written to it.
 type countingWriter int64
 
 func (c *countingWriter) Write(p []byte) (int, error) {

@@ -16,7 +16,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// back returns a build function for Restore that makes an older state newer than the present one.
+// back returns a build function for Restore that returns the state old with a higher incarnation than the
+// present state.
 func back(old fsm.State) func(fsm.State) (fsm.State, error) {
 	return func(present fsm.State) (fsm.State, error) {
 		return fsm.Restored(old, present, fsm.RestoreInfo{At: time.Now().UnixNano(), By: "test"})
@@ -25,14 +26,16 @@ func back(old fsm.State) func(fsm.State) (fsm.State, error) {
 
 func TestRestoreReachesEveryReplica(t *testing.T) {
 	g := newGroup(t, 3)
+	g.also(calm)
 	leader := g.form()
-	mustPut(t, leader, "w", 1)
+	g.put("w", 1)
 	old := leader.Store().State()
 	before := old.Info()
-	mustPut(t, leader, "w", 2)
-	mustPut(t, leader, "younger", 1)
+	g.put("w", 2)
+	g.put("younger", 1)
 
-	// The leadership term of the former state ends, and one of the new epoch begins.
+	// A restore ends the leadership term that worked with the former state. Then a new term begins, and its
+	// epoch is higher.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	epochs := make(chan fsm.Epoch, 8)
@@ -52,12 +55,12 @@ func TestRestoreReachesEveryReplica(t *testing.T) {
 	}
 	second := <-epochs
 	if !first.Less(second) || second.Incarnation == first.Incarnation {
-		t.Errorf("epoch %s follows %s: not a new incarnation", second, first)
+		t.Errorf("epoch %s is followed by epoch %s, want a higher one with a new incarnation", second, first)
 	}
 	cancel()
 	<-ended
 	for i, n := range g.snapshot() {
-		testbed.Until(t, "the restored state everywhere", func() bool {
+		testbed.Until(t, "all replicas have the restored state", func() bool {
 			v := n.Store().View()
 			_, younger := v.Workload("younger")
 			return value(v, "w") == 1 && !younger && v.Info().Index >= index && v.Info().Incarnation > before.Incarnation
@@ -66,19 +69,19 @@ func TestRestoreReachesEveryReplica(t *testing.T) {
 			t.Errorf("replica %d is of cluster %q, was %q", i, got, before.ClusterID)
 		}
 	}
-	mustPut(t, leader, "after", 3)
+	g.put("after", 3)
 
-	// The restored state is still there after a restart of all replicas.
+	// After all replicas have restarted, they still have the restored state.
 	for i := range 3 {
 		g.close(i)
 	}
 	for i := range 3 {
 		g.start(i)
 	}
-	leader = g.settled(3)
-	mustPut(t, leader, "after", 4)
+	g.settled(3)
+	g.put("after", 4)
 	for _, n := range g.snapshot() {
-		testbed.Until(t, "the same after a restart", func() bool {
+		testbed.Until(t, "all replicas have the restored state after a restart", func() bool {
 			v := n.Store().View()
 			return value(v, "w") == 1 && value(v, "after") == 4
 		})
@@ -90,60 +93,61 @@ func TestRestoreReachesEveryReplica(t *testing.T) {
 
 func TestFailedRestoreChangesNothing(t *testing.T) {
 	g := newGroup(t, 3)
+	g.also(calm)
 	leader := g.form()
-	mustPut(t, leader, "w", 1)
+	g.put("w", 1)
 	old := leader.Store().State()
 	for _, n := range g.snapshot() {
 		if n == leader {
 			continue
 		}
 		if _, err := n.Restore(timeout(t, patience), back(old)); !errors.Is(err, ErrNotLeader) {
-			t.Errorf("a follower answered %v", err)
+			t.Errorf("Restore on a follower returned %v, want ErrNotLeader", err)
 		}
 	}
 	no := errors.New("no")
 	var refused atomic.Int32
 	_, err := leader.Restore(timeout(t, patience), func(s fsm.State) (fsm.State, error) {
 		if _, err := leader.Propose(timeout(t, patience), put("late", 1)); err != nil && !errors.Is(err, ErrBusy) {
-			t.Errorf("a proposal meanwhile: %v", err)
+			t.Errorf("a proposal during the restore returned %v, want success or ErrBusy", err)
 		} else if err != nil {
 			refused.Add(1)
 		}
 		if _, err := leader.Restore(timeout(t, patience), back(old)); !errors.Is(err, ErrBusy) {
-			t.Errorf("a second restore meanwhile: %v", err)
+			t.Errorf("a second restore during the first one returned %v, want ErrBusy", err)
 		}
 		if !leader.Restoring() {
-			t.Error("it does not say that it is restoring")
+			t.Error("Restoring must be true during a restore")
 		}
 		return s, no
 	})
 	if leader.Restoring() {
-		t.Error("it says that it is restoring still")
+		t.Error("Restoring must be false after a restore")
 	}
 	if !errors.Is(err, no) || refused.Load() != 1 {
-		t.Errorf("error %v, %d proposals refused", err, refused.Load())
+		t.Errorf("Restore returned %v and %d proposals were refused, want the error of build and one refusal", err, refused.Load())
 	}
 	if got := leader.Store().View().Info().Incarnation; got != old.Info().Incarnation {
-		t.Errorf("incarnation %d, was %d", got, old.Info().Incarnation)
+		t.Errorf("incarnation %d, was %d, want no change", got, old.Info().Incarnation)
 	}
-	mustPut(t, leader, "w", 2)
+	g.put("w", 2)
 }
 
 func TestASurvivorIsRecovered(t *testing.T) {
 	g := newGroup(t, 3)
-	leader := g.form()
-	mustPut(t, leader, "w", 1)
+	g.form()
+	leader, _ := g.put("w", 1)
 	before := leader.Store().View().Info()
 	last := 0
 	for i, n := range g.snapshot() {
-		testbed.Until(t, "the write everywhere", func() bool { return value(n.Store().View(), "w") == 1 })
+		testbed.Until(t, "all replicas have the write", func() bool { return value(n.Store().View(), "w") == 1 })
 		if n != leader {
 			last = i
 		}
 	}
 	dir := g.dirs[last]
 	if _, err := Survey(dir, leader.log); !errors.Is(err, ErrInUse) {
-		t.Errorf("a running replica was surveyed: %v", err)
+		t.Errorf("Survey of a running replica returned %v, want ErrInUse", err)
 	}
 	id := g.snapshot()[last].ID()
 	for i := range 3 {
@@ -164,22 +168,22 @@ func TestASurvivorIsRecovered(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.State.Info().Incarnation <= before.Incarnation {
-		t.Errorf("incarnation %d, was %d", got.State.Info().Incarnation, before.Incarnation)
+		t.Errorf("incarnation %d, was %d, want a higher one", got.State.Info().Incarnation, before.Incarnation)
 	}
-	// Repeating the command changes nothing: it may have been interrupted.
+	// Recover can be repeated, for example after an interruption, and then changes nothing more.
 	if got, err = Recover(t.Context(), dir, "operator", leader.log); err != nil || len(got.Lost) != 0 {
-		t.Fatalf("recovered again: %v, lost %v", err, got.Lost)
+		t.Fatalf("a second Recover returned %v, lost %v, want nil and no lost replicas", err, got.Lost)
 	}
 
 	alone := g.start(last)
 	leader = g.settled(1)
 	if leader != alone || leader.ID() != id {
-		t.Fatalf("%s leads as %s, not the survivor %s", leader.cfg.Name, leader.ID(), id)
+		t.Fatalf("replica %s leads as %s, want the surviving replica %s", leader.cfg.Name, leader.ID(), id)
 	}
 	if v := leader.Store().View(); value(v, "w") != 1 || v.Info().Incarnation != got.State.Info().Incarnation {
-		t.Errorf("w is %d in incarnation %d", value(v, "w"), v.Info().Incarnation)
+		t.Errorf("the value w is %d in incarnation %d, want the value 1 in the recovered incarnation", value(v, "w"), v.Info().Incarnation)
 	}
-	mustPut(t, leader, "w", 2)
+	g.put("w", 2)
 	for i := range 3 {
 		if i != last {
 			g.start(i)
@@ -187,7 +191,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 	}
 	g.settled(3)
 	for _, n := range g.snapshot() {
-		testbed.Until(t, "the others have it", func() bool { return value(n.Store().View(), "w") == 2 })
+		testbed.Until(t, "the other replicas have the state of the survivor", func() bool { return value(n.Store().View(), "w") == 2 })
 	}
 }
 
@@ -195,7 +199,7 @@ func TestCancelledRestoreChangesNothing(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
 	old := n.Store().State()
-	mustPut(t, n, "w", 1)
+	g.put("w", 1)
 	before := n.Store().View().Info().Incarnation
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := n.Restore(ctx, func(present fsm.State) (fsm.State, error) {
@@ -205,27 +209,27 @@ func TestCancelledRestoreChangesNothing(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrUnknownOutcome) {
 		t.Errorf("got %v", err)
 	}
-	mustPut(t, n, "w", 2)
+	g.put("w", 2)
 	if got := n.Store().View().Info().Incarnation; got != before {
-		t.Errorf("incarnation %d, was %d", got, before)
+		t.Errorf("incarnation %d, was %d, want no change", got, before)
 	}
 }
 
-// TestARecoveryByRootKeepsTheOwner: the scheduler runs as its own user. root recovers it, and the files
-// that root creates must be readable for that user.
+// TestARecoveryByRootKeepsTheOwner: the scheduler runs as its own user, and root recovers its data directory.
+// That user must be able to read the files that root creates.
 func TestARecoveryByRootKeepsTheOwner(t *testing.T) {
 	const service = 65534
 	g := newGroup(t, 1)
 	n := g.form()
-	mustPut(t, n, "w", 1)
+	g.put("w", 1)
 	g.close(0)
 	each := func(do func(path string) error) {
 		t.Helper()
-		testbed.Need(t, "a user who may give files away", filepath.WalkDir(g.dirs[0],
+		testbed.Need(t, "this test needs a user who may change the owner of files", filepath.WalkDir(g.dirs[0],
 			func(path string, _ fs.DirEntry, err error) error { return errors.Join(err, do(path)) }))
 	}
 	each(func(path string) error { return os.Chown(path, service, service) })
-	if err := os.Remove(filepath.Join(g.dirs[0], lockFile)); err != nil { // so that root creates it
+	if err := os.Remove(filepath.Join(g.dirs[0], lockFile)); err != nil { // removed, so that root must create the lock file
 		t.Fatal(err)
 	}
 	if _, err := Recover(t.Context(), g.dirs[0], "root", n.log); err != nil {
@@ -234,7 +238,7 @@ func TestARecoveryByRootKeepsTheOwner(t *testing.T) {
 	each(func(path string) error {
 		st, err := os.Stat(path)
 		if err == nil && st.Sys().(*syscall.Stat_t).Uid != service {
-			t.Errorf("%s is not the service's", path)
+			t.Errorf("file %s must belong to the user of the service, but does not", path)
 		}
 		return err
 	})
@@ -245,15 +249,15 @@ func TestUnusableDataDirectoriesAreNamed(t *testing.T) {
 	n := g.form()
 	log := n.log
 	if _, err := Recover(t.Context(), t.TempDir(), "operator", log); err == nil {
-		t.Error("an empty folder was recovered")
+		t.Error("Recover must refuse an empty folder, but accepted it")
 	}
 	g.close(0)
 	if s, err := Recover(t.Context(), g.dirs[0], "operator", log); err != nil || len(s.Lost) != 0 {
-		t.Errorf("a cluster of one: %v", err)
+		t.Errorf("Recover of a cluster with one replica returned %v, want success without lost replicas", err)
 	}
 }
 
-// A replica that is closed while its state is replaced stops after the replacement.
+// A replica that is closed while its state is being replaced stops after the replacement.
 func TestStopWhileAStateIsReplaced(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
@@ -278,41 +282,42 @@ func TestStopWhileAStateIsReplaced(t *testing.T) {
 	}()
 	<-n.ctx.Done()
 	select {
-	case <-n.port.done: // Raft is stopping
-		t.Error("it does not wait for the state")
+	case <-n.port.done: // Close has begun: the Raft library is stopping
+		t.Error("Close must wait for the end of the restore, but returned before it")
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(goOn)
 	<-closed
 	if err := <-answer; err != nil && !errors.Is(err, ErrUnknownOutcome) {
-		t.Errorf("the restore: %v", err)
+		t.Errorf("the restore ended with %v, want nil or ErrUnknownOutcome", err)
 	}
 	if got := g.start(0).Store().View().Info().Incarnation; got <= old.Info().Incarnation {
-		t.Errorf("incarnation %d after a restore of %d", got, old.Info().Incarnation)
+		t.Errorf("incarnation %d after a restore of %d, want a higher one", got, old.Info().Incarnation)
 	}
 }
 
-// Commands that were accepted before a restore and have not reached Raft yet are in the state that the
-// restore gets.
+// Commands that were accepted before a restore began, but have not reached Raft yet, are in the state that
+// build gets.
 func TestARestoreSeesAcceptedCommands(t *testing.T) {
 	n := newGroup(t, 1).form()
-	testbed.Until(t, "its own commands", func() bool { return n.prop.settle(timeout(t, time.Second)) == nil })
+	testbed.Until(t, "the proposer has the commands in its queue", func() bool { return n.prop.settle(timeout(t, time.Second)) == nil })
 	calls, err := n.prop.encode([]fsm.Command{put("early", 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.prop.mu.Lock()
-	n.prop.queue, n.prop.bytes = append(n.prop.queue, calls...), n.prop.bytes+len(calls[0].frames) // without waking the coalescer
+	// Add the calls to the queue without waking the coalescing goroutine.
+	n.prop.queue, n.prop.bytes = append(n.prop.queue, calls...), n.prop.bytes+len(calls[0].frames)
 	n.prop.mu.Unlock()
 	go func() {
 		for !n.Restoring() {
 			runtime.Gosched()
 		}
-		time.AfterFunc(50*time.Millisecond, n.prop.rouse) // a restore that does not wait has ended by then
+		time.AfterFunc(50*time.Millisecond, n.prop.rouse) // by then, a restore that does not wait for the calls would have ended
 	}()
 	if _, err := n.Restore(timeout(t, patience), func(present fsm.State) (fsm.State, error) {
 		n.prop.rouse()
-		if err := calls[0].wait(timeout(t, patience)); err != nil || calls[0].err != nil {
+		if err := calls[0].wait(timeout(t, patience), nil); err != nil || calls[0].err != nil {
 			t.Error(err, calls[0].err)
 		}
 		return fsm.Restored(present, present, fsm.RestoreInfo{At: time.Now().UnixNano(), By: "test"})
@@ -320,6 +325,6 @@ func TestARestoreSeesAcceptedCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := n.Store().View().Workload("early"); !ok {
-		t.Error("what was answered as done is gone")
+		t.Error("an acknowledged workload must survive the restore, but is lost")
 	}
 }

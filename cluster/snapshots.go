@@ -14,9 +14,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// verifySnapshots removes unfinished snapshots and returns the index of the newest one. The library skips a
-// snapshot with a broken description; the log would then not reach back far enough, and no error would say
-// why.
+// verifySnapshots removes unfinished snapshots and returns the index of the newest complete one. A snapshot
+// with a broken description is an error. The library would skip it; then the log might not reach back far
+// enough, and no error would say why.
 func verifySnapshots(dir string) (newest uint64, err error) {
 	found, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -38,9 +38,6 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 		}
 		var meta raft.SnapshotMeta
 		b, err := os.ReadFile(filepath.Join(path, "meta.json"))
-		if errors.Is(err, os.ErrPermission) { // the data is not damaged
-			return 0, fmt.Errorf("snapshot: %w", err)
-		}
 		if err == nil {
 			err = json.Unmarshal(b, &meta)
 		}
@@ -48,14 +45,14 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 			err = errors.New("names no index")
 		}
 		if err != nil {
-			return 0, fmt.Errorf("%w: snapshot %s: meta.json: %w", ErrCorrupt, path, err)
+			return 0, corrupt(err, "snapshot %s: meta.json", path)
 		}
 		newest = max(newest, meta.Index)
 	}
 	return newest, nil
 }
 
-// snapshots is the library's store in a folder that only its owner can read.
+// snapshots is the library's snapshot store, in a folder that only its owner can read.
 type snapshots struct {
 	*raft.FileSnapshotStore
 	history *snapshotHistory
@@ -67,7 +64,8 @@ func openSnapshots(dir string, history *snapshotHistory, logger hclog.Logger) (*
 		return nil, fmt.Errorf("snapshots in %s: %w", dir, err)
 	}
 	folder := filepath.Join(dir, "snapshots")
-	// The library creates its folder readable for all users; the folder above it is closed.
+	// The library makes the folder of snapshots readable for all users. So put it in a folder that
+	// only the owner can read.
 	if err := os.Chmod(folder, 0o700); err != nil {
 		return nil, err
 	}
@@ -76,10 +74,10 @@ func openSnapshots(dir string, history *snapshotHistory, logger hclog.Logger) (*
 		return nil, fmt.Errorf("snapshots in %s: %w", dir, err)
 	}
 	if len(list) > 0 {
-		// Open checks the checksum of the whole file.
+		// Open verifies the checksum of the whole file.
 		_, r, err := files.Open(list[0].ID)
 		if err != nil {
-			return nil, fmt.Errorf("%w: snapshot %s: %w", ErrCorrupt, filepath.Join(folder, list[0].ID), err)
+			return nil, corrupt(err, "snapshot %s", filepath.Join(folder, list[0].ID))
 		}
 		r.Close()
 		history.taken = entryID{list[0].Index, list[0].Term}
@@ -91,7 +89,7 @@ func openSnapshots(dir string, history *snapshotHistory, logger hclog.Logger) (*
 	return &snapshots{files, history}, nil
 }
 
-// Create begins a snapshot of this replica's state, or of one that another replica sends.
+// Create begins to write a snapshot: of this replica's state, or one that another replica sends.
 func (s *snapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, configIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
 	sink, err := s.FileSnapshotStore.Create(version, index, term, c, configIndex, trans)
 	if err != nil {
@@ -105,7 +103,7 @@ type recordingSink struct {
 	history *snapshotHistory
 	id      entryID
 	size    int64
-	done    bool // the library closes a sink twice
+	done    bool // set by Close, which the library calls twice
 }
 
 func (s *recordingSink) Write(b []byte) (int, error) {
@@ -124,23 +122,25 @@ func (s *recordingSink) Close() error {
 	return err
 }
 
-// entryID identifies an entry of a log, and with it all entries before it. The zero value is none.
+// entryID identifies an entry of a log, and with it all entries before that. The zero value identifies no
+// entry.
 type entryID struct{ index, term uint64 }
 
-// snapshotHistory holds the last entries of the snapshots that this replica took and installed last. The
-// state contains these entries, whatever the log shows: the log need not reach back to them.
+// snapshotHistory holds the last entry of the newest snapshot that this replica took, and of the newest one
+// that it installed. The state contains these entries even if the log no longer reaches back to them.
 type snapshotHistory struct {
 	logs *logStore
-	size atomic.Int64 // bytes of the last snapshot; 0 = none
+	size atomic.Int64 // size of the newest snapshot in bytes; 0 if there is none
 
 	mu        sync.Mutex
 	taken     entryID
 	installed entryID
-	coming    entryID // handed to the library to install
-	arrived   bool    // that snapshot is on disk
+	coming    entryID // last entry of the snapshot that the library is about to install
+	arrived   bool    // the snapshot that ends with the entry coming is on disk
 }
 
-// sealed is called when a snapshot is on disk. A snapshot that is being installed is not in the state yet.
+// sealed is called when a snapshot that ends with entry id is on disk. A snapshot that is being installed is
+// not in the state yet.
 func (p *snapshotHistory) sealed(id entryID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,16 +151,17 @@ func (p *snapshotHistory) sealed(id entryID) {
 	p.taken = id
 }
 
-// expects sets the snapshot that the library is about to install; the zero value when the library has
-// answered.
+// expects records the last entry of the snapshot that the library is about to install. It is called with the
+// zero value when the library has answered.
 func (p *snapshotHistory) expects(id entryID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.coming, p.arrived = id, false
 }
 
-// restoring is called after the state of a snapshot was read, before it replaces the present state: a
-// snapshot that a leader sent, that of a start, or a backup.
+// restoring is called after the state of a snapshot was read and before it replaces the present state. For a
+// snapshot that another replica sent, it removes the log entries that conflict with it. For a snapshot from
+// the disk at a start, or from a backup, it does nothing.
 func (p *snapshotHistory) restoring() error {
 	p.mu.Lock()
 	id, sent := p.coming, p.arrived
@@ -184,9 +185,9 @@ func (p *snapshotHistory) holds(id entryID) bool {
 	return id != entryID{} && (id == p.taken || id == p.installed)
 }
 
-// contradicts reports whether the log of the present leader has another entry at the end of one of this
-// replica's snapshots. Then this replica's state was never committed: it is a backup that only this replica
-// restored.
+// contradicts reports whether id, an entry in the present leader's log, differs from the last entry of a
+// snapshot of this replica with the same index. Then this replica's state was never committed: it is a backup
+// that only this replica restored.
 func (p *snapshotHistory) contradicts(id entryID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -198,17 +199,17 @@ func (p *snapshotHistory) contradicts(id entryID) bool {
 	return false
 }
 
-// follow makes the library accept an append that continues a snapshot. The library compares the entry
-// before the appended ones with its log alone, unless the log ends there. A follower that holds a snapshot
-// and entries after it would refuse these entries if the leader sent them again because it missed the
-// answer: the follower lacks the entry before them. It would be sent the snapshot again, and so on without
-// end (see also https://github.com/hashicorp/raft/issues/697). A snapshot with the same index and term
-// proves the same history, so follow drops the comparison. Conflicting entries after it are removed as
-// usual.
+// follow makes the library accept an append that continues a snapshot. The library compares the entry before
+// the appended entries only with its log, unless the log ends there. Suppose a follower holds a snapshot and
+// entries after it, and the leader missed the answer and sends these entries again. The library would refuse
+// them, because the log lacks the entry before them. The leader would send the snapshot again, and so on
+// without end (see also https://github.com/hashicorp/raft/issues/697). A snapshot that ends at the same index
+// and term proves the same history, so follow removes the comparison from the request. Entries of the log
+// that conflict with the appended ones are removed as usual.
 //
-// An append proves the log only up to its own last entry: an entry of this log beyond it may never have
-// been committed, although the leader's commit index is higher, and the library would apply it. So follow
-// lowers the commit index.
+// An append proves the log only up to its own last entry. A later entry of this log may never have been
+// committed, but if the leader's commit index is higher, the library would apply it. So follow lowers the
+// commit index in the request.
 func (p *snapshotHistory) follow(r *raft.AppendEntriesRequest) {
 	r.LeaderCommitIndex = min(r.LeaderCommitIndex, r.PrevLogEntry+uint64(len(r.Entries)))
 	if p.holds(entryID{r.PrevLogEntry, r.PrevLogTerm}) {
@@ -216,23 +217,24 @@ func (p *snapshotHistory) follow(r *raft.AppendEntriesRequest) {
 	}
 }
 
-// standing compares a snapshot that a leader sends with the state.
+// standing is the result of comparing a snapshot that a leader sends with this replica's state.
 type standing int
 
 const (
-	wanted standing = iota // the snapshot has entries that the state lacks, or contradicts it
-	held                   // the state contains the snapshot, and the log continues after it
+	wanted standing = iota // the snapshot has entries that the state lacks, or it contradicts the state
+	held                   // the state contains the snapshot, and the log continues after the snapshot
 	behind                 // the state is beyond the snapshot, and the log begins after it
 )
 
-// standing compares snapshot id with the state; applied is the last applied index.
+// standing compares the snapshot that ends with entry id with the state of this replica; applied is
+// the index of its last applied entry.
 func (p *snapshotHistory) standing(id entryID, applied uint64) standing {
 	if id.index > applied {
 		return wanted
 	}
 	first, _, err := p.logs.ends()
 	if err != nil {
-		return behind // the log store halts the replica
+		return behind // the log store halts the replica because it could not read the log
 	}
 	known, goesOn := p.holds(id) || p.logs.has(id), first <= id.index+1
 	switch {

@@ -16,7 +16,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// byHand is a leader whose appends the test writes, and its only follower, which is a full replica.
+// byHand is a test fixture: a leader that sends appends written by the test, and its only follower, which is
+// a real replica.
 type byHand struct {
 	t        *testing.T
 	g        *group
@@ -26,7 +27,7 @@ type byHand struct {
 }
 
 func newByHand(t *testing.T) *byHand {
-	g := newGroup(t, 3) // two of three are started, so that no cluster is formed
+	g := newGroup(t, 3) // start only two of three expected replicas, so that they form no cluster
 	g.cfg = func(_ int, c *Config) { c.Timing.NoFastFailover = true }
 	b := &byHand{t: t, g: g, from: g.start(0), follower: g.start(1)}
 	for _, s := range []*Node{b.from, b.follower} {
@@ -43,7 +44,7 @@ func (b *byHand) to() (raft.ServerID, raft.ServerAddress) {
 	return raft.ServerID(b.follower.id), raft.ServerAddress(b.follower.RaftAddr())
 }
 
-// entries returns the leader's log entries from first to last, all of one term.
+// entries returns log entries first to last of one leader, all in the same term.
 func entries(first, last, term uint64) (out []*raft.Log) {
 	for i := first; i <= last; i++ {
 		out = append(out, &raft.Log{Index: i, Term: term, Type: raft.LogNoop})
@@ -51,7 +52,8 @@ func entries(first, last, term uint64) (out []*raft.Log) {
 	return out
 }
 
-// appends sends an append that continues prev and reports whether it was accepted.
+// appends sends an append of logs after entry prev to the follower, and reports whether the follower accepted
+// it.
 func (b *byHand) appends(term uint64, prev entryID, commit uint64, logs []*raft.Log) bool {
 	b.t.Helper()
 	id, addr := b.to()
@@ -64,7 +66,7 @@ func (b *byHand) appends(term uint64, prev entryID, commit uint64, logs []*raft.
 		b.t.Fatal(err)
 	}
 	if resp.Term > term {
-		b.t.Fatalf("the follower is of term %d, the append of %d", resp.Term, term)
+		b.t.Fatalf("the follower is in term %d, the append in term %d, want the same term", resp.Term, term)
 	}
 	return resp.Success
 }
@@ -79,7 +81,7 @@ func (b *byHand) installs(term uint64, last entryID, state []byte) (resp raft.In
 	return resp, err
 }
 
-// emptyState is the content of a snapshot.
+// emptyState returns the content of a snapshot of an empty state.
 func emptyState(t *testing.T) []byte {
 	t.Helper()
 	var state bytes.Buffer
@@ -92,16 +94,16 @@ func emptyState(t *testing.T) []byte {
 func (b *byHand) mustInstall(term uint64, last entryID) {
 	b.t.Helper()
 	if resp, err := b.installs(term, last, emptyState(b.t)); err != nil || !resp.Success {
-		b.t.Fatalf("the snapshot of entry %d was refused: %+v, %v", last.index, resp, err)
+		b.t.Fatalf("the snapshot that ends with entry %d must be accepted, but the answer is %+v, error %v", last.index, resp, err)
 	}
 }
 
-// mustInstallWith installs a snapshot and sends the entries right after it.
+// mustInstallWith installs the snapshot that ends with entry last, and sends the entries right after it.
 func (b *byHand) mustInstallWith(last entryID, next []*raft.Log) {
 	b.t.Helper()
 	b.mustInstall(last.term, last)
 	if !b.appends(last.term, last, 0, next) {
-		b.t.Fatal("entries right after the snapshot were refused")
+		b.t.Fatal("the entries right after the snapshot must be accepted, but were refused")
 	}
 }
 
@@ -109,28 +111,29 @@ func (b *byHand) holds(index, term uint64) {
 	b.t.Helper()
 	var l raft.Log
 	if err := b.follower.logs.GetLog(index, &l); err != nil || l.Term != term {
-		b.t.Errorf("entry %d of the follower: term %d, %v; the leader's is of term %d", index, l.Term, err, term)
+		b.t.Errorf("entry %d of the follower: term %d, %v; the leader's entry has term %d", index, l.Term, err, term)
 	}
 }
 
-// lacks checks that the follower would send no entry at index as a leader.
+// lacks checks that the follower's log has no entry at this index.
 func (b *byHand) lacks(index uint64) {
 	b.t.Helper()
 	var l raft.Log
 	if err := b.follower.logs.GetLog(index, &l); !errors.Is(err, raft.ErrLogNotFound) {
-		b.t.Errorf("the follower has an entry %d of term %d, which was never committed (%v)", index, l.Term, err)
+		b.t.Errorf("the follower must not have entry %d of term %d, which was never committed (error %v)", index, l.Term, err)
 	}
 }
 
 func (b *byHand) applied(index uint64) {
 	b.t.Helper()
-	testbed.Until(b.t, fmt.Sprintf("entry %d is applied", index), func() bool { return b.follower.raft.AppliedIndex() == index })
+	testbed.Until(b.t, fmt.Sprintf("the follower has applied entry %d", index), func() bool { return b.follower.raft.AppliedIndex() == index })
 }
 
-// A leader that did not receive an answer repeats an append. The follower has installed a snapshot since
-// and accepts entries that continue it.
+// A leader that missed an answer repeats its append. Meanwhile the follower has installed a
+// snapshot. It must accept the entries that continue the snapshot.
 func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
-	const term, snapshot, last = 1000, 50, 61 // a term that the two do not reach by themselves
+	// Use a term so high that the two replicas do not reach it by elections of their own.
+	const term, snapshot, last = 1000, 50, 61
 	for _, c := range []struct {
 		name   string
 		before func(b *byHand)
@@ -138,15 +141,15 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 		{"a repeated append", func(b *byHand) {
 			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 		}},
-		{"a repeated append after a restart", func(b *byHand) {
+		{"an append that is repeated after a restart", func(b *byHand) {
 			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 			b.g.close(1)
 			b.follower = b.g.start(1)
-			b.from.trans.CloseStreams() // closes the streams of the term before
+			b.from.trans.CloseStreams() // this closes the streams that were opened in the previous term
 		}},
-		{"uncommitted entries across the snapshot's end", func(b *byHand) {
+		{"uncommitted entries before and after the snapshot's end", func(b *byHand) {
 			if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
-				t.Fatal("the first entries were refused")
+				t.Fatal("the leader's first entries must be accepted, but were refused")
 			}
 			b.mustInstall(term, entryID{snapshot, term})
 		}},
@@ -155,7 +158,7 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 			b := newByHand(t)
 			c.before(b)
 			if !b.appends(term, entryID{snapshot, term}, last, entries(snapshot+1, last, term)) {
-				t.Fatal("entries that continue the snapshot were refused: the leader would send the snapshot again, for ever")
+				t.Fatal("entries that continue the snapshot must be accepted, but were refused, so the leader would send the snapshot again without end")
 			}
 			b.holds(snapshot+1, term)
 			b.holds(last, term)
@@ -166,7 +169,8 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 	}
 }
 
-// An append that does not continue the snapshot is compared with the log as usual.
+// An append that does not continue the snapshot is compared with the log as usual, and refused if it does not
+// match.
 func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	const term, snapshot = 1000, 50
 	b := newByHand(t)
@@ -174,30 +178,30 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	b.mustInstallWith(entryID{snapshot, term}, next)
 	for _, prev := range []entryID{{snapshot - 1, term}, {snapshot + 9, term}} {
 		if b.appends(term, prev, 0, next) {
-			t.Errorf("an append after entry %d of term %d was accepted", prev.index, prev.term)
+			t.Errorf("an append that continues entry %d of term %d must be refused, but was accepted", prev.index, prev.term)
 		}
 	}
-	// No append may continue a snapshot that cannot be restored: the replica still has to apply the entries
-	// before it.
+	// If a snapshot cannot be restored, no append may continue it: the replica still has to apply the
+	// entries up to the snapshot's end.
 	if _, err := b.installs(term, entryID{snapshot + 20, term}, []byte("nonsense")); err == nil {
-		t.Fatal("a broken snapshot was installed")
+		t.Fatal("a broken snapshot must not be installed, but was")
 	}
 	if b.appends(term, entryID{snapshot + 20, term}, 0, entries(snapshot+21, snapshot+22, term)) {
-		t.Error("an append after a snapshot that was not restored was accepted")
+		t.Error("an append that continues a snapshot that was not restored must be refused, but was accepted")
 	}
 	if err := b.follower.Err(); err != nil {
 		t.Error(err)
 	}
 }
 
-// A replica stops if the leader contradicts its snapshot: the snapshot is a backup that only this replica
-// restored and that was never committed.
+// A replica stops if the log of the leader contradicts its snapshot. That snapshot is a backup that only this
+// replica restored, and it was never committed.
 func TestAContradictedSnapshotStopsTheReplica(t *testing.T) {
 	const term, snapshot = 1000, 50
 	b := newByHand(t)
 	b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, snapshot+3, term))
 	if !b.appends(term+1, entryID{snapshot, term}, 0, nil) {
-		t.Fatal("a new leader was refused")
+		t.Fatal("an append of a new leader must be accepted, but was refused")
 	}
 	id, addr := b.to()
 	other := func(by uint64) *raft.AppendEntriesRequest {
@@ -205,39 +209,39 @@ func TestAContradictedSnapshotStopsTheReplica(t *testing.T) {
 	}
 	var resp raft.AppendEntriesResponse
 	if err := b.from.trans.AppendEntries(id, addr, other(term), &resp); err != nil || resp.Success {
-		t.Errorf("a former leader was answered %+v, %v", resp, err)
+		t.Errorf("an append of a former leader must be refused, but the answer is %+v, error %v", resp, err)
 	}
 	if err := b.follower.Err(); err != nil {
-		t.Errorf("a former leader ended it: %v", err)
+		t.Errorf("a former leader made the replica halt: %v", err)
 	}
-	// It may answer, or be gone already.
+	// The call may succeed or fail: the replica may have halted already.
 	_ = b.from.trans.AppendEntries(id, addr, other(term+1), &resp)
-	testbed.Until(t, "it ends", func() bool { return errors.Is(b.follower.Err(), ErrDiverged) })
+	testbed.Until(t, "the replica halts", func() bool { return errors.Is(b.follower.Err(), ErrDiverged) })
 }
 
-// The leader's entries beyond those that it sends may differ from the entries here, which were never
-// committed.
+// The follower holds uncommitted entries after those that an append sends. The leader may have other entries
+// there, so the follower must not apply them.
 func TestOnlyEntriesThatAnAppendProvesAreApplied(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61
 	b := newByHand(t)
 	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
-		t.Fatal("the first entries were refused")
+		t.Fatal("the leader's first entries must be accepted, but were refused")
 	}
 	b.mustInstall(term, entryID{snapshot, term})
 	if !b.appends(term, entryID{snapshot, term}, snapshot+1, nil) {
-		t.Fatal("an append without entries was refused")
+		t.Fatal("an append without entries must be accepted, but was refused")
 	}
 	if got := b.follower.raft.CommitIndex(); got > snapshot {
-		t.Errorf("entry %d of a leader that is gone counts as committed", got)
+		t.Errorf("entry %d of a former leader must not be applied as committed, but was", got)
 	}
 	if !b.appends(term, entryID{snapshot, term}, snapshot+1, entries(snapshot+1, snapshot+1, term)) {
-		t.Fatal("the entry after the snapshot was refused")
+		t.Fatal("the entry after the snapshot must be accepted, but was refused")
 	}
 	b.applied(snapshot + 1)
 	b.holds(snapshot+1, term)
 }
 
-// A snapshot that the state contains changes nothing.
+// A snapshot that the state already contains is not installed, and changes nothing.
 func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61
 	next := entries(snapshot+1, last, term)
@@ -245,7 +249,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		b := newByHand(t)
 		b.mustInstallWith(entryID{snapshot, term}, next)
 		if !b.appends(term, entryID{last, term}, last, nil) {
-			t.Fatal("the end of the log was refused")
+			t.Fatal("an append at the end of the log must be accepted, but was refused")
 		}
 		b.applied(last)
 		return b
@@ -253,7 +257,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 	stays := func(b *byHand) {
 		b.t.Helper()
 		if got := b.follower.raft.AppliedIndex(); got != last {
-			b.t.Errorf("it has applied %d, before it was %d", got, last)
+			b.t.Errorf("the follower must go on after the snapshot: it has applied entry %d, and the snapshot ends at %d", got, last)
 		}
 		if err := b.follower.Err(); err != nil {
 			b.t.Error(err)
@@ -266,7 +270,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 			stays(b)
 		}
 		if !b.appends(term, entryID{snapshot, term}, last, next) {
-			t.Error("what follows it was refused: the leader would send it again, for ever")
+			t.Error("entries after the snapshot must be accepted, but were refused, so the leader would send the snapshot again without end")
 		}
 		stays(b)
 	})
@@ -275,7 +279,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		b.mustInstall(term, entryID{snapshot + 5, term})
 		stays(b)
 		if !b.appends(term, entryID{snapshot + 5, term}, last, next[5:]) {
-			t.Error("what follows it was refused")
+			t.Error("entries after the snapshot must be accepted, but were refused")
 		}
 	})
 	t.Run("a snapshot of a former leader", func(t *testing.T) {
@@ -302,12 +306,13 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		stays(b)
 		b.from.trans.CloseStreams()
 		if !b.appends(term, entryID{last, term}, last+1, entries(last+1, last+1, term)) {
-			t.Error("the next entry was refused")
+			t.Error("the next entry after the snapshot must be accepted, but was refused")
 		}
 	})
-	t.Run("an older snapshot with an empty log", func(t *testing.T) {
+	t.Run("an older snapshot, and an empty log", func(t *testing.T) {
 		b := newByHand(t)
-		b.mustInstall(term, entryID{snapshot, term}) // as a snapshot that only this replica restored
+		// Install a snapshot as if a backup had been restored on this replica only.
+		b.mustInstall(term, entryID{snapshot, term})
 		b.mustInstall(term+1, entryID{snapshot - 9, term + 1})
 		b.applied(snapshot - 9)
 	})
@@ -319,23 +324,23 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 	})
 }
 
-// A replica may stop after it stored a snapshot and before it changed its log. At the next start it removes
-// conflicting entries up to the end of the snapshot and keeps later ones.
-func TestDropConflict(t *testing.T) {
+// A replica may stop after it has stored a snapshot and before it has changed its log. At the next start it
+// removes the conflicting entries up to the end of the snapshot and keeps later entries.
+func TestConflictingEntriesAreRemovedAtTheStart(t *testing.T) {
 	const term, last = 7, 10
 	for _, c := range []struct {
 		name        string
 		snapshot    entryID
-		first, upto uint64 // range of the remaining entries
+		first, upto uint64 // first and last log entry that must remain
 	}{
-		{"the log holds the snapshot's end", entryID{5, term}, 1, last},
+		{"the log has the last entry of the snapshot", entryID{5, term}, 1, last},
 		{"the log ends with the snapshot", entryID{last, term}, 1, last},
-		{"another entry at the snapshot's end", entryID{5, term + 1}, 6, last},
-		{"another entry at the snapshot's end, which is the end of the log", entryID{last, term + 1}, 0, 0},
+		{"the log has another entry at the snapshot's end", entryID{5, term + 1}, 6, last},
+		{"the log has another entry at the snapshot's end and ends there", entryID{last, term + 1}, 0, 0},
 		{"a log that ends before the snapshot", entryID{last + 5, term + 1}, 0, 0},
-		{"a gap before the snapshot's end, and entries after it", entryID{15, term}, 16, 20},
-		{"a gap, and entries that begin later", entryID{12, term}, 16, 20},
-		{"a log without a snapshot", entryID{0, 0}, 1, last},
+		{"the log has a gap before the snapshot's end, and entries after the snapshot", entryID{15, term}, 16, 20},
+		{"the log has a gap and continues after it", entryID{12, term}, 16, 20},
+		{"a log, and no snapshot", entryID{0, 0}, 1, last},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := logOf(t, entries(1, last, term))
@@ -349,19 +354,19 @@ func TestDropConflict(t *testing.T) {
 					t.Fatal(err)
 				}
 				if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {
-					t.Errorf("%d to %d are left (%v), want %d to %d", first, upto, err, c.first, c.upto)
+					t.Errorf("entries %d to %d remain (%v), want %d to %d", first, upto, err, c.first, c.upto)
 				}
 			}
 		})
 	}
 }
 
-// endsBehind stops the follower between the last byte of a snapshot and its own log, which holds entries 1
-// to last of the term before.
+// endsBehind stops the follower after it has stored a snapshot and before it has removed conflicting entries.
+// The log holds entries 1 to last of the previous term.
 func (b *byHand) endsBehind(term, snapshot, last uint64) {
 	b.t.Helper()
 	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
-		b.t.Fatal("the first entries were refused")
+		b.t.Fatal("the leader's first entries must be accepted, but were refused")
 	}
 	b.g.close(1)
 	files, err := raft.NewFileSnapshotStore(filepath.Join(b.g.dirs[1], RaftDir), keptSnaps, io.Discard)
@@ -387,13 +392,13 @@ func TestALogBehindTheSnapshotIsDroppedAtAStart(t *testing.T) {
 		b.lacks(i)
 	}
 	if !b.appends(term, entryID{snapshot, term}, last, entries(snapshot+1, last, term)) {
-		t.Error("what follows the snapshot was refused")
+		t.Error("entries after the snapshot must be accepted, but were refused")
 	}
 	b.applied(last)
 }
 
-// A recovery of a lost quorum takes the remaining entries as committed, but not entries that contradict a
-// snapshot. A survey does not change the log.
+// A recovery after a lost quorum treats the entries of the log as committed, but not entries that contradict
+// a snapshot. A survey does not change the log.
 func TestALogBehindTheSnapshotCannotBeRecovered(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61
 	b := newByHand(t)
@@ -409,14 +414,14 @@ func TestALogBehindTheSnapshotCannotBeRecovered(t *testing.T) {
 	}()
 	var s Survivor
 	if _, err := o.replay(newMachine(), &s); err != nil || s.LastIndex != snapshot || s.LastTerm != term {
-		t.Errorf("what is left ends with entry %d of term %d (%v), want %d of %d", s.LastIndex, s.LastTerm, err, snapshot, term)
+		t.Errorf("the log ends with entry %d of term %d (%v), want entry %d of term %d", s.LastIndex, s.LastTerm, err, snapshot, term)
 	}
 	if first, upto, err := o.logs.ends(); err != nil || first != 1 || upto != last {
-		t.Errorf("looking left entries %d to %d (%v)", first, upto, err)
+		t.Errorf("after Survey the log has entries %d to %d (error %v), want all entries from 1", first, upto, err)
 	}
 }
 
-// logOf is a log on disk.
+// logOf creates a log with these entries on disk.
 func logOf(t *testing.T, entries []*raft.Log) *logStore {
 	t.Helper()
 	s, err := openLogStore(t.TempDir(), nil)
@@ -434,15 +439,15 @@ func logOf(t *testing.T, entries []*raft.Log) *logStore {
 	return s
 }
 
-// Before Raft starts, entries after the snapshot that contradict it are removed as well.
-func TestDropContradicted(t *testing.T) {
+// Before Raft starts, a replica also removes entries after the snapshot that contradict it.
+func TestContradictingEntriesAreRemovedBeforeRaftStarts(t *testing.T) {
 	const term, last = 7, 10
 	for _, c := range []struct {
 		name        string
 		snapshot    entryID
 		first, upto uint64
 	}{
-		{"the log holds the snapshot's end", entryID{5, term}, 1, last},
+		{"the log has the last entry of the snapshot", entryID{5, term}, 1, last},
 		{"entries of an earlier term after the snapshot", entryID{5, term + 1}, 0, 0},
 		{"entries after the snapshot that its leader may have written", entryID{5, term - 1}, 6, last},
 		{"a log that ends with the snapshot", entryID{last, term + 1}, 0, 0},
@@ -453,7 +458,7 @@ func TestDropContradicted(t *testing.T) {
 				t.Fatal(err)
 			}
 			if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {
-				t.Errorf("%d to %d are left (%v), want %d to %d", first, upto, err, c.first, c.upto)
+				t.Errorf("entries %d to %d remain (%v), want %d to %d", first, upto, err, c.first, c.upto)
 			}
 		})
 	}

@@ -11,14 +11,14 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-func TestMutualTLS(t *testing.T) {
+func TestReplicasRequireMutualTLS(t *testing.T) {
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Schedulers: []string{"s0"}, Agents: []string{"node-a"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	files := func(who string) *pki.Files {
 		p := set.Leaf[who]
-		f, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.DefaultMapping("dev")})
+		f, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.Mapping{Cluster: "dev"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -29,8 +29,8 @@ func TestMutualTLS(t *testing.T) {
 	g.cfg = func(_ int, c *Config) {
 		c.TLS, c.GossipKey = TLSFromFiles(files("scheduler/s0")), key
 	}
-	leader := g.form()
-	mustPut(t, leader, "w", 1)
+	g.form()
+	leader, _ := g.put("w", 1)
 
 	t.Run("an agent's certificate is refused", func(t *testing.T) {
 		raw, err := net.DialTimeout("tcp", leader.RaftAddr(), time.Second)
@@ -40,7 +40,7 @@ func TestMutualTLS(t *testing.T) {
 		defer raw.Close()
 		raw.SetDeadline(time.Now().Add(2 * time.Second))
 		conn := tls.Client(raw, files("agent/node-a").ClientConfig(pki.Peer{Hosts: []string{"127.0.0.1"}}))
-		err = conn.Handshake() // in TLS 1.3 the refusal comes with the first read
+		err = conn.Handshake() // in TLS 1.3 a refusal arrives only with the first read
 		if err == nil {
 			_, err = conn.Read(make([]byte, 1))
 		}
@@ -59,19 +59,18 @@ func TestMutualTLS(t *testing.T) {
 		}
 		defer n.Close()
 		if k, _ := n.gossip.join([]string{join}); k != 0 {
-			t.Errorf("gossip without the key reached %d", k)
+			t.Errorf("gossip without the key must reach no member, but reached %d", k)
 		}
 		if _, err := n.greetPeer(timeout(t, 2*time.Second), leader.RaftAddr()); err == nil {
-			t.Error("the raft port answered without TLS")
+			t.Error("the Raft port must not answer without TLS, but did")
 		}
 	})
 	g.close(g.index(leader))
-	next := g.waitLeader()
-	mustPut(t, next, "w", 2)
+	g.put("w", 2)
 }
 
-// A revoked replica is cut off at once, also if it leads: its open connections end and it gets no new ones.
-// The other replicas continue without it.
+// A replica whose certificate is revoked is cut off at once, even if it leads: its open connections are
+// closed, and new connections are refused. The other replicas continue without it.
 func TestRevokedReplicaIsCutOff(t *testing.T) {
 	for _, who := range []string{"a follower", "the leader"} {
 		t.Run(who, func(t *testing.T) {
@@ -83,14 +82,15 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 			files := make([]*pki.Files, len(names))
 			for i, name := range names {
 				p := set.Leaf["scheduler/"+name]
-				if files[i], err = pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.DefaultMapping("dev")}); err != nil {
+				if files[i], err = pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.Mapping{Cluster: "dev"}}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			g := newGroup(t, len(names))
 			g.cfg = func(i int, c *Config) { c.TLS = TLSFromFiles(files[i]) }
 			leader := g.form()
-			// Timers are short and the machine may be busy: any leader may take the write.
+			// Timeouts are short and the machine may be busy, so leadership may move: write through
+			// whichever replica leads.
 			write := func(v int64, not *Node) {
 				t.Helper()
 				testbed.Until(t, "a write", func() bool {
@@ -113,7 +113,7 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 				out = leader
 			}
 			gone := g.index(out)
-			testbed.Until(t, "the replica to have what was written", func() bool {
+			testbed.Until(t, "the replica has the written value", func() bool {
 				v, err := out.Read(timeout(t, time.Second), Stale, 0)
 				return err == nil && value(v, "w") == 1
 			})
@@ -125,7 +125,7 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 			}
 			write(2, out)
 			next := leader
-			testbed.Until(t, "the revoked replica knows that it leads nobody and hears nobody", func() bool {
+			testbed.Until(t, "the revoked replica has no leader and no contact to the other replicas", func() bool {
 				l, ok := out.Leader()
 				return !out.IsLeader() && (!ok || l.ID == out.ID())
 			})
@@ -135,10 +135,10 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := value(v, "w"); got != 1 {
-				t.Errorf("the revoked replica has the value %d, which was written after it was revoked", got)
+				t.Errorf("the revoked replica must not get writes after its revocation, but has the value %d", got)
 			}
 			if _, err := out.greetPeer(timeout(t, 2*time.Second), next.RaftAddr()); err == nil {
-				t.Error("a revoked replica is greeted on the raft port")
+				t.Error("a revoked replica must be refused on the Raft port, but was greeted")
 			}
 		})
 	}

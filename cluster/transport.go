@@ -23,11 +23,11 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// The Raft port carries two kinds of connections, told apart by their first byte: Raft's streams, and calls
-// between replicas (peer.go). Both begin with a greeting that names the sender, the replica that it wants
-// to reach, and the cluster. The answer is empty, or the reason of a refusal. Raft checks none of these.
-// Without the greeting a replica that lost its disk would vote under its old id, and a replica of another
-// cluster that got a reused address would be overwritten.
+// The Raft port carries two kinds of connections, distinguished by their first byte: Raft's streams, and
+// calls between replicas (peer.go). Both begin with a greeting that names the sender, the replica that it
+// wants to reach, and the cluster. The answer to the greeting is empty, or the reason of a refusal. Raft
+// itself checks none of these. Without the greeting, a replica that lost its disk would vote under its old
+// id, and a replica of another cluster that got a reused address would have its log overwritten.
 const (
 	kindRaft = 'R'
 	kindPeer = 'P'
@@ -39,11 +39,11 @@ const (
 
 type greeting struct {
 	From    string `json:"from"`
-	To      string `json:"to,omitempty"` // "" = any replica
+	To      string `json:"to,omitempty"` // Raft id of the replica that the sender wants to reach; "" for any replica
 	Cluster string `json:"cluster,omitempty"`
 }
 
-// port is the listener of the Raft address, and Raft's StreamLayer.
+// port is the Raft port of a replica: the listener, and the StreamLayer of the Raft library.
 type port struct {
 	n         *Node
 	ln        net.Listener
@@ -55,7 +55,7 @@ type port struct {
 	mu     sync.Mutex
 	closed bool
 	conns  map[net.Conn]struct{}
-	seen   map[string]string // Raft id → address in gossip
+	seen   map[string]string // Raft id → Raft address in gossip
 	done   chan struct{}
 	wg     sync.WaitGroup
 }
@@ -73,8 +73,15 @@ func listenPort(n *Node, bind, advertise string, hooks hooks) (*port, error) {
 		ln.Close()
 		return nil, err
 	}
+	p := newPort(n, hooks)
+	p.ln, p.advertise = ln, adv
+	return p, nil
+}
+
+// newPort returns a port that can dial but does not listen yet.
+func newPort(n *Node, hooks hooks) *port {
 	p := &port{
-		n: n, ln: ln, advertise: adv,
+		n:         n,
 		raftConns: make(chan net.Conn),
 		gate:      make(chan struct{}, handshakesMax),
 		conns:     map[net.Conn]struct{}{},
@@ -86,10 +93,10 @@ func listenPort(n *Node, bind, advertise string, hooks hooks) (*port, error) {
 	if hooks.dial != nil {
 		p.dial = hooks.dial
 	}
-	return p, nil
+	return p
 }
 
-// serve accepts connections until the port is closed.
+// serve accepts connections on the Raft port until the port is closed.
 func (p *port) serve() {
 	pause := time.Duration(0)
 	for {
@@ -100,7 +107,7 @@ func (p *port) serve() {
 				return
 			default:
 			}
-			// Most likely the process has too many open files: wait before the next try.
+			// The process probably has too many open files: wait before the next Accept.
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			p.n.log.Warn("raft port: accept failed", "err", err)
 			select {
@@ -114,7 +121,7 @@ func (p *port) serve() {
 		select {
 		case p.gate <- struct{}{}:
 		default:
-			conn.Close() // more half-open connections than there can be replicas
+			conn.Close() // more unfinished handshakes than a cluster has replicas: refuse this connection
 			continue
 		}
 		if !p.track(conn) {
@@ -130,7 +137,8 @@ func (p *port) serve() {
 	}
 }
 
-// welcome does the handshake of an incoming connection and passes the connection on.
+// welcome does the handshake of an incoming connection and passes the connection on to the library or to
+// servePeer.
 func (p *port) welcome(raw net.Conn) {
 	released := false
 	release := func() {
@@ -144,7 +152,8 @@ func (p *port) welcome(raw net.Conn) {
 	if err != nil {
 		p.drop(raw)
 		if !errors.Is(err, io.EOF) && !p.isClosed() {
-			// Log once per machine and kind of error: the port differs every time.
+			// Log each kind of error once per machine. The remote port differs with every connection, so leave
+			// it out of the key.
 			host, _, _ := net.SplitHostPort(raw.RemoteAddr().String())
 			p.n.once.warn(p.n.log, fmt.Sprintf("refused:%s:%T", host, err), "connection on the raft port refused", "from", raw.RemoteAddr().String(), "err", err)
 		}
@@ -161,13 +170,14 @@ func (p *port) welcome(raw net.Conn) {
 			c.Close()
 		}
 	case kindPeer:
-		defer conn.Close() // runs after the raw connection is closed, so it does not wait
+		defer conn.Close() // closed after the raw connection, so this does not wait for the peer
 		defer p.drop(raw)
 		p.n.servePeer(conn)
 	}
 }
 
-// guard closes conn when its peer is no longer accepted.
+// guard wraps conn, so that it is closed when its peer is no longer accepted, for example after a
+// revocation.
 func (p *port) guard(conn, raw net.Conn) net.Conn {
 	tc, ok := conn.(*tls.Conn)
 	if !ok || p.n.cfg.TLS.Guard == nil {
@@ -209,8 +219,8 @@ func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, er
 	return conn, kind, g, nil
 }
 
-// readGreeting reads the first bytes of a connection: its kind, two bytes of length, the greeting. io.EOF
-// means that the peer only probed the port, or went away.
+// readGreeting reads the beginning of a connection: one byte for its kind, two bytes for the length, and the
+// greeting. io.EOF means that the peer only probed the port, or disconnected.
 func readGreeting(r io.Reader) (kind byte, g greeting, err error) {
 	var head [3]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -231,19 +241,20 @@ func readGreeting(r io.Reader) (kind byte, g greeting, err error) {
 	return kind, g, nil
 }
 
-// checkGreeting returns an error if the greeting must be refused.
+// checkGreeting returns an error if this replica must refuse the sender of the greeting.
 func (n *Node) checkGreeting(g greeting) error {
 	own := n.clusterID()
 	switch {
 	case g.Cluster != "" && own != "" && g.Cluster != own:
 		return fmt.Errorf("%w: replica %s is of cluster %q, replica %s (%s) of cluster %q", ErrWrongCluster, g.From, g.Cluster, n.id, n.cfg.Name, own)
 	case g.To != "" && g.To != n.id:
-		return fmt.Errorf("replica %s is not here any more; this is %s (%s)", g.To, n.id, n.cfg.Name)
+		return fmt.Errorf("the replica %s is no longer at this address; this is %s (%s)", g.To, n.id, n.cfg.Name)
 	}
 	return nil
 }
 
-// connect dials addr and sends a greeting of this kind; to may be "".
+// connect dials addr and sends a greeting of this kind. to is the Raft id that the replica at addr must have;
+// "" accepts any.
 func (p *port) connect(ctx context.Context, kind byte, to, addr string) (net.Conn, error) {
 	raw, err := p.dial(ctx, addr)
 	if err != nil {
@@ -303,12 +314,13 @@ func (p *port) greet(ctx context.Context, raw net.Conn, kind byte, to, addr stri
 	return conn, nil
 }
 
-// refusedError is the refusal of the other side, with its text.
+// refusedError is the error of a connection that the replica at the other end refused, with the reason that
+// it gave.
 type refusedError struct{ addr, reason string }
 
 func (e *refusedError) Error() string { return e.addr + " refused: " + e.reason }
 
-// Is makes a refusal for another cluster recognisable on both sides.
+// Is reports that a refusal because of another cluster is ErrWrongCluster.
 func (e *refusedError) Is(target error) bool {
 	return target == ErrWrongCluster && strings.HasPrefix(e.reason, ErrWrongCluster.Error())
 }
@@ -332,9 +344,12 @@ func (p *port) Close() error {
 	}
 	p.closed = true
 	close(p.done)
-	// Close the listener first: a follower whose connection breaks then finds the port closed at its first
-	// probe.
-	err := p.ln.Close()
+	// Close the listener first: a follower whose connection breaks dials the port at once, and must find it
+	// closed.
+	var err error
+	if p.ln != nil {
+		err = p.ln.Close()
+	}
 	for c := range p.conns {
 		c.Close()
 	}
@@ -352,10 +367,10 @@ func (p *port) isClosed() bool {
 	}
 }
 
-// Addr is the advertised address, by which Raft knows a server.
+// Addr returns the advertised Raft address, which is also this server's address in the Raft configuration.
 func (p *port) Addr() net.Addr { return namedAddr(p.advertise) }
 
-// setGossipAddr records the address of a replica in gossip; "" when it is gone.
+// setGossipAddr records the Raft address of replica id in gossip; "" when the replica has left gossip.
 func (p *port) setGossipAddr(id, addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -366,16 +381,17 @@ func (p *port) setGossipAddr(id, addr string) {
 	}
 }
 
-// gossipAddrOf returns the last address of a replica in gossip, "" if it has none.
+// gossipAddrOf returns the last Raft address of replica id in gossip; "" if it has none.
 func (p *port) gossipAddrOf(id string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.seen[id]
 }
 
-// Dial takes "<raft id>@<host:port>". If gossip has the replica at another address, Dial tries that address
-// first: only a leader can change an address in the configuration, and if most replicas have a new address,
-// there is no leader before they reach each other. The greeting proves which replica answers.
+// Dial connects to a target of the form "<raft id>@<host:port>". If gossip has another address for that
+// replica, Dial tries the other address first. This is needed when most replicas have new addresses: only a
+// leader can change the configuration, and there is no leader before the replicas reach each other. The
+// greeting proves which replica answers.
 func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	to, addr, ok := strings.Cut(string(target), "@")
 	if !ok {
@@ -398,7 +414,7 @@ func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn,
 	return conn, err
 }
 
-// loopback returns a connection to this replica itself; failover.go sends TimeoutNow through it.
+// loopback returns a connection from this replica to itself. failover.go sends TimeoutNow through it.
 func (p *port) loopback() (net.Conn, error) {
 	a, b := net.Pipe()
 	select {
@@ -426,8 +442,8 @@ func (p *port) drop(raw net.Conn) {
 	raw.Close()
 }
 
-// tracked is a connection that the port can close. An incoming one reports when it breaks: if it was the
-// leader's, the leader may be dead.
+// tracked is a connection that the port can close. An incoming connection reports when it breaks: if it came
+// from the leader, the leader may be dead.
 type tracked struct {
 	net.Conn
 	p    *port
@@ -455,7 +471,7 @@ type namedAddr string
 func (a namedAddr) Network() string { return "tcp" }
 func (a namedAddr) String() string  { return string(a) }
 
-// Frames of peer calls and greetings: 4 bytes of length, then the body.
+// Frames of peer calls and greetings: four bytes with the length, then the body.
 func writeFrame(w io.Writer, body []byte) error {
 	_, err := w.Write(append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...))
 	return err
@@ -475,34 +491,35 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 	return body, err
 }
 
-// transport is the library's network transport with six changes:
-// - targets carry the Raft id of the replica that they are meant for;
-// - answers to heartbeats are recorded, because the library does not show them;
-// - an append to a follower that is away waits until it is back;
+// transport is the library's network transport with seven changes:
+// - targets contain the Raft id of the replica that they are meant for;
+// - answers to heartbeats are recorded, because the library does not expose them;
+// - an append to a follower that is away waits until the follower is back;
 // - an append that continues this replica's snapshot is accepted;
 // - a snapshot that the state contains is not installed;
-// - an append to a follower's former address counts as failed.
+// - an append to a follower's former address is treated as failed;
+// - a term that is implausibly far ahead is not adopted from a peer.
 type transport struct {
 	*raft.NetworkTransport
 	port     *port
 	log      *slog.Logger
 	history  snapshotHistory
-	diverged func(error) // called when this replica's state is not the cluster's
+	diverged func(error) // called when this replica's state is found to differ from that of the cluster
 	incoming chan raft.RPC
 	contacts *contacts
 	done     <-chan struct{}
-	raft     atomic.Pointer[raft.Raft] // set once Raft has started
-	failed   atomic.Int64              // failed appends of the library, without heartbeats
+	raft     atomic.Pointer[raft.Raft] // nil until the Raft library has started
+	failed   atomic.Int64              // number of failed appends, not counting heartbeats
 }
 
-// awayTick is how often a waiting append checks whether its follower is back.
+// awayTick is the interval at which a waiting append checks whether its follower is back.
 const awayTick = 20 * time.Millisecond
 
 func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logger, diverged func(error)) *transport {
 	return &transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream:  p,
-			MaxPool: 4, // heartbeats, votes and catching up each use one
+			MaxPool: 4, // heartbeats, votes and catch-up of a follower each use one connection
 			Timeout: timeout,
 			Logger:  raftLogger(log),
 		}),
@@ -516,27 +533,35 @@ func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logg
 	}
 }
 
-// Consumer is the channel from which the library takes incoming calls.
+// Consumer returns the channel from which the Raft library takes incoming calls.
 func (t *transport) Consumer() <-chan raft.RPC { return t.incoming }
 
-// relay fills the channel until the port is closed.
+// relay passes incoming calls on to the channel of Consumer until the port is closed.
 func (t *transport) relay() {
 	var unread sync.WaitGroup
 	defer unread.Wait()
 	for {
 		select {
 		case rpc := <-t.NetworkTransport.Consumer():
+			if err := t.checkTerm(rpc.Command); err != nil {
+				if rpc.Reader != nil {
+					_, _ = io.Copy(io.Discard, rpc.Reader)
+				}
+				rpc.Respond(nil, err)
+				continue
+			}
 			switch r := rpc.Command.(type) {
 			case *raft.AppendEntriesRequest:
 				if id := (entryID{r.PrevLogEntry, r.PrevLogTerm}); t.history.contradicts(id) && r.Term >= t.raft.Load().CurrentTerm() {
-					t.diverged(fmt.Errorf("%w: entry %d, at which a snapshot of this replica ends, is of term %d", ErrDiverged, id.index, id.term))
+					t.diverged(fmt.Errorf("%w: entry %d, at which a snapshot of this replica ends, has term %d at the leader", ErrDiverged, id.index, id.term))
 				}
 				t.history.follow(r)
 			case *raft.InstallSnapshotRequest:
 				if answer, read, err := t.install(r, rpc.Reader); read {
 					rpc.Respond(answer, err)
 				} else {
-					// Read the rest of the call; the sender may be slow.
+					// Read the rest of the call's body in another goroutine, because the sender may be
+					// slow.
 					unread.Go(func() {
 						_, broken := io.Copy(io.Discard, rpc.Reader)
 						rpc.Respond(answer, cmp.Or(broken, err))
@@ -555,8 +580,8 @@ func (t *transport) relay() {
 	}
 }
 
-// ask hands a call to the library and waits for the answer, which always comes once the library has taken
-// the call.
+// ask hands a call to the library and waits for the answer. Once the library has taken a call, it always
+// answers.
 func (t *transport) ask(command any, body io.Reader) (any, error) {
 	answer := make(chan raft.RPCResponse, 1)
 	select {
@@ -568,13 +593,14 @@ func (t *transport) ask(command any, body io.Reader) (any, error) {
 	}
 }
 
-// install handles a snapshot that a leader sends; read reports whether all of it was read. The library
-// would install every snapshot. One that the state contains, because the answer to it was lost or late,
-// would take state and membership back. One whose installation takes longer than the leader waits would be
-// installed for ever.
+// install handles a snapshot that a leader sends; read reports whether the whole body was read. The library
+// would install every snapshot, which is wrong in two cases:
+//   - The answer to a snapshot was lost or late, so the leader sends the snapshot again. Installing it again
+//     would take state and membership back to an earlier index.
+//   - The installation takes longer than the leader waits. The leader would send the snapshot for ever.
 func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (answer any, read bool, err error) {
-	// The library checks with an append whether the sender leads. After its answer no earlier call is still
-	// under way.
+	// Let the library check, by an append without entries, whether the sender leads. When the library
+	// answers, no earlier call is in progress any more.
 	leads, err := t.ask(&raft.AppendEntriesRequest{RPCHeader: r.RPCHeader, Term: r.Term}, nil)
 	a, ok := leads.(*raft.AppendEntriesResponse)
 	if err != nil || !ok {
@@ -590,14 +616,15 @@ func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (ans
 	case held:
 		return resp, false, nil
 	case behind:
-		// The leader's newest snapshot ends before this log begins; wait for its next one.
-		err = fmt.Errorf("snapshot of entry %d is behind the state, which has applied %d", id.index, applied)
+		// The leader's newest snapshot ends before this replica's log begins. Wait for the leader's next
+		// snapshot.
+		err = fmt.Errorf("the snapshot of entry %d is behind the state, which has applied %d", id.index, applied)
 		t.log.Warn("a snapshot was refused", "leader", string(r.ID), "err", err)
 		return nil, false, err
 	}
 	t.history.expects(id)
 	defer t.history.expects(entryID{})
-	answer, err = t.ask(r, body) // the library reads it to its end
+	answer, err = t.ask(r, body) // the library reads the body of the call to its end
 	return answer, true, err
 }
 
@@ -605,9 +632,10 @@ func addressed(id raft.ServerID, addr raft.ServerAddress) raft.ServerAddress {
 	return raft.ServerAddress(string(id) + "@" + string(addr))
 }
 
-// moved reports whether a follower has, or is about to get, another address in the configuration than the
-// one that was called. After an append the library reads its record of the follower again, without the lock
-// under which the address is changed, so such an append counts as failed.
+// moved reports whether an append went to a former address of a follower: target, the address that was
+// called, differs from the follower's address in the configuration, or that address is being changed. Such an
+// append must be treated as failed. Otherwise the Raft library, which reads the follower's address again
+// without a lock, could attribute the acknowledgement to the replica at the new address.
 func (t *transport) moved(id raft.ServerID, target raft.ServerAddress) bool {
 	r := t.raft.Load()
 	return r != nil && slices.ContainsFunc(r.GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
@@ -616,22 +644,45 @@ func (t *transport) moved(id raft.ServerID, target raft.ServerAddress) bool {
 }
 
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
-	// A replica that gossip has at another address first gets that address in the configuration (see
-	// moved).
+	// If gossip has another address of the follower, that address must get into the configuration
+	// first (see moved).
 	if now := t.port.gossipAddrOf(string(id)); now != "" && now != string(target) {
 		return nil, raft.ErrPipelineReplicationNotSupported
 	}
-	return t.NetworkTransport.AppendEntriesPipeline(id, addressed(id, target))
+	p, err := t.NetworkTransport.AppendEntriesPipeline(id, addressed(id, target))
+	if err != nil {
+		return nil, err
+	}
+	return silenced{p, t.port.n.stall}, nil
+}
+
+// silenced is an append pipeline that sends nothing while the log disk hangs.
+type silenced struct {
+	raft.AppendPipeline
+	stall *stall
+}
+
+func (s silenced) AppendEntries(args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
+	if s.stall.isSilent() {
+		return nil, errStalled
+	}
+	return s.AppendPipeline.AppendEntries(args, resp)
 }
 
 func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	if t.port.n.stall.isSilent() {
+		return errStalled
+	}
 	began := time.Now()
 	err := t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
+	if err == nil {
+		err = t.leap(string(id), resp.Term)
+	}
 	if err != nil && !isHeartbeat(args) && t.waitForContact(id, args.Term, began) {
 		err = t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
 	}
 	if err == nil && !isHeartbeat(args) && t.moved(id, target) {
-		err = fmt.Errorf("replica %s answered, and is not at %s any more", id, target)
+		err = fmt.Errorf("replica %s answered, but is no longer at %s", id, target)
 	}
 	if err == nil {
 		t.contacts.note(id, resp.LastLog)
@@ -641,16 +692,17 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 	return err
 }
 
-// isHeartbeat: the library's heartbeats carry the term and nothing else.
+// isHeartbeat reports whether an append is one of the library's heartbeats, which carry the term and nothing
+// else.
 func isHeartbeat(r *raft.AppendEntriesRequest) bool {
 	return r.PrevLogEntry == 0 && len(r.Entries) == 0 && r.LeaderCommitIndex == 0
 }
 
-// waitForContact waits until a follower has answered a heartbeat after since, and reports whether it did
-// while this replica still led in that term. The library counts failed appends and pauses up to 10 s
-// between them. A follower that was away for half a minute would get no entry for that long, and if another
-// follower was lost meanwhile, the cluster would stand still. An append that waits here counts as one
-// failure. Heartbeats go on and pause only briefly.
+// waitForContact waits until a follower has answered a heartbeat after since, and reports whether it did so
+// while this replica still led in that term. The library counts failed appends and pauses for up to 10 s
+// between them. So a follower that was away for half a minute would get no entry for up to 10 s after its
+// return. If another follower were lost meanwhile, the cluster could commit nothing. An append that waits
+// here is only one failed append. Heartbeats continue; the pause between them stays short.
 func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Time) bool {
 	r := t.raft.Load()
 	if r == nil {
@@ -663,8 +715,8 @@ func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Tim
 		if ok && c.at.After(since) {
 			return true
 		}
-		// A follower that is asked to take over gets appends at the library's own pace, also after
-		// failures: the leader refuses proposals until then.
+		// A follower that was asked to take over gets appends at the library's own pace, even after
+		// failures, because the leader refuses proposals until the transfer ends.
 		if c.asked.After(c.at) || r.State() != raft.Leader || r.CurrentTerm() != term {
 			return false
 		}
@@ -680,15 +732,21 @@ func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Tim
 }
 
 func (t *transport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
-	return t.NetworkTransport.RequestVote(id, addressed(id, target), args, resp)
+	if err := t.NetworkTransport.RequestVote(id, addressed(id, target), args, resp); err != nil {
+		return err
+	}
+	return t.leap(string(id), resp.Term)
 }
 
 func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
-	return t.NetworkTransport.RequestPreVote(id, addressed(id, target), args, resp)
+	if err := t.NetworkTransport.RequestPreVote(id, addressed(id, target), args, resp); err != nil {
+		return err
+	}
+	return t.leap(string(id), resp.Term)
 }
 
 func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
-	// The library writes small pieces; TLS records of 64 KiB cost much less.
+	// The library writes the snapshot in small pieces. TLS records of 64 KiB cost much less, so buffer.
 	return t.NetworkTransport.InstallSnapshot(id, addressed(id, target), args, resp, bufio.NewReaderSize(data, 64<<10))
 }
 
@@ -696,8 +754,8 @@ func (t *transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args
 	return t.NetworkTransport.TimeoutNow(id, addressed(id, target), args, resp)
 }
 
-// contacts holds the time at which each follower last answered a heartbeat, and the last index in that
-// answer.
+// contacts holds, for each follower, the time at which it last answered a heartbeat and the index of the last
+// log entry in that answer.
 type contacts struct {
 	mu sync.Mutex
 	m  map[raft.ServerID]contact
@@ -706,7 +764,7 @@ type contacts struct {
 type contact struct {
 	at    time.Time
 	last  uint64
-	asked time.Time // when it was asked to take over
+	asked time.Time // time at which the follower was last asked to take over leadership
 }
 
 func (c *contacts) note(id raft.ServerID, last uint64) {
@@ -715,7 +773,7 @@ func (c *contacts) note(id raft.ServerID, last uint64) {
 	c.mu.Unlock()
 }
 
-// asks records that a follower is about to be asked to take over.
+// asks records the time at which this leader asks a follower to take over leadership.
 func (c *contacts) asks(id raft.ServerID) {
 	c.mu.Lock()
 	was := c.m[id]
@@ -724,7 +782,7 @@ func (c *contacts) asks(id raft.ServerID) {
 	c.mu.Unlock()
 }
 
-// of returns the last contact, if there was one.
+// of returns when a follower last answered a heartbeat, and the index in that answer; false if it never answered.
 func (c *contacts) of(id raft.ServerID) (contact, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,28 +14,29 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// MaxFile bounds the size of a file named in X_FILE and of a YAML file, in bytes.
+// MaxFile is the maximum size, in bytes, of a YAML file and of a file that an X_FILE variable names.
 const MaxFile = 1 << 20
 
-// Sources are the places that settings come from. The zero value reads nothing.
+// Sources are the places that settings are read from. With the zero value nothing is read.
 type Sources struct {
-	// Environ looks up a variable.
+	// Environ looks up an environment variable.
 	Environ func(name string) (string, bool)
-	// Variables are the environment as os.Environ gives it. Only Unknown reads it.
+	// Variables are all environment variables, as os.Environ returns them. Only Unknown uses them.
 	Variables []string
-	// YAML is the content of a configuration file, YAMLName its name in errors. Empty: no file.
+	// ReadFile reads a file that an X_FILE variable names.
 	ReadFile func(path string) ([]byte, error)
-	// System reads the environment and files of this process.
+	// YAML is the content of a configuration file, and YAMLName its name in errors. Both are empty if there
+	// is no file.
 	YAML     []byte
 	YAMLName string
 }
 
-// WithYAML adds a configuration file. With must, a missing file is an error.
+// System reads the environment and files of this process.
 func System() Sources {
 	return Sources{Environ: os.LookupEnv, Variables: os.Environ(), ReadFile: readFile}
 }
 
-// Do not trust the size: that of a pipe or a mounted secret may be 0.
+// WithYAML adds a configuration file to the sources. With must, a missing file is an error.
 func (s Sources) WithYAML(path string, must bool) (Sources, error) {
 	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) && !must {
@@ -64,7 +65,7 @@ func readFile(path string) ([]byte, error) {
 	if st.Size() > MaxFile {
 		return nil, fmt.Errorf("%s: %d bytes, at most %d", path, st.Size(), MaxFile)
 	}
-	// Errors are all errors of the settings.
+	// Limit the read too, because the size that a pipe or a mounted secret reports may be 0.
 	data, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
 	if err != nil {
 		return nil, err
@@ -75,10 +76,10 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Error returns one line per error.
+// Errors lists all errors that Load found in the settings.
 type Errors []error
 
-// Unwrap makes errors.Is look into each error.
+// Error returns one line per error.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i := range e {
@@ -87,10 +88,10 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Loader reads the settings of one program.
+// Unwrap lets errors.Is and errors.As examine each error of the list.
 func (e Errors) Unwrap() []error { return e }
 
-// Setting is one row of the reference.
+// Loader reads the settings of one program.
 type Loader struct {
 	settings []*setting
 	flags    *pflag.FlagSet
@@ -104,23 +105,23 @@ type setting struct {
 	source string
 }
 
-// Go name, dotted
+// Setting describes one setting; it is one row of the reference table.
 type Setting struct {
-	Field    string   // the first that is set wins
-	Env      []string // the rule for values, in words; may be empty
+	Field    string   // name of the field in Go; nested names are joined with dots
+	Env      []string // environment variables; the first that is set wins
 	Flag     string
 	Short    string
 	YAML     string
 	Type     string
 	Default  string
 	Usage    string
-	Rule     string // Name is the name of the setting in errors: its variable, else its flag, else its YAML key.
+	Rule     string // rule for the values of the setting, in words; may be empty
 	Secret   bool
 	Required bool
 }
 
-// Ignored reports whether the setting is known and has no effect, so that existing environments and files
-// need no change.
+// Name is the name of the setting in errors: its variable. If it has no variable, it is its flag, and if it
+// has no flag, its YAML key.
 func (s Setting) Name() string {
 	switch {
 	case len(s.Env) > 0:
@@ -133,11 +134,12 @@ func (s Setting) Name() string {
 	return s.Field
 }
 
-// New reads the tags of the struct that target points to. An error is a mistake in the struct, not in the
-// settings.
+// Ignored reports whether the setting is accepted but has no effect, so that existing environments and files
+// need no change.
 func (s Setting) Ignored() bool { return strings.HasPrefix(s.Usage, "ignored") }
 
-// Defaults sets the struct that target points to to its defaults.
+// New reads the tags of the struct that target points to. It returns an error if the programmer made a
+// mistake in a tag; it reads no settings yet.
 func New(target any) (*Loader, error) {
 	v := reflect.ValueOf(target)
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
@@ -150,7 +152,7 @@ func New(target any) (*Loader, error) {
 	return l, l.unambiguous()
 }
 
-// unambiguous returns an error if two settings have the same name.
+// Defaults sets every field of the struct that target points to to its default.
 func Defaults(target any) error {
 	l, err := New(target)
 	if err != nil {
@@ -193,7 +195,7 @@ func (l *Loader) collect(v reflect.Value, prefix string) error {
 	return nil
 }
 
-// AddFlags declares a flag for every setting that has one.
+// unambiguous returns an error if two settings have the same name.
 func (l *Loader) unambiguous() error {
 	taken := map[string]string{}
 	for _, s := range l.settings {
@@ -217,9 +219,7 @@ func (l *Loader) unambiguous() error {
 	return nil
 }
 
-// Args rewrites long flags with one dash (`-insecure`), which the contract allows, to the form that pflag
-// reads. It only changes flags that were added: -abc stays three short flags. Values of flags and
-// everything after "--" stay as they are.
+// AddFlags adds a command-line flag for every setting that has one.
 func (l *Loader) AddFlags(flags *pflag.FlagSet) {
 	l.flags = flags
 	for _, s := range l.settings {
@@ -234,7 +234,9 @@ func (l *Loader) AddFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// the next argument is its value, whatever it looks like
+// Args rewrites long flags with one dash (`-insecure`), which the contract with legacy v1 programs allows, to
+// the form that pflag reads. It rewrites only flags that the loader has added, so -abc stays three short
+// flags. Values of flags and everything after "--" stay as they are.
 func (l *Loader) Args(args []string) []string {
 	out := make([]string, len(args))
 	copy(out, args)
@@ -258,13 +260,13 @@ func (l *Loader) Args(args []string) []string {
 			out[i] = "-" + a
 		}
 		if !hasValue && f.NoOptDefVal == "" {
-			i++ // flagValue holds the text of a flag; Load checks it with the other settings.
+			i++ // skip the next argument, which is the flag's value even if it begins with a dash
 		}
 	}
 	return out
 }
 
-// a repeated flag adds values
+// flagValue holds the text of a flag. Load checks the text, together with the other settings.
 type flagValue struct {
 	setting *setting
 	text    string
@@ -292,7 +294,7 @@ func (f *flagValue) Set(text string) error {
 		return err
 	}
 	if f.set && (f.setting.Type == "list" || f.setting.Type == "map") {
-		text = f.text + "," + text // Load fills the struct. Call it after the flags are parsed. On error, which is Errors, the struct must not be used.
+		text = f.text + "," + text // a list flag that is given again adds to the values
 	}
 	f.text, f.set = text, true
 	return nil
@@ -300,7 +302,8 @@ func (f *flagValue) Set(text string) error {
 
 func blank(s string) bool { return strings.TrimSpace(s) == "" }
 
-// find returns the first source that sets the setting. An empty source means that none does.
+// Load reads all settings into the struct. Call it after the flags are parsed. If it returns an error, which
+// is of type Errors, the struct must not be used.
 func (l *Loader) Load(from Sources) error {
 	var errs Errors
 	keys, err := l.yamlKeys(from)
@@ -338,7 +341,8 @@ func (l *Loader) Load(from Sources) error {
 	return nil
 }
 
-// the content has no effect
+// find returns the text of a setting from the first source that has the setting. If no source has it, the
+// returned source is empty.
 func (s *setting) find(from Sources, keys map[string]yamlValue) (text, source string, err error) {
 	if s.flag != nil && s.flag.set {
 		return s.flag.text, "--" + s.Flag, nil
@@ -355,7 +359,7 @@ func (s *setting) find(from Sources, keys map[string]yamlValue) (text, source st
 				continue
 			}
 			if s.Ignored() {
-				return "", name + "_FILE", nil // Source returns where a setting (by its Go name, dotted) came from: "--flag", "VARIABLE", "VARIABLE_FILE (path)", "file.yaml: key", "default of …", or "" if nothing is set.
+				return "", name + "_FILE", nil // a setting that is ignored needs no file, so do not read it
 			}
 			data, err := from.ReadFile(strings.TrimSpace(path))
 			if err != nil {
@@ -375,7 +379,8 @@ func (s *setting) find(from Sources, keys map[string]yamlValue) (text, source st
 	return "", "", nil
 }
 
-// Set reports whether any source but the default set the setting.
+// Source returns where the value of a setting came from. field is the dotted name of its Go field. The result
+// is "--flag", "VARIABLE", "VARIABLE_FILE (path)", "file.yaml: key", "default of …", or "" if nothing is set.
 func (l *Loader) Source(field string) string {
 	for _, s := range l.settings {
 		if s.Field == field {
@@ -385,17 +390,18 @@ func (l *Loader) Source(field string) string {
 	return ""
 }
 
-// given reports whether a source is other than the default.
+// Set reports whether the setting was set by a source other than its default.
 func (l *Loader) Set(field string) bool {
 	return given(l.Source(field))
 }
 
 const byDefault = "default of "
 
-// Ignored lists, after Load, the settings that were given and have no effect, with source and reason.
+// given reports whether a value came from a source other than the default.
 func given(source string) bool { return source != "" && !strings.HasPrefix(source, byDefault) }
 
-// Describe lists all settings, in the order of the struct.
+// Ignored is called after Load. It lists the settings that were given but have no effect, each with its
+// source and the reason.
 func (l *Loader) Ignored() (out []string) {
 	for _, s := range l.settings {
 		if s.Ignored() && given(s.source) {
@@ -405,8 +411,7 @@ func (l *Loader) Ignored() (out []string) {
 	return out
 }
 
-// Values returns the loaded settings for a log line or a support bundle, by name. Secrets that are set are
-// "***".
+// Describe lists all settings, in the order of the struct.
 func (l *Loader) Describe() []Setting {
 	out := make([]Setting, len(l.settings))
 	for i, s := range l.settings {
@@ -416,8 +421,8 @@ func (l *Loader) Describe() []Setting {
 	return out
 }
 
-// Values are the loaded settings for a log line or a support bundle: name to
-// value, secrets as "***" when set.
+// Values returns the loaded settings by name, for a log line or a support bundle. In place of a secret it
+// returns "***".
 func (l *Loader) Values() map[string]string {
 	out := make(map[string]string, len(l.settings))
 	for _, s := range l.settings {

@@ -32,7 +32,7 @@ type sample struct {
 	Nested   struct {
 		Depth uint16 `env:"DEPTH" default:"3" usage:"depth"`
 	}
-	Note string // no setting
+	Note string // a field without tags is not a setting
 }
 
 func env(pairs ...string) func(string) (string, bool) {
@@ -70,7 +70,7 @@ func load(t *testing.T, from Sources, args ...string) (sample, *Loader, error) {
 	return s, l, err
 }
 
-func TestPrecedence(t *testing.T) {
+func TestSourcesTakePrecedenceInOrder(t *testing.T) {
 	yaml := []byte("grpc_port: 4\nstate: /yaml\n")
 	all := Sources{
 		Environ:  env("GRPC_PORT=2", "GRPC_PORT_FILE=/port", "STATE_STORE_PATH=/second"),
@@ -101,17 +101,17 @@ func TestPrecedence(t *testing.T) {
 				t.Fatal(err)
 			}
 			if s.Port != c.want || l.Source("Port") != c.source {
-				t.Errorf("port %d from %q, want %d from %q", s.Port, l.Source("Port"), c.want, c.source)
+				t.Errorf("the port is %d from source %q, want %d from %q", s.Port, l.Source("Port"), c.want, c.source)
 			}
 		})
 	}
 	s, l, err := load(t, all)
 	if err != nil || s.State != "/second" || !l.Set("State") || l.Set("TTL") {
-		t.Errorf("alias: state %q, set %v, %v", s.State, l.Set("State"), err)
+		t.Errorf("a setting with two variables has the value %q and is set: %v (%v), want /second, true and false", s.State, l.Set("State"), err)
 	}
 }
 
-func TestValues(t *testing.T) {
+func TestValuesAreParsed(t *testing.T) {
 	s, _, err := load(t, Sources{Environ: env("EVERY=30", "INSECURE=TRUE", "ENABLED=0", "PEERS=a, b,,c", "LABELS=k=v,k2=v=2", "DNS_PORT=0", "LOG_LEVEL=WARN", "TTL=1h30m", "DEPTH=65535", "TOKEN= t ")})
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +128,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-func TestBadValues(t *testing.T) {
+func TestBadValuesAreRefused(t *testing.T) {
 	cases := []struct {
 		name string
 		from Sources
@@ -169,19 +169,19 @@ func TestAllErrorsAtOnceAndNoSecret(t *testing.T) {
 	_, _, err := load(t, Sources{Environ: env("GRPC_PORT=x", "TTL=y", "PIN=hunter2")})
 	var all Errors
 	if !errors.As(err, &all) || len(all) != 3 {
-		t.Fatalf("want three errors, got %v", err)
+		t.Fatalf("Load must return three errors at once, got %v", err)
 	}
 	if strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "PIN: the value must be a whole number") {
 		t.Errorf("secret in %q", err)
 	}
 }
 
-func TestSingleDash(t *testing.T) {
+func TestFlagsWithASingleDashWork(t *testing.T) {
 	cases := []struct{ in, want string }{
 		{"-insecure", "--insecure"},
 		{"-insecure=false", "--insecure=false"},
 		{"-grpc-port 9 -insecure", "--grpc-port 9 --insecure"},
-		{"--grpc-port -insecure", "--grpc-port -insecure"}, // a value, not a flag
+		{"--grpc-port -insecure", "--grpc-port -insecure"}, // the second argument is the value of the first flag and not a flag
 		{"-i", "-i"},
 		{"-unknown x", "-unknown x"},
 		{"-- -insecure", "-- -insecure"},
@@ -201,7 +201,7 @@ func TestSingleDash(t *testing.T) {
 	}
 }
 
-func TestWithCobra(t *testing.T) {
+func TestFlagsWorkWithCobra(t *testing.T) {
 	var s sample
 	l, err := New(&s)
 	if err != nil {
@@ -214,26 +214,18 @@ func TestWithCobra(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !s.Insecure || s.Port != 7 || s.Level != "debug" {
-		t.Errorf("%+v", s)
+		t.Errorf("the parsed settings are %+v, want insecure, port 7 and level debug", s)
 	}
 }
 
-func TestReference(t *testing.T) {
+func TestSampleEnvDescribesASetting(t *testing.T) {
 	l, err := New(&sample{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var table, dotenv strings.Builder
-	if err := Markdown(&table, l.Describe()); err != nil {
-		t.Fatal(err)
-	}
+	var dotenv strings.Builder
 	if err := SampleEnv(&dotenv, l.Describe()); err != nil {
 		t.Fatal(err)
-	}
-	for _, want := range []string{"| `GRPC_PORT` | `--grpc-port` | `grpc_port` | port | `8085` | control API port", "| `STATE_PATH, STATE_STORE_PATH` |", "; secret |"} {
-		if !strings.Contains(table.String(), want) {
-			t.Errorf("table lacks %q:\n%s", want, table.String())
-		}
 	}
 	if !strings.Contains(dotenv.String(), "# control API port (a whole number from 1 to 65535)\n#GRPC_PORT=8085\n") {
 		t.Errorf("sample:\n%s", dotenv.String())
@@ -247,11 +239,11 @@ func TestValuesHideSecrets(t *testing.T) {
 	}
 	v := l.Values()
 	if v["TOKEN"] != "***" || v["PEERS"] != "a,b" || v["TTL"] != "24h0m0s" {
-		t.Errorf("%v", v)
+		t.Errorf("Values returns %v", v)
 	}
 }
 
-func TestWrongStructs(t *testing.T) {
+func TestUnsupportedStructsAreRefused(t *testing.T) {
 	cases := map[string]any{
 		"pointer to a struct": sample{},
 		"is not supported": &struct {
@@ -277,7 +269,7 @@ func TestWrongStructs(t *testing.T) {
 	}
 }
 
-func TestRequired(t *testing.T) {
+func TestMissingRequiredSettingsAreRefused(t *testing.T) {
 	var s struct {
 		Name string `env:"NAME" required:"true" usage:"who"`
 	}
@@ -290,7 +282,7 @@ func TestRequired(t *testing.T) {
 	}
 }
 
-func TestWithYAML(t *testing.T) {
+func TestWithYAMLReadsAFile(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := System().WithYAML(filepath.Join(dir, "none"), false); err != nil {
 		t.Errorf("optional file: %v", err)
@@ -299,19 +291,19 @@ func TestWithYAML(t *testing.T) {
 		t.Errorf("wanted file: %v", err)
 	}
 	if _, err := System().WithYAML(dir, false); err == nil {
-		t.Error("a directory was read")
+		t.Error("WithYAML must refuse a directory, but read it")
 	}
 	big := filepath.Join(dir, "big")
 	if err := os.WriteFile(big, make([]byte, MaxFile+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := System().WithYAML(big, true); err == nil {
-		t.Error("a file over the limit was read")
+		t.Error("WithYAML must refuse a file larger than MaxFile, but read it")
 	}
 }
 
-// Whatever the environment holds, Load works or names a variable.
-func TestNeverPanics(t *testing.T) {
+// TestLoadNeverPanics checks, for any environment, that Load succeeds or that its errors name variables.
+func TestLoadNeverPanics(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := map[string]string{}
 		for _, k := range []string{"GRPC_PORT", "EVERY", "TTL", "LABELS", "RATIO", "DEPTH", "INSECURE"} {
@@ -325,12 +317,12 @@ func TestNeverPanics(t *testing.T) {
 		yaml := []byte(rapid.String().Draw(t, "yaml"))
 		err = l.Load(Sources{Environ: func(k string) (string, bool) { v, ok := m[k]; return v, ok }, YAML: yaml})
 		if err == nil && (s.Port < 1 || s.Port > 65535 || s.Every < 100*time.Millisecond || s.Ratio < 0 || s.Ratio > 1) {
-			t.Fatalf("accepted %v as %+v", m, s)
+			t.Fatalf("Load must refuse the variables %v, but accepted them as the settings %+v", m, s)
 		}
 	})
 }
 
-func TestStructure(t *testing.T) {
+func TestStructuredSettingsAreYAML(t *testing.T) {
 	var c struct {
 		Clusters string `env:"CLUSTERS" yaml:"scheduler.clusters" kind:"yaml"`
 	}
@@ -351,7 +343,7 @@ func TestStructure(t *testing.T) {
 	}
 }
 
-func TestWhatHasNoEffectIsTold(t *testing.T) {
+func TestIgnoredSettingsAreReported(t *testing.T) {
 	var s struct {
 		Old    string `env:"OLD" yaml:"old" usage:"ignored: nobody needs it"`
 		Secret string `env:"OLD_KEY" secret:"true" usage:"ignored"`
@@ -381,7 +373,7 @@ func TestWhatHasNoEffectIsTold(t *testing.T) {
 	}
 }
 
-func TestDefaults(t *testing.T) {
+func TestDefaultsIgnoreTheEnvironment(t *testing.T) {
 	t.Setenv("LOG_LEVEL", "debug")
 	var s sample
 	if err := Defaults(&s); err != nil {
@@ -391,6 +383,6 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 	if Defaults(s) == nil {
-		t.Error("no pointer is taken")
+		t.Error("Defaults must refuse a struct that is not a pointer, but accepted it")
 	}
 }

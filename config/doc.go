@@ -23,11 +23,10 @@
 // When a setting has several variables, the first that is set wins, and each
 // may be given through its own X_FILE.
 //
-// A value that cannot be used is an error that names where it was found, the
-// rule and the value (never the value of a secret); it does not fall through to
-// a default. Load reports all of them at once, as Errors. An unknown YAML key
-// is an error that names the nearest known one. Unknown lists variables with a
-// prefix of ours that are no setting.
+// A value that cannot be used is an error that names where it was found, the rule and the value (never the
+// value of a secret); it does not fall through to a default. Load reports all such errors at once, as Errors.
+// An unknown YAML key is an error that names the nearest known one. Unknown lists variables with a prefix of
+// ours that are no setting.
 //
 // # Tags
 //

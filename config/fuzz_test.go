@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// FuzzSources loads a configuration file and one variable: it succeeds, or every error names its place, and
-// no error shows a secret.
+// FuzzSources loads any configuration file together with any value of one variable. Load succeeds, or every
+// error names the place of the fault, and no error shows a secret.
 func FuzzSources(f *testing.F) {
 	f.Add([]byte("name: x\nnested: {list: [a, b], wait: 5s}\nlabels: {a: b}\n"), "7")
 	f.Add([]byte("name: &a [*a]\nlabels: *a\n"), "x")
@@ -33,10 +33,10 @@ func FuzzSources(f *testing.F) {
 			return text, text != "" && (k == "A_COUNT" || k == "A_LABELS")
 		}})
 		if err == nil && (target.Count < 1 || target.Count > 9 || target.Wait < time.Second || target.Wait > time.Hour) {
-			t.Fatalf("out of bounds: %+v", target)
+			t.Fatalf("Load must refuse settings out of bounds, but accepted %+v", target)
 		}
 		if err != nil && strings.TrimSpace(err.Error()) == "" {
-			t.Fatal("an error that says nothing")
+			t.Fatal("an error of Load must have a text, but has none")
 		}
 	})
 }

@@ -18,8 +18,8 @@ var (
 	mapType      = reflect.TypeFor[map[string]string]()
 )
 
-// typed chooses the parser of a field from its type and tags. The parser's errors are rules ("must be …");
-// the caller adds place and value.
+// typed chooses the parser of a field by the field's type and tags. A parser returns the rule that a value
+// breaks ("must be …"); the caller adds where the value came from, and the value.
 func (s *setting) typed(f reflect.StructField) error {
 	words := list(f.Tag.Get("oneof"))
 	low, high := f.Tag.Get("min"), f.Tag.Get("max")
@@ -185,7 +185,7 @@ func (s *setting) duration(low, high string, seconds bool) error {
 	if seconds {
 		s.Rule += " or a whole number of seconds"
 	}
-	// Durations without a minimum must not be negative.
+	// A duration must not be negative, unless it has a minimum.
 	smallest, largest := time.Duration(0), time.Duration(1<<63-1)
 	var err error
 	if low != "" {
@@ -223,7 +223,7 @@ func (s *setting) duration(low, high string, seconds bool) error {
 	return nil
 }
 
-// list splits at commas and drops blanks.
+// list splits a text at commas and drops blank elements.
 func list(text string) []string {
 	var out []string
 	for _, w := range strings.Split(text, ",") {

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// prefixes are those of the variables that only Persys programs read.
+// prefixes are the prefixes of variables that only Persys programs read.
 var prefixes = []string{"PERSYS_", "SCHEDULER_"}
 
-// Kubernetes sets such variables for every service in the namespace of a pod.
+// serviceVariable matches the variables that Kubernetes sets for every service in the namespace of a pod.
 var serviceVariable = regexp.MustCompile(`_SERVICE_(HOST|PORT(_\w+)?)=|_PORT_\d+_(TCP|UDP)(_\w+)?=|_PORT=(tcp|udp)://`)
 
-// Unknown lists the variables with a prefix of ours that are no setting of this program, each with the
-// nearest setting. The variables in except count as known.
+// Unknown lists the environment variables that have one of our prefixes but are not settings of this program,
+// each with the most similar setting. The variables in except are not listed.
 func (l *Loader) Unknown(from Sources, except ...string) (out []string) {
 	known := slices.Clone(except)
 	for _, s := range l.settings {
@@ -39,8 +39,9 @@ func (l *Loader) Unknown(from Sources, except ...string) (out []string) {
 	return out
 }
 
-// nearestVariable prefers the shortest known variable that contains every word of name, as
-// PERSYS_NODE_LABELS contains those of PERSYS_LABELS, to the one with the smallest edit distance.
+// nearestVariable returns the known variable that is most similar to an unknown one. That is the shortest one
+// that contains every word of name, such as PERSYS_NODE_LABELS for PERSYS_LABELS. If there is none, it is the
+// one with the smallest edit distance.
 func nearestVariable(name string, known []string) string {
 	best, words := "", strings.Split(name, "_")
 	for _, k := range known {

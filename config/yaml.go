@@ -11,13 +11,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// yamlValue is the value of a key, in the form of the environment.
+// yamlValue is the value of a key in the YAML file, as the text that an environment variable would have.
 type yamlValue struct {
 	text   string
-	source string // file:line: key
+	source string // where the value is: "file:line: key"
 }
 
-// yamlKeys flattens the configuration file to dotted keys. Unknown keys are errors.
+// yamlKeys returns the values of the configuration file by their dotted keys. Unknown keys are errors.
 func (l *Loader) yamlKeys(from Sources) (map[string]yamlValue, Errors) {
 	if len(bytes.TrimSpace(from.YAML)) == 0 {
 		return nil, nil
@@ -128,7 +128,7 @@ func (w *walker) take(n *yaml.Node, path string, s *setting) {
 		return n.Value, n.Kind == yaml.ScalarNode
 	}
 	if s.Type == "yaml" {
-		// The value is a structure: pass it on as text.
+		// The setting takes a structure, so pass the value on as YAML text.
 		text, err := yaml.Marshal(n)
 		if err != nil {
 			w.fail(n, "%s: %v", path, err)
@@ -173,8 +173,8 @@ func (w *walker) take(n *yaml.Node, path string, s *setting) {
 	}
 }
 
-// nearest returns the known name with the smallest edit distance, at most a third of the letters; "" if
-// there is none.
+// nearest returns the known name with the smallest edit distance. If more than a third of the letters differ,
+// it returns "".
 func nearest(name string, known []string) string {
 	best, least := "", 1+max(1, len(name)/3)
 	if len(name) > 100 {

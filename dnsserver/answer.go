@@ -6,19 +6,20 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Ask holds the inputs of an answer other than the zone and the query.
+// Ask holds the inputs of Zone.Answer apart from the zone and the query.
 type Ask struct {
-	TCP       bool   // up to 64 KiB; over UDP the size that the client accepts, at most 1232 bytes
-	Turn      uint32 // rotates the records of a set
-	Recursive bool   // set the RA bit: foreign names are looked up
+	TCP       bool   // the query came over TCP: answers have up to 64 KiB; over UDP they have the size that the client accepts, at most 1232 bytes
+	Turn      uint32 // the records of an answer are rotated by this number of places
+	Recursive bool   // whether the server looks up names outside its zones for clients, so that answers have the RA bit
 }
 
-// Outcome describes an answer for metrics and forwarding.
+// Outcome describes an answer, for metrics and for the decision whether to forward the query.
 type Outcome struct {
-	Type      uint16 // of the question; 0 if it could not be read
+	Type      uint16 // type of the question; 0 if the question could not be read
 	Rcode     int
 	Truncated bool
-	// Foreign: refused only because the name is in none of the zones, and the client set the RD bit.
+	// Foreign means that the query should be forwarded: it was refused only because its name is in none of
+	// the zones, and the client set the RD bit.
 	Foreign bool
 }
 
@@ -50,7 +51,7 @@ func (z *Zone) answer(dst, msg []byte, ask Ask, r *reader) ([]byte, Outcome) {
 		case q.version != 0:
 			out.Rcode = dns.RcodeBadVers
 		case q.class != dns.ClassINET, q.qtype >= dns.TypeTKEY && q.qtype <= dns.TypeANY:
-			out.Rcode = dns.RcodeRefused // transfers, ANY (RFC 8482) and the like
+			out.Rcode = dns.RcodeRefused // transfers, ANY (RFC 8482) and other unsupported types are refused
 		case q.qtype == dns.TypeOPT, q.qtype == dns.TypeNone:
 			out.Rcode = dns.RcodeFormatError
 		default:
@@ -100,8 +101,8 @@ func (z *Zone) resolve(dst []byte, start int, flags uint16, ask Ask, q *query, o
 	return q.finish(dst, start, flags|bitAA, out.Rcode, 0, 1, 0), out
 }
 
-// zoneOf returns the offset of the zone apex within the name of a query that does not exist. It
-// returns -1 if the name is in none of the zones.
+// zoneOf returns the offset in the queried name at which the apex of its zone starts. It is called for names
+// without an entry in the zone. It returns -1 if the name is in none of the zones.
 func (z *Zone) zoneOf(q *query) int {
 	full := q.name[:q.size]
 	for _, apex := range z.plan.apexes {
@@ -115,8 +116,8 @@ func (z *Zone) zoneOf(q *query) int {
 			}
 		}
 	}
-	// Check for names below the reverse name of an address: 4 labels and in-addr.arpa, or 32 and
-	// ip6.arpa.
+	// The name may be below the reverse name of an address, which is a zone: 4 labels and in-addr.arpa, or 32
+	// labels and ip6.arpa.
 	for _, depth := range [...]int{6, 34} {
 		if q.depth <= depth {
 			continue
@@ -129,8 +130,8 @@ func (z *Zone) zoneOf(q *query) int {
 	return -1
 }
 
-// positive copies a set into the answer and rotates its records by turn. If the set does not fit,
-// additional records are dropped without the TC bit, and answers are dropped with it (RFC 2181, 9).
+// positive appends the records of the set s to the answer dst, rotated by turn. If the set does not fit,
+// additional records are dropped first. If answers must be dropped too, the TC bit is set (RFC 2181, 9).
 func (z *Zone) positive(dst []byte, start int, flags uint16, limit int, turn uint32, q *query, s *rrset, out Outcome) ([]byte, Outcome) {
 	records := len(dst)
 	first, n := 0, int(s.answers)
@@ -160,7 +161,7 @@ func (z *Zone) positive(dst []byte, start int, flags uint16, limit int, turn uin
 	return q.finish(dst, start, flags|bitAA, out.Rcode, n, 0, extras), out
 }
 
-// fit copies as many answers as fit into limit and returns their number.
+// fit appends as many answers of the set to dst as fit into limit bytes, and returns their number.
 func (s *rrset) fit(dst []byte, limit, first int) ([]byte, int) {
 	n := int(s.answers)
 	for i := range n {
@@ -178,7 +179,7 @@ func (s *rrset) fit(dst []byte, limit, first int) ([]byte, int) {
 	return dst, n
 }
 
-// capTTLs lowers the TTLs of count well-formed records, starting at offset at.
+// capTTLs lowers the TTLs of count well-formed records, which start at offset at in msg, to ttl at most.
 func capTTLs(msg []byte, at, count int, ttl uint32) {
 	for ; count > 0; count-- {
 		at = skipName(msg, at)
@@ -190,7 +191,7 @@ func capTTLs(msg []byte, at, count int, ttl uint32) {
 
 // appendSOA adds the SOA of the zone whose apex starts at offset apex of the queried name.
 func (z *Zone) appendSOA(dst []byte, q *query, apex int, ttl uint32) []byte {
-	const refresh, retry, expire = 60, 10, 600 // s; unused, because there are no transfers
+	const refresh, retry, expire = 60, 10, 600 // SOA timers in seconds; they have no effect, because there are no zone transfers
 	p := z.plan
 	negative := p.ttl.negative
 	if z.cap > 0 {
@@ -208,7 +209,7 @@ func (z *Zone) appendSOA(dst []byte, q *query, apex int, ttl uint32) []byte {
 	return dst
 }
 
-// nameServers returns the NS set of a zone.
+// nameServers returns the NS records of the zone apex.
 func (z *Zone) nameServers(apex name) rrset {
 	var ns, glue []record
 	for _, s := range z.servers {

@@ -12,14 +12,14 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// everything adds schedulers, nodes and workloads of every kind to w.
+// everything adds schedulers, nodes and workloads of every kind to the state w.
 func everything(w *world) {
 	three(w)
 	w.node("n1", "10.1.0.1:50051")
 	w.node("n6", "[fd00::16]:50052")
 	w.node("nh", "agent.example.com:50053")
 	w.node("Node_7", "10.1.0.7:50051")
-	w.run("web", "", "n1", "172.17.0.2", "31080:80/tcp", "31053:53/udp")
+	w.run("web", "", "n1", "172.17.0.2", "31080:80/tcp", "31053:53/udp", "127.0.0.1|31080:80/tcp", "127.0.0.1|31081:81/tcp", "10.1.0.1|31082:82/tcp")
 	w.run("host", "", "n1", "")
 	w.run("dual", "", "n6", "172.17.0.9,fd01::9", "8443:443/tcp")
 	w.run("far", "", "nh", "172.17.0.4", "9000:90/tcp")
@@ -51,15 +51,15 @@ const srvGlue = `
 
 var answerCases = []struct {
 	name      string
-	build     func(*world) // nil = everything
+	build     func(*world) // builds the replicated state of the case; nil selects the function everything
 	hints     Hints
 	question  string
 	edit      func(*dns.Msg)
 	rcode     int
 	answer    string
-	negative  string // apex of the zone whose SOA is in the authority section
+	negative  string // apex of the zone whose SOA record is in the authority section
 	extra     string
-	foreign   bool // not authoritative
+	foreign   bool // whether the answer must not be authoritative
 	truncated bool
 }{
 	{
@@ -79,12 +79,12 @@ var answerCases = []struct {
 		extra: srvGlue,
 	},
 	{
-		name: "dead schedulers are omitted and TTLs are short", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Dead: []string{"r1", "r3"}},
+		name: "dead schedulers are left out, and TTLs are short", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Dead: []string{"r1", "r3"}},
 		answer: `_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.`,
 		extra:  `s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
 	{
-		name: "a suspect leader has the lowest priority", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Leader: "r1", Suspect: []string{"r1"}, Dead: []string{"r3"}},
+		name: "a suspect leader gets the lowest priority", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Leader: "r1", Suspect: []string{"r1"}, Dead: []string{"r3"}},
 		answer: `
 			_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.
 			_persys-scheduler.persys.local. 1 IN SRV 30 100 8085 s1.persys-scheduler.persys.local.`,
@@ -93,7 +93,7 @@ var answerCases = []struct {
 			s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
 	{
-		name: "all schedulers are listed if all are dead", question: "persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r1", "r2", "r3"}},
+		name: "if all schedulers are dead, all are listed", question: "persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r1", "r2", "r3"}},
 		answer: `
 			persys-scheduler.persys.local. 1 IN A 10.0.0.1
 			persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
@@ -128,17 +128,17 @@ var answerCases = []struct {
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "a scheduler with a host name has it as SRV target", question: "_persys-scheduler.persys.local. SRV",
+		name: "the SRV target of a scheduler that announced a host name is that host name", question: "_persys-scheduler.persys.local. SRV",
 		build:  func(w *world) { w.replica("r1", "s1", "Sched.Example.com:8085") },
 		answer: `_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 sched.example.com.`,
 	},
 	{
-		name: "a scheduler with a host name has no address record", question: "s1.persys-scheduler.persys.local. A",
+		name: "a scheduler that announced a host name has no address record", question: "s1.persys-scheduler.persys.local. A",
 		build: func(w *world) { w.replica("r1", "s1", "sched.example.com:8085") },
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "a scheduler with an unspecified address is omitted", question: "_persys-scheduler.persys.local. SRV",
+		name: "a scheduler with an unspecified address is left out", question: "_persys-scheduler.persys.local. SRV",
 		build: func(w *world) { w.replica("r1", "s1", "0.0.0.0:8085") },
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
@@ -152,7 +152,7 @@ var answerCases = []struct {
 		answer: `n6.default.agents.persys.cloud. 30 IN AAAA fd00::16`,
 	},
 	{
-		name: "an agent without IPv4 address is NODATA for A", question: "n6.default.agents.persys.cloud. A",
+		name: "the A query for an agent without IPv4 address is answered with NODATA", question: "n6.default.agents.persys.cloud. A",
 		negative: "agents.persys.cloud.",
 	},
 	{
@@ -165,7 +165,7 @@ var answerCases = []struct {
 		answer: `_persys-agent._tcp.nh.default.agents.persys.cloud. 30 IN SRV 0 100 50053 agent.example.com.`,
 	},
 	{
-		name: "an id that is not a label is cleaned and hashed", question: Label("Node_7") + ".default.agents.persys.cloud. A",
+		name: "an id that is no valid label is cleaned and gets a hash", question: Label("Node_7") + ".default.agents.persys.cloud. A",
 		answer: `node-7-` + strings.TrimPrefix(Label("Node_7"), "node-7-") + `.default.agents.persys.cloud. 30 IN A 10.1.0.7`,
 	},
 	{
@@ -196,7 +196,7 @@ var answerCases = []struct {
 		answer: `web.default.workloads.persys.local. 5 IN A 172.17.0.2`,
 	},
 	{
-		name: "a workload without addresses has its node's address", question: "host.default.workloads.persys.local. A",
+		name: "a workload without an own address has the address of its node", question: "host.default.workloads.persys.local. A",
 		answer: `host.default.workloads.persys.local. 5 IN A 10.1.0.1`,
 	},
 	{
@@ -204,8 +204,16 @@ var answerCases = []struct {
 		answer: `dual.default.workloads.persys.local. 5 IN AAAA fd01::9`,
 	},
 	{
-		name: "SRV record of a TCP port has the node and the host port", question: "_80._tcp.web.default.workloads.persys.local. SRV",
+		name: "the SRV record of a TCP port contains the node and the host port", question: "_80._tcp.web.default.workloads.persys.local. SRV",
 		answer: `_80._tcp.web.default.workloads.persys.local. 5 IN SRV 0 100 31080 n1.default.agents.persys.cloud.`,
+		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
+	},
+	{
+		name: "a port that is bound to a loopback address has no SRV record", question: "_81._tcp.web.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local.",
+	},
+	{
+		name: "a port that is bound to an address of the node has an SRV record", question: "_82._tcp.web.default.workloads.persys.local. SRV",
+		answer: `_82._tcp.web.default.workloads.persys.local. 5 IN SRV 0 100 31082 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
@@ -214,21 +222,21 @@ var answerCases = []struct {
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "a UDP port is not under _tcp", question: "_53._tcp.web.default.workloads.persys.local. SRV",
+		name: "a UDP port is not listed under _tcp", question: "_53._tcp.web.default.workloads.persys.local. SRV",
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "SRV record of a port on a node with a host name", question: "_90._tcp.far.default.workloads.persys.local. SRV",
+		name: "the SRV record of a port on a node that announced a host name", question: "_90._tcp.far.default.workloads.persys.local. SRV",
 		answer: `_90._tcp.far.default.workloads.persys.local. 5 IN SRV 0 100 9000 agent.example.com.`,
 	},
 	{
-		name: "addresses of a group's running instances", question: "api.default.workloads.persys.local. A",
+		name: "the addresses of a group are those of its running instances", question: "api.default.workloads.persys.local. A",
 		answer: `
 			api.default.workloads.persys.local. 5 IN A 172.17.0.20
 			api.default.workloads.persys.local. 5 IN A 172.17.0.21`,
 	},
 	{
-		name: "SRV records of a group's running instances", question: "_8080._tcp.api.default.workloads.persys.local. SRV",
+		name: "the SRV records of a group are those of its running instances", question: "_8080._tcp.api.default.workloads.persys.local. SRV",
 		answer: `
 			_8080._tcp.api.default.workloads.persys.local. 5 IN SRV 0 100 30000 n1.default.agents.persys.cloud.
 			_8080._tcp.api.default.workloads.persys.local. 5 IN SRV 0 100 30001 n6.default.agents.persys.cloud.`,
@@ -241,9 +249,9 @@ var answerCases = []struct {
 	{name: "a pending workload is omitted", question: "waiting.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "a workload on a lost node is omitted", question: "lost.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "an unhealthy workload is omitted", question: "sick.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "a workload with a starting health check is omitted", question: "coming.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a workload whose health check is still starting is left out", question: "coming.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{
-		name: "a port name covers all host ports of a container port", question: "_http._tcp.shop.default.workloads.persys.local. SRV",
+		name: "a port name stands for all host ports of a container port", question: "_http._tcp.shop.default.workloads.persys.local. SRV",
 		answer: `
 			_http._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30010 n1.default.agents.persys.cloud.
 			_http._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30011 n1.default.agents.persys.cloud.`,
@@ -259,18 +267,18 @@ var answerCases = []struct {
 		answer: `_dns._udp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30012 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
-	{name: "a port name is not under another protocol", question: "_dns._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "the name of an unpublished port does not exist", question: "_gone._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a port name does not exist under another protocol", question: "_dns._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "the name of a port that is not published does not exist", question: "_gone._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "a healthy workload is included", question: "fit.default.workloads.persys.local. A", answer: `fit.default.workloads.persys.local. 5 IN A 172.17.0.31`},
 	{name: "names of another shard do not exist", question: "web.other.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 
-	{name: "an existing name without the type is NODATA", question: "web.default.workloads.persys.local. TXT", negative: "persys.local."},
+	{name: "an existing name without records of the queried type is answered with NODATA", question: "web.default.workloads.persys.local. TXT", negative: "persys.local."},
 	{name: "an empty non-terminal is NODATA", question: "_tcp.web.default.workloads.persys.local. A", negative: "persys.local."},
 	{name: "the name of a shard is NODATA", question: "default.agents.persys.cloud. A", negative: "agents.persys.cloud."},
 	{name: "the apex of a zone is NODATA for A", question: "persys.local. A", negative: "persys.local."},
 	{name: "CNAME is NODATA", question: "web.default.workloads.persys.local. CNAME", negative: "persys.local."},
 	{name: "a name below a workload does not exist", question: "a.web.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "a zone with a common suffix inside a label is foreign", question: "notpersys.local. A", rcode: dns.RcodeRefused, foreign: true},
+	{name: "a name that shares only part of a label with the zone is foreign", question: "notpersys.local. A", rcode: dns.RcodeRefused, foreign: true},
 	{name: "the parent of a zone is foreign", question: "local. SOA", rcode: dns.RcodeRefused, foreign: true},
 	{name: "the root is foreign", question: ". NS", rcode: dns.RcodeRefused, foreign: true},
 	{name: "other domains are foreign", question: "example.com. A", rcode: dns.RcodeRefused, foreign: true},
@@ -283,7 +291,7 @@ var answerCases = []struct {
 		extra: srvGlue,
 	},
 	{
-		name: "NS records of the agents' zone without dead schedulers", question: "agents.persys.cloud. NS", hints: Hints{Dead: []string{"r1", "r3"}},
+		name: "the NS records of the agents' zone leave out dead schedulers", question: "agents.persys.cloud. NS", hints: Hints{Dead: []string{"r1", "r3"}},
 		answer: `agents.persys.cloud. 60 IN NS s2.persys-scheduler.persys.local.`,
 		extra:  `s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
@@ -298,7 +306,7 @@ var answerCases = []struct {
 		answer: `n1.default.agents.persys.cloud. 1 IN A 10.1.0.1`,
 	},
 	{
-		name: "a partitioned replica's additional records have short TTLs", question: "_80._tcp.web.default.workloads.persys.local. SRV", hints: Hints{Partitioned: true},
+		name: "the additional records of a partitioned replica have short TTLs too", question: "_80._tcp.web.default.workloads.persys.local. SRV", hints: Hints{Partitioned: true},
 		answer: `_80._tcp.web.default.workloads.persys.local. 1 IN SRV 0 100 31080 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 1 IN A 10.1.0.1`,
 	},
@@ -341,7 +349,7 @@ var answerCases = []struct {
 	},
 }
 
-func TestAnswers(t *testing.T) {
+func TestAnswersToQuestions(t *testing.T) {
 	for _, c := range answerCases {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -356,10 +364,10 @@ func TestAnswers(t *testing.T) {
 			ask := question(c.question, c.edit)
 			m := reply(t, z, ask, Ask{})
 			if m.Rcode != c.rcode {
-				t.Errorf("rcode %s, want %s", dns.RcodeToString[m.Rcode], dns.RcodeToString[c.rcode])
+				t.Errorf("the answer has rcode %s, want %s", dns.RcodeToString[m.Rcode], dns.RcodeToString[c.rcode])
 			}
 			if m.Id != 4711 || !m.Response || m.RecursionAvailable || m.Authoritative == c.foreign || m.Truncated != c.truncated {
-				t.Errorf("header %+v", m.MsgHdr)
+				t.Errorf("the answer has header %+v", m.MsgHdr)
 			}
 			var authority string
 			if c.negative != "" {
@@ -371,7 +379,7 @@ func TestAnswers(t *testing.T) {
 				want    string
 			}{{"answer", m.Answer, c.answer}, {"authority", m.Ns, authority}, {"additional", m.Extra, c.extra}} {
 				if got, want := texts(x.got), lines(x.want); !slices.Equal(got, want) {
-					t.Errorf("%s:\n  %s\nwant:\n  %s", x.section, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+					t.Errorf("section %s is:\n  %s\nwant:\n  %s", x.section, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
 				}
 			}
 			opt := m.IsEdns0()
@@ -386,13 +394,13 @@ func TestAnswers(t *testing.T) {
 func TestSOA(t *testing.T) {
 	w := newWorld(t)
 	three(w)
-	w.index = 1<<32 + 6 // the serial is the low 32 bits
+	w.index = 1<<32 + 6 // the serial is the low 32 bits of the index
 	w.node("n1", "10.1.0.1:50051")
 	for _, apex := range []string{"persys.local.", "agents.persys.cloud.", "1.0.1.10.in-addr.arpa."} {
 		m := reply(t, w.zone(Hints{}), question(apex+" SOA"), Ask{})
 		want := apex + " 60 IN SOA persys-scheduler.persys.local. hostmaster.persys.local. 7 60 10 600 5"
 		if got := texts(m.Answer); len(got) != 1 || got[0] != want {
-			t.Errorf("got %q, want %q", got, want)
+			t.Errorf("the SOA record is %q, want %q", got, want)
 		}
 	}
 }
@@ -403,11 +411,11 @@ func TestAnswersPreserveQuestionCase(t *testing.T) {
 	const asked = "WeB.dEfAuLt.WoRkLoAdS.pErSyS.LoCaL."
 	m := reply(t, w.zone(Hints{}), question(asked+" A"), Ask{})
 	if len(m.Answer) != 1 || m.Question[0].Name != asked || m.Answer[0].Header().Name != asked {
-		t.Errorf("got %v", m)
+		t.Errorf("the answer is %v", m)
 	}
 	m = reply(t, w.zone(Hints{}), question("nO."+asked+" A"), Ask{})
 	if m.Rcode != dns.RcodeNameError || m.Question[0].Name != "nO."+asked || m.Ns[0].Header().Name != "pErSyS.LoCaL." {
-		t.Errorf("got %v", m)
+		t.Errorf("the answer is %v", m)
 	}
 }
 
@@ -418,15 +426,15 @@ func TestFlagsInAnswer(t *testing.T) {
 		m.SetEdns0(4096, true)
 	}), Ask{Recursive: true})
 	if !m.RecursionDesired || !m.CheckingDisabled || m.AuthenticatedData || !m.RecursionAvailable || !m.IsEdns0().Do() || m.IsEdns0().UDPSize() != maxUDP {
-		t.Errorf("got %v", m)
+		t.Errorf("the answer is %v", m)
 	}
 	m = reply(t, z, question("persys.local. SOA", func(m *dns.Msg) { m.RecursionDesired = false }), Ask{})
 	if m.RecursionDesired || m.CheckingDisabled || m.RecursionAvailable {
-		t.Errorf("got %v", m)
+		t.Errorf("the answer is %v", m)
 	}
 }
 
-func TestForeign(t *testing.T) {
+func TestForeignNamesAreMarked(t *testing.T) {
 	w := newWorld(t)
 	everything(w)
 	z := w.zone(Hints{})
@@ -435,11 +443,11 @@ func TestForeign(t *testing.T) {
 		"example.com. ANY": false, "example.com. AXFR": false, "persys.local. A": false, "x.persys.local. A": false, "1.0.1.10.in-addr.arpa. PTR": false,
 	} {
 		if _, out := z.Answer(nil, question(text), Ask{}); out.Foreign != want {
-			t.Errorf("%s: foreign %v, want %v", text, out.Foreign, want)
+			t.Errorf("whether the query %s is to be forwarded: %v, want %v", text, out.Foreign, want)
 		}
 	}
 	if _, out := z.Answer(nil, question("example.com. A", func(m *dns.Msg) { m.RecursionDesired = false }), Ask{}); out.Foreign {
-		t.Error("a question that is not to be looked up is foreign")
+		t.Error("a query without the RD bit counts as foreign")
 	}
 }
 
@@ -448,32 +456,32 @@ func TestMalformedPackets(t *testing.T) {
 	const head = "1267 0000 0001 0000 0000 0000"
 	for name, c := range map[string]struct {
 		packet string
-		rcode  int // -1 = no answer
+		rcode  int // expected rcode; -1 means that no answer is expected
 	}{
-		"empty":                         {"", -1},
-		"less than a header":            {"1267 0000 0001 0000 0000 00", -1},
-		"an answer":                     {"1267 8000 0001 0000 0000 0000 00 0001 0001", -1},
-		"an answer of another opcode":   {"1267 a800 0000 0000 0000 0000", -1},
-		"a missing question":            {head, 1},
-		"a name without an end":         {head + "0161", 1},
-		"a label without an end":        {head + "05616161", 1},
-		"a pointer in the question":     {head + "c00c 0001 0001", 1},
-		"a reserved label type":         {head + "40 00 0001 0001", 1},
-		"half a type":                   {head + "00 00", 1},
-		"no class":                      {head + "00 0001", 1},
-		"bytes after the question":      {head + "00 0001 0001 00", 1},
-		"an answer section":             {"1267 0000 0001 0001 0000 0000 00 0001 0001 00 0001 0001 00000000 0000", 1},
-		"missing additional records":    {"1267 0000 0001 0000 0000 0001 00 0001 0001", 1},
-		"EDNS not at the root":          {"1267 0000 0001 0000 0000 0001 00 0001 0001 0161 00 0029 1000 00000000 0000", 1},
-		"an EDNS option without an end": {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0005 0003 0004 61", 1},
-		"half an EDNS option":           {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0002 0003", 1},
-		"type 0":                        {head + "00 0000 0001", 1},
-		"type OPT":                      {head + "00 0029 0001", 1},
-		"another additional record":     {"1267 0000 0001 0000 0000 0001 00 0001 0001 c00c 0010 0001 00000000 0000", 5},
-		"an unknown EDNS option":        {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0006 fde9 0002 6161", 5},
-		"a name of 256 bytes":           {head + strings.Repeat("3f"+strings.Repeat("61", 63), 4) + "00 0001 0001", 1},
-		"a name of 255 bytes":           {head + strings.Repeat("3f"+strings.Repeat("61", 63), 3) + "3d" + strings.Repeat("61", 61) + "00 0001 0001", 5},
-		"a name of 127 labels":          {head + strings.Repeat("0161", 127) + "00 0001 0001", 5},
+		"empty":                            {"", -1},
+		"a packet shorter than a header":   {"1267 0000 0001 0000 0000 00", -1},
+		"a packet that is an answer":       {"1267 8000 0001 0000 0000 0000 00 0001 0001", -1},
+		"an answer of another opcode":      {"1267 a800 0000 0000 0000 0000", -1},
+		"a missing question":               {head, 1},
+		"a name without an end":            {head + "0161", 1},
+		"a label without an end":           {head + "05616161", 1},
+		"a pointer in the question":        {head + "c00c 0001 0001", 1},
+		"a reserved label type":            {head + "40 00 0001 0001", 1},
+		"a question that ends in its type": {head + "00 00", 1},
+		"a question without a class":       {head + "00 0001", 1},
+		"bytes after the question":         {head + "00 0001 0001 00", 1},
+		"an answer section":                {"1267 0000 0001 0001 0000 0000 00 0001 0001 00 0001 0001 00000000 0000", 1},
+		"missing additional records":       {"1267 0000 0001 0000 0000 0001 00 0001 0001", 1},
+		"EDNS not at the root":             {"1267 0000 0001 0000 0000 0001 00 0001 0001 0161 00 0029 1000 00000000 0000", 1},
+		"an EDNS option without an end":    {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0005 0003 0004 61", 1},
+		"half an EDNS option":              {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0002 0003", 1},
+		"a question of type 0":             {head + "00 0000 0001", 1},
+		"a question of type OPT":           {head + "00 0029 0001", 1},
+		"another additional record":        {"1267 0000 0001 0000 0000 0001 00 0001 0001 c00c 0010 0001 00000000 0000", 5},
+		"an unknown EDNS option":           {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0006 fde9 0002 6161", 5},
+		"a name of 256 bytes":              {head + strings.Repeat("3f"+strings.Repeat("61", 63), 4) + "00 0001 0001", 1},
+		"a name of 255 bytes":              {head + strings.Repeat("3f"+strings.Repeat("61", 63), 3) + "3d" + strings.Repeat("61", 61) + "00 0001 0001", 5},
+		"a name of 127 labels":             {head + strings.Repeat("0161", 127) + "00 0001 0001", 5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			packet, err := hex.DecodeString(strings.ReplaceAll(c.packet, " ", ""))
@@ -483,12 +491,12 @@ func TestMalformedPackets(t *testing.T) {
 			got, out := z.Answer(nil, packet, Ask{})
 			if c.rcode < 0 {
 				if len(got) > 0 {
-					t.Errorf("answered %x", got)
+					t.Errorf("a packet that needs no reply was answered with %x", got)
 				}
 				return
 			}
 			if len(got) < headerLen || int(got[3]&15) != c.rcode || out.Rcode != c.rcode || got[0] != 0x12 || got[1] != 0x67 {
-				t.Errorf("got %x, %+v, want rcode %d", got, out, c.rcode)
+				t.Errorf("the answer to a malformed packet is %x with outcome %+v, want rcode %d", got, out, c.rcode)
 			}
 		})
 	}

@@ -84,7 +84,7 @@ func BenchmarkAnswerSRV(b *testing.B) {
 	benchmarkAnswer(b, "_80._tcp.w-%d.default.workloads.persys.local. SRV")
 }
 
-// BenchmarkBuild measures building a zone from scratch.
+// BenchmarkBuild measures how long a zone takes to build from scratch.
 func BenchmarkBuild(b *testing.B) {
 	bigWorld()
 	for b.Loop() {
@@ -112,8 +112,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// BenchmarkUDP runs the server and its clients on one machine. Every client keeps a window of
-// queries in flight.
+// BenchmarkUDP runs the server and its clients on one machine. Every client always has a fixed number of
+// unanswered queries.
 func BenchmarkUDP(b *testing.B) {
 	for _, c := range []struct{ name, format string }{
 		{"A", "w-%d.default.workloads.persys.local. A"},

@@ -9,28 +9,28 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Builder keeps a zone current. Only one goroutine may use a Builder; its zones may be used by any
-// number.
+// Builder keeps a zone up to date with the state. Only one goroutine may use a Builder; its zones may be used
+// by any number.
 type Builder struct {
 	plan  *plan
 	hints Hints
 	view  fsm.View
 	table *table
 
-	schedulerNames []name // names with records now
+	schedulerNames []name // scheduler names that have records in the zone
 	servers        []server
 
-	nodes     map[string]*node       // by id
-	labels    map[string][]*node     // by label, sorted by id; more than one only if labels collide
-	reverse   map[netip.Addr][]*node // by address, sorted by id
-	instances map[string]*instance   // by workload id
-	services  map[string]*service    // by label
-	dirty     map[string]struct{}    // services to render
-	// dirtyAddrs are the addresses whose PTR records must be rendered, once per update.
+	nodes     map[string]*node       // registered nodes by id
+	labels    map[string][]*node     // nodes by DNS label, sorted by id; several only if their ids have the same label
+	reverse   map[netip.Addr][]*node // nodes by address, sorted by id
+	instances map[string]*instance   // running instances by workload id
+	services  map[string]*service    // services by DNS label
+	dirty     map[string]struct{}    // labels of the services whose records must be made again
+	// dirtyAddrs are the addresses whose PTR records must be made again, once per update.
 	dirtyAddrs map[netip.Addr]struct{}
 }
 
-// NewBuilder makes the zone of v from scratch. Errors name the invalid fields of cfg.
+// NewBuilder returns a Builder with the zone of the state v. Errors name the invalid fields of cfg.
 func NewBuilder(cfg Config, v fsm.View, h Hints) (*Builder, error) {
 	p, err := cfg.plan()
 	if err != nil {
@@ -41,8 +41,8 @@ func NewBuilder(cfg Config, v fsm.View, h Hints) (*Builder, error) {
 	return b, nil
 }
 
-// Rebuild starts again from v. It is called after a snapshot is restored, or when the change feed no
-// longer reaches back far enough.
+// Rebuild makes the zone again from the state v. It is called after a snapshot is restored, or when the
+// change feed no longer reaches back far enough.
 func (b *Builder) Rebuild(v fsm.View) {
 	b.view = v
 	b.table = newTable()
@@ -75,8 +75,8 @@ func (b *Builder) Rebuild(v fsm.View) {
 	b.renderServices()
 }
 
-// Update applies changes of the feed; v is the state after the last of them. Changes may be repeated
-// and in any order: they only name the rows to read again from v.
+// Update applies changes of the feed; v is the state after the last of them. Changes may be repeated and in
+// any order, because they only tell which rows of v to read again.
 func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 	b.view = v
 	schedulers := false
@@ -88,7 +88,8 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 		case fsm.TableNode:
 			nodes[c.Key] = struct{}{}
 		case fsm.TableWorkload:
-			// A workload that was not serving before and is not serving now is not in the zone.
+			// A workload that was not serving before the change and is not serving after it is not in the
+			// zone.
 			if was, now := c.OldWorkload(), c.NewWorkload(); was != nil && serving(was) || now != nil && serving(now) {
 				workloads[c.Key] = struct{}{}
 			}
@@ -99,7 +100,7 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 	}
 	for id := range nodes {
 		if b.placeNode(id) {
-			// Workloads on the node are reached at its address.
+			// The records of workloads on the node contain the node's address, so they change too.
 			v.WorkloadsOn(id, func(w *fsm.Workload) bool {
 				workloads[w.ID] = struct{}{}
 				return true
@@ -113,13 +114,13 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 	b.renderServices()
 }
 
-// SetHints replaces the hints and renders the scheduler records again.
+// SetHints replaces the hints and makes the records of the schedulers again.
 func (b *Builder) SetHints(h Hints) {
 	b.hints = h
 	b.placeSchedulers()
 }
 
-// Zone returns the newest zone, which is immutable.
+// Zone returns the newest zone. It never changes.
 func (b *Builder) Zone() *Zone {
 	z := &Zone{
 		plan: b.plan, seed: b.table.seed, root: b.table.root, names: b.table.len,
@@ -132,8 +133,8 @@ func (b *Builder) Zone() *Zone {
 	return z
 }
 
-// set replaces the records of a name; an empty list removes the name. standalone makes the name a
-// zone apex.
+// set replaces the records of a name; an empty list removes the name. If standalone is true, the name becomes
+// the apex of a zone.
 func (b *Builder) set(n name, sets []rrset, standalone bool) {
 	old := b.table.get(n)
 	if old == nil && len(sets) == 0 {
@@ -174,7 +175,8 @@ func (b *Builder) inZone(n name) bool {
 	return slices.ContainsFunc(b.plan.apexes, n.within)
 }
 
-// link creates the ancestors of a new name as empty non-terminals (RFC 4592, 2.2.2).
+// link creates the missing ancestors of a new name as names without records (empty non-terminals, RFC 4592,
+// 2.2.2).
 func (b *Builder) link(n name) {
 	for n = n.parent(); b.inZone(n); n = n.parent() {
 		old := b.table.get(n)
@@ -207,7 +209,7 @@ func (b *Builder) unlink(n name) {
 type endpoint struct {
 	addr netip.Addr
 	host name
-	port uint16 // 0 = unknown
+	port uint16 // port number; 0 = unknown
 }
 
 // parseEndpoint reads "host:port" or "host". It returns the zero endpoint for an unreachable address
@@ -233,8 +235,8 @@ func parseEndpoint(s string) endpoint {
 	return e
 }
 
-// usable returns a in the form used in records, without its zone index. It returns the zero Addr for
-// an unspecified or multicast address.
+// usable returns a in the form that DNS records use: without an IPv6 zone (interface name). It returns the
+// zero Addr for an unspecified or multicast address.
 func usable(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if a.IsUnspecified() || a.IsMulticast() {
@@ -243,7 +245,7 @@ func usable(a netip.Addr) netip.Addr {
 	return a
 }
 
-// appendOne adds a unless it is invalid or already in list.
+// appendOne appends a to list, unless a is invalid or already in list.
 func appendOne(list []netip.Addr, a netip.Addr) []netip.Addr {
 	if !a.IsValid() || slices.Contains(list, a) {
 		return list

@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// dump returns the contents of a zone by name.
+// dump returns the records of a zone as text, by name.
 func dump(z *Zone) map[string]string {
 	out := map[string]string{}
 	for _, b := range z.root {
@@ -40,16 +40,16 @@ func sameZone(t interface {
 	t.Helper()
 	g, w := dump(got), dump(want)
 	if got.Names() != len(g)-1 {
-		t.Fatalf("%d names, counted as %d", len(g)-1, got.Names())
+		t.Fatalf("the zone has %d names, but Names returns %d", len(g)-1, got.Names())
 	}
 	for n, text := range w {
 		if g[n] != text {
-			t.Fatalf("%s: incremental %q, from scratch %q", n, g[n], text)
+			t.Fatalf("the records of %s in the updated zone are %q, in a zone built from scratch %q", n, g[n], text)
 		}
 	}
 	for n := range g {
 		if _, ok := w[n]; !ok {
-			t.Fatalf("%s is left over: %s", n, g[n])
+			t.Fatalf("after updates the zone still has %s: %s", n, g[n])
 		}
 	}
 }
@@ -95,7 +95,7 @@ func TestUpdateEqualsRebuild(t *testing.T) {
 				if err != nil {
 					rt.Fatal(err)
 				}
-				b.view = w.s // log entries without changes only move the index
+				b.view = w.s // the serial of the zone grows also with log entries that change nothing
 				got := b.Zone()
 				sameZone(rt, got, want)
 				if len(former) < 3 {
@@ -104,7 +104,7 @@ func TestUpdateEqualsRebuild(t *testing.T) {
 				for _, h := range former {
 					for n, text := range dump(h.z) {
 						if h.dump[n] != text {
-							rt.Fatalf("a published zone changed: %s was %q, is %q", n, h.dump[n], text)
+							rt.Fatalf("a published zone must not change, but %s was %q and is %q", n, h.dump[n], text)
 						}
 					}
 				}
@@ -134,7 +134,7 @@ func TestUpdateEqualsRebuild(t *testing.T) {
 				}
 				w.removeNode(id)
 			},
-			"put": func(rt *rapid.T) { w.put(pick("group", "", "web", "api", "web-0"), workload()) },
+			"put": func(rt *rapid.T) { w.put(pick("group", "", "blue", "Blue", "blue_1"), workload()) },
 			"run": func(rt *rapid.T) {
 				id, n := workload(), node()
 				x := has(id)
@@ -164,7 +164,7 @@ func TestUpdateEqualsRebuild(t *testing.T) {
 	})
 }
 
-func TestRotation(t *testing.T) {
+func TestAnswersAreRotatedByTurn(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1", "10.1.0.1:50051")
 	for i := range 3 {
@@ -178,14 +178,14 @@ func TestRotation(t *testing.T) {
 			m := reply(t, z, question(q), Ask{Turn: turn})
 			first[inOrder(m.Answer)[0]] = true
 			if got := texts(m.Answer); !slices.Equal(got, all) {
-				t.Errorf("%s turn %d: %q, want %q in some order", q, turn, got, all)
+				t.Errorf("the answers for %s at turn %d are %q, want %q in some order", q, turn, got, all)
 			}
 			if len(m.Extra) > 1 {
-				t.Errorf("one node's address came %d times", len(m.Extra))
+				t.Errorf("the address of the node that all instances share is in the answer %d times, want at most once", len(m.Extra))
 			}
 		}
 		if len(first) != 3 {
-			t.Errorf("%s: first came only %v", q, first)
+			t.Errorf("the first answers for %s were only %v at all turns, want each of the three instances first at some turn", q, first)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func TestLeaderFirstOnEveryTurn(t *testing.T) {
 	for turn := range uint32(4) {
 		m := reply(t, z, question("persys-scheduler.persys.local. A"), Ask{Turn: turn})
 		if got := inOrder(m.Answer)[0]; !strings.HasSuffix(got, "10.0.0.2") {
-			t.Errorf("turn %d: first is %s", turn, got)
+			t.Errorf("for turn %d the first scheduler is %s, want the leader 10.0.0.2", turn, got)
 		}
 	}
 }
@@ -212,7 +212,7 @@ func crowd(t testing.TB, n int) *world {
 	return w
 }
 
-func TestTruncation(t *testing.T) {
+func TestLargeAnswersAreTruncated(t *testing.T) {
 	z := crowd(t, 60).zone(Hints{})
 	const a, srv = "api.default.workloads.persys.local. A", "_80._tcp.api.default.workloads.persys.local. SRV"
 	for _, c := range []struct {
@@ -222,13 +222,13 @@ func TestTruncation(t *testing.T) {
 		limit          int
 		truncated      bool
 	}{
-		{"without EDNS 512 bytes", a, nil, false, 512, true},
-		{"a smaller EDNS size is 512 too", a, edns(100), false, 512, true},
-		{"EDNS 900", a, edns(900), false, 900, true},
-		{"EDNS 4096 is 1232", srv, edns(4096), false, 1232, true},
-		{"enough room", a, edns(1232), false, 1232, false},
+		{"without EDNS the limit is 512 bytes", a, nil, false, 512, true},
+		{"an EDNS size below 512 counts as 512", a, edns(100), false, 512, true},
+		{"an EDNS size of 900 is used", a, edns(900), false, 900, true},
+		{"an EDNS size of 4096 counts as 1232", srv, edns(4096), false, 1232, true},
+		{"an answer that fits is not truncated", a, edns(1232), false, 1232, false},
 		{"TCP", srv, nil, true, 65535, false},
-		{"TCP with EDNS", srv, edns(512), true, 65535, false},
+		{"TCP ignores the EDNS size", srv, edns(512), true, 65535, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var edits []func(*dns.Msg)
@@ -242,10 +242,10 @@ func TestTruncation(t *testing.T) {
 					t.Fatal(err)
 				}
 				if len(b) > c.limit || m.Truncated != c.truncated || out.Truncated != c.truncated || (len(m.Answer) == 60) == c.truncated {
-					t.Fatalf("turn %d: %d bytes, limit %d, truncated %v, %d answers", turn, len(b), c.limit, m.Truncated, len(m.Answer))
+					t.Fatalf("the answer at turn %d has %d bytes, limit %d, truncated %v, %d answers; want 60 answers or a truncated answer within the limit", turn, len(b), c.limit, m.Truncated, len(m.Answer))
 				}
 				if c.truncated && c.limit-len(b) > 80 {
-					t.Errorf("%d bytes stay unused", c.limit-len(b))
+					t.Errorf("the truncated answer leaves %d bytes unused, although another record would fit", c.limit-len(b))
 				}
 			}
 		})
@@ -263,11 +263,11 @@ func TestAdditionalRecordsAreDroppedWithoutTC(t *testing.T) {
 	}
 	m := reply(t, w.zone(Hints{}), question("_80._tcp.api.default.workloads.persys.local. SRV"), Ask{Turn: 5})
 	if m.Truncated || len(m.Answer) != want || len(m.Extra) != 0 || m.Answer[0].(*dns.SRV).Port != 20005 {
-		t.Errorf("first %v, truncated %v, %d answers, %d additional", m.Answer[0], m.Truncated, len(m.Answer), len(m.Extra))
+		t.Errorf("the answer that is too long with additional records begins with %v, truncated %v, %d answers, %d additional; want no additional record", m.Answer[0], m.Truncated, len(m.Answer), len(m.Extra))
 	}
 	m = reply(t, w.zone(Hints{}), question("_80._tcp.api.default.workloads.persys.local. SRV", edns(1232)), Ask{})
 	if m.Truncated || len(m.Answer) != want || len(texts(m.Extra)) != want {
-		t.Errorf("with room: truncated %v, %d answers, %d additional", m.Truncated, len(m.Answer), len(texts(m.Extra)))
+		t.Errorf("with enough space, the answer is truncated %v, %d answers, %d additional; want all of them", m.Truncated, len(m.Answer), len(texts(m.Extra)))
 	}
 }
 
@@ -276,12 +276,12 @@ func TestLargeGroupIsCut(t *testing.T) {
 	for _, q := range []string{"api.default.workloads.persys.local. A", "_80._tcp.api.default.workloads.persys.local. SRV"} {
 		m := reply(t, z, question(q), Ask{TCP: true})
 		if m.Truncated || len(m.Answer) != maxPerAnswer {
-			t.Errorf("%s: truncated %v, %d answers", q, m.Truncated, len(m.Answer))
+			t.Errorf("the answer to %s is truncated: %v, with %d answers; want maxPerAnswer", q, m.Truncated, len(m.Answer))
 		}
 	}
 }
 
-// The PTR records of an address shared by thousands of nodes are rendered once per update.
+// The PTR records of an address shared by thousands of nodes are made only once per update.
 func TestNodesAtOneAddress(t *testing.T) {
 	w := newWorld(t)
 	b, err := NewBuilder(Config{}, w.s, Hints{})
@@ -296,10 +296,10 @@ func TestNodesAtOneAddress(t *testing.T) {
 	const reverse = "1.0.1.10.in-addr.arpa. PTR"
 	m := reply(t, b.Zone(), question(reverse), Ask{TCP: true})
 	if m.Truncated || len(m.Answer) != maxPerAnswer {
-		t.Errorf("truncated %v, %d answers", m.Truncated, len(m.Answer))
+		t.Errorf("the PTR answer is truncated: %v, with %d answers; want maxPerAnswer", m.Truncated, len(m.Answer))
 	}
 	if len(b.dirtyAddrs) != 0 {
-		t.Errorf("left to render: %v", b.dirtyAddrs)
+		t.Errorf("addresses are still to be rendered: %v", b.dirtyAddrs)
 	}
 	w.feed = nil
 	for i := range maxPerAnswer + 7 {
@@ -308,7 +308,7 @@ func TestNodesAtOneAddress(t *testing.T) {
 	b.Update(w.s, w.feed)
 	m = reply(t, b.Zone(), question(reverse), Ask{})
 	if want := fmt.Sprintf("n%04d.default.agents.persys.cloud.", maxPerAnswer+7); len(m.Answer) != 1 || m.Answer[0].(*dns.PTR).Ptr != want {
-		t.Errorf("the last one left: %v, want %s", m.Answer, want)
+		t.Errorf("the PTR records of the address, with one remaining node, are %v, want %s", m.Answer, want)
 	}
 }
 
@@ -323,7 +323,7 @@ func TestAnswerDoesNotAllocate(t *testing.T) {
 	} {
 		ask := question(q, edns(1232))
 		if n := testing.AllocsPerRun(100, func() { z.answer(buf, ask, Ask{}, &r) }); n != 0 {
-			t.Errorf("%s: %v allocations", q, n)
+			t.Errorf("an answer to %s makes %v memory allocations, want none", q, n)
 		}
 	}
 }
@@ -337,26 +337,26 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 	} {
 		_, err := Build(c, newWorld(t).s, Hints{})
 		if err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("%s: error %v", field, err)
+			t.Errorf("with a wrong %s, Build returned error %v; want an error that names the setting", field, err)
 		}
 	}
 }
 
-func TestLabel(t *testing.T) {
+func TestLabelOfAnID(t *testing.T) {
 	long := strings.Repeat("a", 80)
 	seen := map[string]string{}
 	for _, id := range []string{"web-1", "Web-1", "web_1", "web.1", "web-1.", long, long + "b", "9", "___", strings.Repeat("a", 63)} {
 		l := Label(id)
 		if !isLabel(l) || seen[l] != "" {
-			t.Errorf("%q: %q is no label, or is that of %q", id, l, seen[l])
+			t.Errorf("the label of id %q is %q, which is invalid or equals the label of %q", id, l, seen[l])
 		}
 		seen[l] = id
 		if isLabel(id) != (l == id) {
-			t.Errorf("%q: %q", id, l)
+			t.Errorf("the label of id %q is %q: only an id that is a valid label may be its own label", id, l)
 		}
 	}
 	if got := Label("Web_1"); !strings.HasPrefix(got, "web-1-") || len(got) != len("web-1-")+6 {
-		t.Errorf("Web_1: %q", got)
+		t.Errorf("id Web_1 has the label %q", got)
 	}
 }
 
@@ -381,23 +381,23 @@ func FuzzAnswer(f *testing.F) {
 		got = got[len("kept"):]
 		answerable := len(packet) >= headerLen && packet[2]&0x80 == 0
 		if (len(got) > 0) != answerable {
-			t.Fatalf("answer %x to %x", got, packet)
+			t.Fatalf("the answer %x does not belong to the query %x", got, packet)
 		}
 		if len(got) == 0 {
 			return
 		}
 		m := new(dns.Msg)
 		if err := m.Unpack(got); err != nil {
-			t.Fatalf("malformed answer %x: %v", got, err)
+			t.Fatalf("Answer returned the malformed message %x: %v", got, err)
 		}
 		if !m.Response || got[0] != packet[0] || got[1] != packet[1] || !tcp && len(got) > maxUDP {
-			t.Fatalf("answer %v", m)
+			t.Fatalf("Answer returned %v", m)
 		}
 		if short := new(reader).slipped(nil, packet); len(short) > 0 && new(dns.Msg).Unpack(short) != nil {
-			t.Fatalf("malformed answer over the limit: %x", short)
+			t.Fatalf("the empty answer to a client over its rate limit is malformed: %x", short)
 		}
 		if m.Rcode != out.Rcode || m.Truncated != out.Truncated {
-			t.Fatalf("outcome %+v of %v", out, m)
+			t.Fatalf("Answer returned outcome %+v, which differs from its message %v", out, m)
 		}
 	})
 }

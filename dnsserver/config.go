@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Defaults (docs/contract/env.md).
+// Defaults of Config (docs/contract/env.md).
 const (
 	DefaultAddr         = ":8053"
 	DefaultDomain       = "persys.local"
@@ -22,29 +22,29 @@ const maxDomain = 96
 // TTLs are the times for which resolvers may cache answers, in whole seconds from 1 s to 24 h. A
 // zero field takes its default.
 type TTLs struct {
-	Scheduler time.Duration // 5 s: agents find another scheduler well before their lease ends
-	Agent     time.Duration // 30 s
-	Workload  time.Duration // 5 s
-	Zone      time.Duration // 60 s: SOA and NS
-	Negative  time.Duration // 5 s: "no such name" and "no such record" (RFC 2308)
-	Short     time.Duration // 1 s: used while a scheduler is dead or suspect, or the replica is partitioned
+	Scheduler time.Duration // TTL of scheduler records; default 5 s, so that agents find another scheduler well before their lease ends
+	Agent     time.Duration // default 30 s
+	Workload  time.Duration // default 5 s
+	Zone      time.Duration // TTL of the SOA and NS records of the zones; default 60 s
+	Negative  time.Duration // how long resolvers may cache that a name or record does not exist (RFC 2308); default 5 s
+	Short     time.Duration // default 1 s; maximum of all TTLs while a scheduler is dead or suspect, or this replica is partitioned
 }
 
-// Config names the zones. The zero Config takes every default.
+// Config names the zones. The zero Config selects all defaults.
 type Config struct {
-	Domain       string // DOMAIN, persys.local
-	AgentsDomain string // AGENTS_DISCOVERY_DOMAIN, agents.persys.cloud
-	Shard        string // SCHEDULER_SHARD_KEY, default
+	Domain       string // setting DOMAIN, default persys.local
+	AgentsDomain string // setting AGENTS_DISCOVERY_DOMAIN, default agents.persys.cloud
+	Shard        string // setting SCHEDULER_SHARD_KEY, default "default"
 	TTLs         TTLs
 }
 
-// Hints are observations of the replica that are not in the state. They name replicas by their Raft
-// server ids. Hints can only remove schedulers, lower their priority and shorten TTLs; they never
-// add a scheduler. If they would remove every scheduler, none is removed.
+// Hints are what this replica observes about the schedulers and what is not in the replicated state. They
+// name replicas by their Raft server ids. Hints can only remove schedulers, lower their priority and shorten
+// TTLs; they never add a scheduler. If they would remove every scheduler, none is removed.
 type Hints struct {
-	Dead        []string // lost by gossip: in no answer
-	Suspect     []string // in the answers, with the lowest priority
-	Leader      string   // gets the highest priority; "" = unknown
+	Dead        []string // replicas that gossip reports as lost; they are left out of all answers
+	Suspect     []string // replicas that stay in the answers, with the lowest priority
+	Leader      string   // replica that gets the highest priority; "" means unknown
 	Partitioned bool     // this replica has no leader: every TTL is at most Short
 }
 
@@ -59,24 +59,24 @@ func (h Hints) Equal(o Hints) bool {
 	return h.Leader == o.Leader && h.Partitioned == o.Partitioned && same(h.Dead, o.Dead) && same(h.Suspect, o.Suspect)
 }
 
-// seconds holds the TTLs in seconds.
+// seconds holds the fields of TTLs in seconds.
 type seconds struct{ scheduler, agent, workload, zone, negative, short uint32 }
 
-// plan is a checked Config with the names that all other names are built from.
+// plan is a checked Config, with the names from which all other names are built.
 type plan struct {
 	domain, agentsDomain name
-	apexes               []name // the two domains, or one if they are the same; longest first
-	schedulers           name   // persys-scheduler.D
-	service              name   // _persys-scheduler.D
-	serviceTCP           name   // _persys-scheduler._tcp.D
-	agents               name   // S.AD
-	workloads            name   // S.workloads.D
+	apexes               []name // the two domains, the longer one first; only one entry if they are equal
+	schedulers           name   // persys-scheduler.<Domain>
+	service              name   // _persys-scheduler.<Domain>
+	serviceTCP           name   // _persys-scheduler._tcp.<Domain>
+	agents               name   // <Shard>.<AgentsDomain>
+	workloads            name   // <Shard>.workloads.<Domain>
 	hostmaster           name
 	shard                string
 	ttl                  seconds
 }
 
-// plan checks c and fills in defaults. The error names every invalid field.
+// plan checks c, fills in its defaults and returns the resulting plan. The error names every invalid field.
 func (c Config) plan() (*plan, error) {
 	p := &plan{}
 	var errs []error
@@ -131,7 +131,7 @@ func (c Config) plan() (*plan, error) {
 	p.agents = under(p.agentsDomain, p.shard)
 	p.workloads = under(p.domain, p.shard, "workloads")
 	if p.agents == p.workloads || p.agents == p.schedulers {
-		return nil, fmt.Errorf("AGENTS_DISCOVERY_DOMAIN %s with SCHEDULER_SHARD_KEY %s: %s is taken by other names", p.agentsDomain, p.shard, p.agents)
+		return nil, fmt.Errorf("AGENTS_DISCOVERY_DOMAIN %s with SCHEDULER_SHARD_KEY %s: %s is used by other names", p.agentsDomain, p.shard, p.agents)
 	}
 	p.hostmaster = under(p.domain, "hostmaster")
 	return p, nil

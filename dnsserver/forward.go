@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	maxForwards    = 256 // concurrent forwards; further queries get SERVFAIL
+	maxForwards    = 256 // number of queries that may be forwarded at the same time; further queries get SERVFAIL
 	forwardTimeout = 2 * time.Second
 )
 
-// forwarder sends queries for foreign names to other servers. It caches nothing.
+// forwarder sends queries for foreign names (outside the zones) to other servers. It caches no answers.
 type forwarder struct {
 	servers []string
 	slots   chan struct{}
@@ -33,7 +33,7 @@ func newForwarder(list []string) (*forwarder, error) {
 	return &forwarder{servers: servers, slots: make(chan struct{}, maxForwards)}, nil
 }
 
-// acquire takes a slot without waiting. It reports whether one was free.
+// acquire takes one of the maxForwards slots without waiting. It reports whether a slot was free.
 func (f *forwarder) acquire() bool {
 	select {
 	case f.slots <- struct{}{}:
@@ -45,8 +45,8 @@ func (f *forwarder) acquire() bool {
 
 func (f *forwarder) release() { <-f.slots }
 
-// foreign returns the reply of the first upstream that answers, or SERVFAIL. The caller must hold a
-// slot.
+// foreign returns the reply of the first upstream server that answers the query msg, or SERVFAIL if none
+// does. The caller must hold a slot of the forwarder.
 func (s *Server) foreign(ctx context.Context, msg []byte, tcp bool) []byte {
 	for _, server := range s.forward.servers {
 		if reply, err := exchange(ctx, server, msg, tcp); err == nil {
@@ -65,8 +65,8 @@ func serverFailure(msg []byte) []byte {
 	return q.finish(q.begin(nil, msg), 0, bitRA, dns.RcodeServerFailure, 0, 0, 0)
 }
 
-// exchange sends a query from a new port with a random id, so that replies are hard to forge. It
-// returns the reply with the id of the query.
+// exchange sends a query from a new port with a random id, so that replies are hard to forge. The returned
+// reply has the id of msg again.
 func exchange(ctx context.Context, server string, msg []byte, tcp bool) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
 	defer cancel()
@@ -125,7 +125,7 @@ func readReply(conn net.Conn, buf []byte, tcp bool) ([]byte, error) {
 	return buf[:n], err
 }
 
-// answers reports whether reply answers msg, which was sent under id.
+// answers reports whether reply is a reply to the query msg that was sent with this id.
 func answers(reply, msg []byte, id uint16) bool {
 	var q query
 	if _, ok := q.read(msg); !ok || q.end < headerLen || len(reply) < headerLen {
@@ -134,7 +134,7 @@ func answers(reply, msg []byte, id uint16) bool {
 	if binary.BigEndian.Uint16(reply) != id || binary.BigEndian.Uint16(reply[2:])&bitQR == 0 {
 		return false
 	}
-	// An error reply may omit the question.
+	// A reply with an error may omit the question.
 	return binary.BigEndian.Uint16(reply[4:]) == 0 && len(reply) == headerLen ||
 		len(reply) >= q.end && bytes.EqualFold(reply[headerLen:q.end], msg[headerLen:q.end])
 }

@@ -15,8 +15,8 @@ type replying struct {
 
 func (r replying) Read(p []byte) (int, error) { return r.Reader.Read(p) }
 
-// FuzzReply feeds arbitrary bytes as the reply of an upstream server. An accepted reply has a
-// complete header.
+// FuzzReply checks arbitrary bytes as the reply of an upstream server. An accepted reply must have a complete
+// header.
 func FuzzReply(f *testing.F) {
 	ask := new(dns.Msg).SetQuestion("example.org.", dns.TypeA)
 	msg, err := ask.Pack()
@@ -38,7 +38,7 @@ func FuzzReply(f *testing.F) {
 				continue
 			}
 			if answers(reply, msg, id) && len(reply) < headerLen {
-				t.Fatalf("%x answers %x", reply, msg)
+				t.Fatalf("the reply %x was accepted for the query %x", reply, msg)
 			}
 		}
 		if len(msg) >= headerLen {

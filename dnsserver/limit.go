@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// limiter is a token bucket per client: per IPv4 address, per IPv6 /64. Its memory is bounded: a new
-// client replaces the client of its set that was idle for longest. A client that was replaced starts
-// with a full bucket when it returns.
+// limiter limits the rate of queries with a token bucket for each client, which is an IPv4 address or an IPv6
+// /64. Its memory is bounded: each client belongs to a set of few entries, and a new client replaces the
+// client of its set that was idle for longest. A replaced client starts with a full bucket when it returns.
 type limiter struct {
-	rate, burst float64 // tokens per second; bucket size
+	rate, burst float64 // tokens added per second, and maximum number of tokens
 	seed        uint64
-	start       time.Time // reference for bucket.last; read from the monotonic clock, because the wall clock may be set back
+	start       time.Time // the moment from which the times in bucket.last count; on the monotonic clock, because the wall clock may be set back
 	shards      [limitShards]limitShard
 }
 
 const (
 	limitShards = 64
 	limitSets   = 64
-	limitWays   = 4 // 16,384 clients in all
+	limitWays   = 4 // clients per set; the table holds 16,384 clients in all
 )
 
 type limitShard struct {
@@ -31,7 +31,7 @@ type limitShard struct {
 type bucket struct {
 	client uint64
 	tokens float64
-	last   int64 // nanoseconds since the limiter's start; 0 = free
+	last   int64 // time of the last query, in nanoseconds since the limiter's start; 0 = the entry is free
 	over   uint32
 }
 
@@ -40,14 +40,15 @@ type verdict uint8
 
 const (
 	pass verdict = iota
-	slip         // over the limit: reply with the TC bit, so that a real client retries over TCP
+	slip         // the client exceeds its rate and gets an empty reply with the TC bit; a client with a real address then retries over TCP
 	drop
 )
 
-// slipEvery: one in slipEvery queries over the limit gets a truncated reply; the others are dropped.
+// slipEvery: of the queries that exceed a client's rate, one in slipEvery gets a truncated reply; the others
+// are dropped.
 const slipEvery = 4
 
-// newLimiter returns nil for rate 0, which limits no client.
+// newLimiter returns a limiter, or nil for rate 0: a nil limiter limits no client.
 func newLimiter(rate, burst int) *limiter {
 	if rate == 0 {
 		return nil
@@ -55,8 +56,8 @@ func newLimiter(rate, burst int) *limiter {
 	return &limiter{rate: float64(rate), burst: float64(burst), seed: rand.Uint64(), start: time.Now()}
 }
 
-// take spends one token of a client. Loopback is never limited, because its address cannot be forged
-// by other hosts.
+// take spends one token of the client a, and decides what happens to its query. Loopback addresses are never
+// limited, because other hosts cannot forge them.
 func (l *limiter) take(a netip.Addr, now time.Time) verdict {
 	if l == nil || a.IsLoopback() {
 		return pass
@@ -94,8 +95,8 @@ func (l *limiter) take(a netip.Addr, now time.Time) verdict {
 	return drop
 }
 
-// hash returns the key of the client's /32 or /64. The seed prevents clients from choosing addresses
-// that share a set.
+// hash returns a hash of the client's IPv4 address or IPv6 /64. The random seed keeps attackers from choosing
+// addresses that share a set.
 func (l *limiter) hash(a netip.Addr) uint64 {
 	var x uint64
 	if a = a.Unmap(); a.Is4() {
@@ -107,7 +108,7 @@ func (l *limiter) hash(a netip.Addr) uint64 {
 			x = x<<8 | uint64(c)
 		}
 	}
-	// This is the finaliser of SplitMix64.
+	// Mix the bits with the last step of SplitMix64.
 	x += l.seed
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

@@ -31,25 +31,25 @@ const (
 // query is a parsed query. It keeps no reference to the message.
 type query struct {
 	id, flags uint16
-	end       int // of the question, in the message; 0 = it could not be read
+	end       int // offset in the message of the end of the question; 0 if the question could not be read
 	qtype     uint16
 	class     uint16
 
-	name   [maxName]byte // lower case
-	size   int           // of name
-	labels [128]uint8    // offset in name of each label except the root
-	depth  int           // number of labels
+	name   [maxName]byte // queried name in lower case
+	size   int           // length of name in bytes
+	labels [128]uint8    // offset in name of each label, except the root label
+	depth  int           // number of labels in name
 
 	edns    bool
 	version uint8
-	udp     uint16 // payload size that the client accepts
+	udp     uint16 // size of UDP answers that the client accepts
 	do      bool
 }
 
 // opcode returns the opcode of the query.
 func (q *query) opcode() int { return int(q.flags>>opcodeShift) & opcodeMask }
 
-// read parses a message. ok is false if the message needs no reply: it is a response, or too short
+// read parses a DNS message into q. ok is false if the message needs no reply: it is a response, or too short
 // for a header. Otherwise rcode is Success, FormatError or NotImplemented.
 func (q *query) read(msg []byte) (rcode int, ok bool) {
 	q.end, q.size, q.depth, q.edns, q.version, q.udp, q.do, q.qtype, q.class = 0, 0, 0, false, 0, 0, false, 0, 0
@@ -68,7 +68,7 @@ func (q *query) read(msg []byte) (rcode int, ok bool) {
 		return dns.RcodeFormatError, true
 	}
 	if q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR {
-		return dns.RcodeSuccess, true // refused in any form; IXFR carries an SOA, which is not checked
+		return dns.RcodeSuccess, true // zone transfers will be refused in any form, so the SOA record of an IXFR is not checked
 	}
 	records := int(binary.BigEndian.Uint16(msg[6:])) + int(binary.BigEndian.Uint16(msg[8:]))
 	if records != 0 || !q.readAdditional(msg, int(binary.BigEndian.Uint16(msg[10:]))) {
@@ -85,7 +85,7 @@ func (q *query) readQuestion(msg []byte) bool {
 		}
 		n := int(msg[at])
 		if n > maxLabel || at+1+n > len(msg) || q.size+1+n > maxName {
-			return false // a pointer is invalid in the first name of a message
+			return false // in the first name of a message a compression pointer is invalid
 		}
 		if n == 0 {
 			break
@@ -113,8 +113,8 @@ func (q *query) readQuestion(msg []byte) bool {
 	return true
 }
 
-// readAdditional reads the EDNS record (RFC 6891) and checks that no bytes follow the additional
-// section.
+// readAdditional reads the EDNS record (RFC 6891) from the count records of the additional section, and
+// checks that no bytes follow the additional section.
 func (q *query) readAdditional(msg []byte, count int) bool {
 	at := q.end
 	for ; count > 0; count-- {
@@ -185,7 +185,8 @@ func (q *query) limit(tcp bool) int {
 	return min(max(int(q.udp), minUDP), maxUDP)
 }
 
-// begin writes the header and the question as it was sent. finish fills in the counts and the rcode.
+// begin appends the header and the question of the reply to dst. The question is copied as it was sent.
+// finish later fills in the counts and the rcode of the header.
 func (q *query) begin(dst, msg []byte) []byte {
 	var questions byte
 	if q.end > 0 {
@@ -198,7 +199,8 @@ func (q *query) begin(dst, msg []byte) []byte {
 	return dst
 }
 
-// finish adds an EDNS record if the query had one, and fills in the header of the message at start.
+// finish adds an EDNS record to the reply if the query had one, and fills in the reply's header, which begins
+// at offset start.
 func (q *query) finish(dst []byte, start int, flags uint16, rcode, answers, authority, extras int) []byte {
 	h := dst[start:]
 	flags |= bitQR | q.flags&(bitRD|bitCD|opcodeMask<<opcodeShift) | uint16(rcode&15)

@@ -9,14 +9,15 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// Label values of persys_dns_queries_total. The last type, "other", counts all remaining types.
+// Label values of the metric persys_dns_queries_total. The last type, "other", stands for all types that are
+// not listed.
 var (
 	typeNames  = [...]string{"A", "AAAA", "SRV", "PTR", "NS", "SOA", "ANY", "other"}
 	rcodeNames = [...]string{"NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "BADVERS"}
 )
 
-// metrics holds the resolved series, so that a query costs an increment instead of a lookup by
-// label.
+// metrics holds the time series of the server's metrics, so that a query only increments one and does not
+// look it up by labels.
 type metrics struct {
 	*telemetry.Set
 
@@ -33,24 +34,24 @@ type metrics struct {
 	partitioned prometheus.Gauge
 }
 
-// newMetrics declares the metrics.
+// newMetrics declares the metrics of a Server.
 func newMetrics() *metrics {
 	s := telemetry.NewSet("persys_dns_")
 	queries := s.Counters("queries_total", "DNS queries answered from the state, by type of question and response code.", "type", "rcode")
 	forwards := s.Counters("forwarded_total", "DNS queries for foreign names sent to SCHEDULER_DNS_UPSTREAM, by result.", "result")
 	m := &metrics{
 		Set: s,
-		latency: s.Histogram("request_seconds", "From the receipt of a DNS query to the sending of its answer; forwarded ones are left out.",
+		latency: s.Histogram("request_seconds", "Time from the receipt of a DNS query to the sending of its answer, without forwarded queries.",
 			prometheus.ExponentialBuckets(4e-6, 4, 9)),
-		limited:     s.Counter("rate_limited_total", "DNS queries over the limit of their client."),
-		truncated:   s.Counter("truncated_total", "DNS answers that did not fit and said so."),
-		dropped:     s.Counter("dropped_total", "Packets that were no DNS query and got no answer."),
+		limited:     s.Counter("rate_limited_total", "DNS queries that exceeded the rate limit of their client."),
+		truncated:   s.Counter("truncated_total", "DNS answers that were truncated because they did not fit."),
+		dropped:     s.Counter("dropped_total", "Packets that were not a DNS query and got no answer."),
 		forwarded:   forwards.WithLabelValues("ok"),
 		unforwarded: forwards.WithLabelValues("failed"),
-		rebuilds:    s.Counter("zone_rebuilds_total", "Times that the zones were made from scratch."),
-		index:       s.Gauge("zone_index", "Log index of the state that answers are made from."),
+		rebuilds:    s.Counter("zone_rebuilds_total", "Number of times that the zones were built from scratch."),
+		index:       s.Gauge("zone_index", "Log index of the state from which DNS answers are made."),
 		names:       s.Gauge("zone_names", "Names that exist in the zones."),
-		partitioned: s.Gauge("partitioned", "1 while this replica hears of no leader and shortens its TTLs."),
+		partitioned: s.Gauge("partitioned", "1 while this replica has no contact with a leader and shortens its TTLs."),
 	}
 	for t, typ := range typeNames {
 		for r, rcode := range rcodeNames {
@@ -70,7 +71,7 @@ func (m *metrics) answered(out Outcome) {
 	}
 }
 
-// took records the latency of n answers that were sent together.
+// took adds the latency d of n answers that were sent together to the histogram.
 func (m *metrics) took(d time.Duration, n int) {
 	for range n {
 		m.latency.Observe(d.Seconds())

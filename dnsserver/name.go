@@ -8,16 +8,16 @@ import (
 	"github.com/miekg/dns"
 )
 
-// name is a domain name in lower case and wire form, with its final zero byte. Tables are keyed by
-// name.
+// name is a domain name in lower case and wire form, with its final zero byte. It is the key of the zone's
+// table.
 type name string
 
-const maxName = 255 // bytes in wire form (RFC 1035, 2.3.4)
+const maxName = 255 // longest name in wire form, in bytes (RFC 1035, 2.3.4)
 
 // parseName parses a name in presentation form.
 func parseName(s string) (name, error) {
 	if s == "" || s == "." {
-		return "", fmt.Errorf("%q is no domain name below the root", s)
+		return "", fmt.Errorf("%q is not a domain name below the root", s)
 	}
 	if _, ok := dns.IsDomainName(s); !ok {
 		return "", fmt.Errorf("%q is no domain name", s)
@@ -44,7 +44,7 @@ func under(n name, labels ...string) name {
 	return name(append(b, n...))
 }
 
-// parent drops the first label. The parent of the root is "".
+// parent returns n without its first label. The parent of the root is "".
 func (n name) parent() name {
 	if len(n) <= 1 {
 		return ""
@@ -52,12 +52,12 @@ func (n name) parent() name {
 	return n[1+int(n[0]):]
 }
 
-// within reports whether n is apex or below it.
+// within reports whether n is equal to apex or below it.
 func (n name) within(apex name) bool {
 	if !strings.HasSuffix(string(n), string(apex)) {
 		return false
 	}
-	// The same bytes may start inside a label, so compare at label boundaries.
+	// The bytes of apex may also occur from the middle of a label on, so compare only at label boundaries.
 	for len(n) > len(apex) {
 		n = n.parent()
 	}

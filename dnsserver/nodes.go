@@ -8,14 +8,14 @@ import (
 	"github.com/miekg/dns"
 )
 
-// node is a registered node as shown in DNS, whether it is up or down.
+// node holds the DNS data of a registered node, whether the node is up or down.
 type node struct {
 	id    string
 	label string
 	at    endpoint
 }
 
-// placeNode reads a node again and updates its records. It reports whether the node was added,
+// placeNode reads a node from the state again and updates its records. It reports whether the node was added,
 // removed or moved to another endpoint.
 func (b *Builder) placeNode(id string) bool {
 	old := b.nodes[id]
@@ -48,7 +48,7 @@ func (b *Builder) placeNode(id string) bool {
 	return true
 }
 
-// replaceNode stores n as the node with that id in the list at k; a nil n removes the node.
+// replaceNode stores n as the node with that id in the list m[k]; a nil n removes the node.
 func replaceNode[K comparable](m map[K][]*node, k K, id string, n *node) {
 	list := m[k]
 	i, there := slices.BinarySearchFunc(list, id, func(o *node, id string) int { return strings.Compare(o.id, id) })
@@ -67,7 +67,7 @@ func replaceNode[K comparable](m map[K][]*node, k K, id string, n *node) {
 	m[k] = list
 }
 
-// nodeName returns <node>.S.AD.
+// nodeName returns <node>.<Shard>.<AgentsDomain>.
 func (p *plan) nodeName(label string) name { return under(p.agents, label) }
 
 // target returns the node's name for SRV records, or "" if the node has no address or host name.
@@ -104,7 +104,7 @@ func (b *Builder) renderNode(label string) {
 	b.set(service, sets, false)
 }
 
-// renderReverses makes the PTR records of the changed addresses.
+// renderReverses makes the PTR records of all addresses in b.dirtyAddrs.
 func (b *Builder) renderReverses() {
 	for a := range b.dirtyAddrs {
 		b.renderReverse(a)
@@ -112,12 +112,12 @@ func (b *Builder) renderReverses() {
 	clear(b.dirtyAddrs)
 }
 
-// renderReverse makes the PTR records of one address. Thousands of nodes may share an address, if
-// they are simulated or behind NAT; only the first maxPerAnswer are listed.
+// renderReverse makes the PTR records of one address. Thousands of nodes may have the same address, if they
+// are simulated or behind NAT; only the first maxPerAnswer are listed.
 func (b *Builder) renderReverse(a netip.Addr) {
 	owner := reverseName(a)
 	var ptr []record
-	labels := map[string]struct{}{} // different ids may have the same label
+	labels := map[string]struct{}{} // labels already listed: two different ids may have the same label
 	for _, n := range b.reverse[a] {
 		if labels[n.label] = struct{}{}; len(labels) > len(ptr) {
 			ptr = append(ptr, record{owner: owner, typ: dns.TypePTR, ttl: b.plan.ttl.agent, target: b.plan.nodeName(n.label)})

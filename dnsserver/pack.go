@@ -10,29 +10,29 @@ import (
 // record is one resource record of class IN.
 type record struct {
 	owner name
-	typ   uint16 // A, AAAA, SRV, PTR or NS
+	typ   uint16 // record type: A, AAAA, SRV, PTR or NS
 	ttl   uint32
-	addr  netip.Addr // A, AAAA
-	// SRV; PTR and NS use target too
+	addr  netip.Addr // address of A and AAAA records
+	// target of SRV, PTR and NS records
 	priority, weight, port uint16
 	target                 name
 }
 
-// rrset is an answer in wire form, without header and question. Its compression pointers refer only
-// to the question, so the records may be sent in any order.
+// rrset is the answer to one question in wire form, without header and question. Its compression pointers
+// refer only to the question, so the records may be sent in any order.
 type rrset struct {
 	typ     uint16
 	rotate  bool
 	answers uint16
-	extras  uint16   // additional records, after the answers
-	glue    uint32   // offset of the additional records in body
-	ends    []uint32 // end offset of each answer; nil for a single answer
+	extras  uint16   // number of additional records, which follow the answers in body
+	glue    uint32   // offset in body of the additional records
+	ends    []uint32 // offset in body of the end of each answer; nil for a single answer
 	body    []byte
 }
 
 const (
 	headerLen    = 12
-	maxPerAnswer = 512 // records in one set; with their addresses they fit into 64 KiB
+	maxPerAnswer = 512 // maximum number of records in a set: with their addresses they fit into a message of 64 KiB
 	srvWeight    = 100
 )
 
@@ -44,7 +44,7 @@ func (s *rrset) end(i int) uint32 {
 	return s.ends[i]
 }
 
-// pack makes the set that answers a question for qname. It keeps at most maxPerAnswer answers.
+// pack returns the set that answers a question for qname. It keeps at most maxPerAnswer answers.
 func pack(qname name, typ uint16, rotate bool, answers, extras []record) rrset {
 	answers = answers[:min(len(answers), maxPerAnswer)]
 	s := rrset{typ: typ, rotate: rotate && len(answers) > 1, answers: uint16(len(answers)), extras: uint16(len(extras))}
@@ -75,7 +75,7 @@ func pack(qname name, typ uint16, rotate bool, answers, extras []record) rrset {
 
 // size returns an upper bound of the bytes that append adds.
 func (r *record) size(qname name) int {
-	n := 2 + 10 // a pointer, type, class, TTL, length
+	n := 2 + 10 // a compressed owner name, then type, class, TTL and length
 	if r.owner != qname {
 		n += len(r.owner)
 	}
@@ -88,7 +88,7 @@ func (r *record) size(qname name) int {
 	return n + 6 + len(r.target)
 }
 
-// append adds r in wire form; the question is for qname.
+// append appends r to b in wire form. qname is the name in the question, to which names can point.
 func (r *record) append(b []byte, qname name) []byte {
 	b = appendOwner(b, r.owner, qname)
 	b = binary.BigEndian.AppendUint16(b, r.typ)
@@ -103,7 +103,7 @@ func (r *record) append(b []byte, qname name) []byte {
 		a := r.addr.As16()
 		b = append(b, 0, 16)
 		return append(b, a[:]...)
-	case dns.TypeSRV: // the target is never compressed (RFC 2782)
+	case dns.TypeSRV: // the target of an SRV record is never compressed (RFC 2782)
 		b = binary.BigEndian.AppendUint16(b, uint16(6+len(r.target)))
 		b = binary.BigEndian.AppendUint16(b, r.priority)
 		b = binary.BigEndian.AppendUint16(b, r.weight)
@@ -114,8 +114,8 @@ func (r *record) append(b []byte, qname name) []byte {
 	return append(b, r.target...)
 }
 
-// appendOwner writes n. The longest suffix that n shares with the question becomes a pointer to the
-// question.
+// appendOwner appends the name n to b. The longest suffix that n shares with qname, the name in the question,
+// becomes a compression pointer to it.
 func appendOwner(b []byte, n, qname name) []byte {
 	for rest := qname; len(rest) > 1; rest = rest.parent() {
 		if n.within(rest) {
@@ -126,7 +126,7 @@ func appendOwner(b []byte, n, qname name) []byte {
 	return append(b, n...)
 }
 
-// address returns the A or AAAA record of owner.
+// address returns the A or AAAA record of owner with address a.
 func address(owner name, a netip.Addr, ttl uint32) record {
 	r := record{owner: owner, typ: dns.TypeAAAA, ttl: ttl, addr: a}
 	if a.Is4() {
@@ -135,7 +135,8 @@ func address(owner name, a netip.Addr, ttl uint32) record {
 	return r
 }
 
-// appendAddressSets adds the A set and the AAAA set of owner, unless they are empty.
+// appendAddressSets appends the set of A records and the set of AAAA records of owner to sets, unless they
+// are empty.
 func appendAddressSets(sets []rrset, owner name, ttl uint32, rotate bool, addrs []netip.Addr) []rrset {
 	var v4, v6 []record
 	for _, a := range addrs {

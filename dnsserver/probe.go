@@ -12,10 +12,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Probe queries another server ("host:port") for the SRV records of the schedulers over UDP. It
-// returns an error if the server does not answer within ctx, answers with an error, or names none of
-// the replicas in v. CoreDNS reads the records from etcd without hints, so the answer may differ
-// from the zone in other ways.
+// Probe queries another DNS server ("host:port") over UDP for the SRV records of the schedulers. It returns
+// an error if the server does not answer within ctx, answers with an error, or names none of the replicas in
+// v. The answer may otherwise differ from the zone of this package: CoreDNS reads its records from etcd, and
+// they are made without Hints.
 func (c Config) Probe(ctx context.Context, server string, v fsm.View) error {
 	p, err := c.plan()
 	if err != nil {
@@ -70,7 +70,7 @@ func (c Config) Probe(ctx context.Context, server string, v fsm.View) error {
 		return !ours
 	})
 	if known && !ours {
-		return fmt.Errorf("it names only schedulers of others at %s: %s; clusters that share a CoreDNS need a DOMAIN or an address of it each", p.serviceTCP, strings.Join(named, ", "))
+		return fmt.Errorf("the DNS server at %s lists only schedulers of another cluster: %s; clusters that share a CoreDNS need different DOMAINs or addresses", p.serviceTCP, strings.Join(named, ", "))
 	}
 	return nil
 }

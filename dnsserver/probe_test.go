@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Probe succeeds if the other server names at least one scheduler of the state; otherwise the error
-// gives the reason.
-func TestProbe(t *testing.T) {
+// Probe succeeds if the other server names at least one scheduler of the state. Otherwise its error gives the
+// reason.
+func TestProbeFindsSchedulers(t *testing.T) {
 	w := newWorld(t)
 	three(w)
 	r := serve(t, w, Options{})
@@ -24,7 +24,7 @@ func TestProbe(t *testing.T) {
 	other := newWorld(t)
 	other.replica("r9", "s9", "10.9.9.9:8085")
 	moved := newWorld(t)
-	moved.replica("r3", "s3", "[fd00::3]:8086") // the only replica of the state that the server names
+	moved.replica("r3", "s3", "[fd00::3]:8086") // the other server lists one replica of this state
 	for _, c := range []struct {
 		name   string
 		cfg    Config
@@ -32,19 +32,19 @@ func TestProbe(t *testing.T) {
 		view   fsm.View
 		want   string
 	}{
-		{"names all schedulers", Config{}, r.addr, w.s, ""},
-		{"names one of the schedulers", Config{}, r.addr, moved.s, ""},
-		{"state without schedulers", Config{}, r.addr, newWorld(t).s, ""},
-		{"no answer", Config{}, silent.LocalAddr().String(), w.s, "does not answer"},
-		{"another zone", Config{Domain: "elsewhere.local"}, r.addr, w.s, "it answers REFUSED for _persys-scheduler._tcp.elsewhere.local."},
-		{"another cluster", Config{}, r.addr, other.s, "names only schedulers of others"},
+		{"the server names all schedulers", Config{}, r.addr, w.s, ""},
+		{"the server names one of the schedulers", Config{}, r.addr, moved.s, ""},
+		{"the state has no schedulers", Config{}, r.addr, newWorld(t).s, ""},
+		{"the server does not answer", Config{}, silent.LocalAddr().String(), w.s, "does not answer"},
+		{"the server has another zone", Config{Domain: "elsewhere.local"}, r.addr, w.s, "it answers REFUSED for _persys-scheduler._tcp.elsewhere.local."},
+		{"the server belongs to another cluster", Config{}, r.addr, other.s, "lists only schedulers of another cluster"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
 			err := c.cfg.Probe(ctx, c.server, c.view)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %q", err, c.want)
+				t.Errorf("Probe returned %v, want %q", err, c.want)
 			}
 		})
 	}

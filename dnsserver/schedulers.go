@@ -16,16 +16,16 @@ const (
 	prioritySuspect = 30
 )
 
-// scheduler is a replica as shown in DNS.
+// scheduler holds the DNS data of a replica.
 type scheduler struct {
-	name     name // <replica>.persys-scheduler.D
+	name     name // <replica>.persys-scheduler.<Domain>
 	at       endpoint
-	target   name // SRV target: name, or the announced host name
+	target   name // SRV target: name, or the host name that the replica announced
 	priority uint16
-	serves   bool // the replica serves DNS
+	serves   bool // whether the replica serves DNS
 }
 
-// placeSchedulers renders the records of all schedulers again. There are only a few.
+// placeSchedulers makes the records of all schedulers again, which is cheap because there are only a few.
 func (b *Builder) placeSchedulers() {
 	list := schedulers(b.plan, b.view, b.hints)
 	ttl := b.plan.ttl.scheduler
@@ -57,7 +57,7 @@ func (b *Builder) placeSchedulers() {
 			b.servers = append(b.servers, one)
 		}
 	}
-	if len(b.servers) == 0 { // no replica announced a DNS address, or none has an IP address
+	if len(b.servers) == 0 { // no replica announced an IP address for its DNS server
 		one := server{name: b.plan.schedulers}
 		for _, a := range all {
 			one.glue = append(one.glue, address(one.name, a, ttl))
@@ -92,7 +92,8 @@ func (b *Builder) placeSchedulers() {
 	}
 }
 
-// schedulers lists the reachable replicas by priority.
+// schedulers returns the replicas of v sorted by priority, without those that h reports as dead. If h reports
+// all as dead, it returns all.
 func schedulers(p *plan, v fsm.View, h Hints) []scheduler {
 	var all, live []scheduler
 	v.Replicas(func(r *fsm.Replica) bool {
@@ -123,8 +124,8 @@ func schedulers(p *plan, v fsm.View, h Hints) []scheduler {
 	return live
 }
 
-// replicaLabel returns the label of a replica. It prefers the replica's name, which stays when the
-// Raft id changes.
+// replicaLabel returns the DNS label of a replica. It comes from the replica's name, which stays the same
+// when the Raft id changes, or else from the id.
 func replicaLabel(r *fsm.Replica) string {
 	if r.Name == "" {
 		return Label(r.ID)

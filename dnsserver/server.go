@@ -20,46 +20,47 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// Options configure a Server. The zero Options take every default.
+// Options configure a Server. The zero Options select all defaults.
 type Options struct {
-	Addr     string   // SCHEDULER_DNS_ADDR, ":8053"; UDP and TCP
-	Upstream []string // SCHEDULER_DNS_UPSTREAM: "host[:port]" of the servers for foreign names, tried in order; empty = foreign names are refused
-	Sockets  int      // UDP sockets that share Addr, on systems that support it; 0 = one per CPU
+	Addr     string   // setting SCHEDULER_DNS_ADDR, default ":8053"; address for UDP and TCP
+	Upstream []string // setting SCHEDULER_DNS_UPSTREAM: "host[:port]" of the servers for names outside the zones, tried in order; empty means that such names are refused
+	Sockets  int      // number of UDP sockets that share Addr, on systems that support it; 0 means one per CPU
 
-	// Rate is the number of queries per second and client (IPv4 address, IPv6 /64), and Burst the
-	// number that a client may save up. UDP and TCP are limited separately. 0 = 5,000 and twice the
-	// rate; a negative Rate disables the limit. Loopback is never limited.
+	// Rate is the number of queries per second that a client (IPv4 address or IPv6 /64) may send. Burst is
+	// the number of queries that it may send at once after a pause. UDP and TCP are limited separately. 0 =
+	// 5,000 and twice the rate; a negative Rate disables the limit. Loopback addresses are never limited.
 	Rate, Burst int
 
-	Registerer prometheus.Registerer // nil = metrics are not registered
-	Log        *slog.Logger          // nil = slog.Default
+	Registerer prometheus.Registerer // nil means that the metrics are not registered
+	Log        *slog.Logger          // nil means slog.Default
 }
 
 const (
 	defaultRate = 5000
 	maxSockets  = 64
-	// hintsEvery is the interval at which hints are read. Changes must show within a second.
+	// hintsEvery is the interval at which the Hints are read. Changed hints must affect answers within a
+	// second.
 	hintsEvery = 200 * time.Millisecond
 )
 
-// Server answers DNS. New opens the sockets, Run serves.
+// Server is a DNS server. New opens its sockets, and Run answers queries.
 type Server struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *metrics
 	limit   *limiter
-	// limitTCP counts separately from limit. A client whose UDP budget is used up, perhaps by forged
-	// packets, can still retry over TCP, where addresses cannot be forged.
+	// limitTCP limits queries over TCP, separately from limit. So a client whose UDP rate is used up, perhaps
+	// by packets with forged addresses, can still retry over TCP, where addresses cannot be forged.
 	limitTCP *limiter
-	forward  *forwarder // nil = foreign names are refused
+	forward  *forwarder // nil means that names outside the zones are refused
 	zone     atomic.Pointer[Zone]
-	wg       sync.WaitGroup // running forwards and TCP connections
+	wg       sync.WaitGroup // counts running forwards and open TCP connections
 
 	udp []*net.UDPConn
 	tcp net.Listener
 }
 
-// New checks cfg and opt and opens the sockets. An error names the invalid setting. Run or Close
+// New checks cfg and opt and opens the server's sockets. An error names the invalid setting. Run or Close
 // closes the sockets.
 func New(cfg Config, opt Options) (*Server, error) {
 	if _, err := cfg.plan(); err != nil {
@@ -107,7 +108,7 @@ func New(cfg Config, opt Options) (*Server, error) {
 	return s, nil
 }
 
-// portTries is how often listen looks for a port that is free for both UDP and TCP.
+// portTries is the maximum number of times that listen looks for a port that is free for both UDP and TCP.
 const portTries = 16
 
 func (s *Server) listen(addr string, sockets int) (err error) {
@@ -171,12 +172,12 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// Zone returns the newest zone, or nil before Run.
+// Zone returns the zone from which the server answers, or nil before Run.
 func (s *Server) Zone() *Zone { return s.zone.Load() }
 
-// Run serves the state of st and follows its changes until ctx ends. It then closes the sockets and
-// waits for its goroutines. hints is called five times a second; it may be nil. The error is nil, or
-// the failure of a socket.
+// Run answers queries from the state of st and follows its changes until ctx ends. It then closes the sockets
+// and waits for its goroutines. hints is called five times a second; it may be nil. It returns nil after ctx
+// has ended, or the error of a socket.
 func (s *Server) Run(ctx context.Context, st *store.Store, hints func() Hints) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -221,8 +222,8 @@ func (s *Server) publish(b *Builder) {
 	s.metrics.zone(z)
 }
 
-// follow keeps the zone current until ctx ends. If the change feed ends, follow returns and the
-// server keeps the last zone.
+// follow keeps the zone up to date with the change feed of st until ctx ends. If the change feed ends, follow
+// returns and the server keeps the last zone.
 func (s *Server) follow(ctx context.Context, st *store.Store, b *Builder, index uint64, hints func() Hints) {
 	for ctx.Err() == nil {
 		cur, err := st.Changes(index)
@@ -239,15 +240,16 @@ func (s *Server) follow(ctx context.Context, st *store.Store, b *Builder, index 
 			b.Rebuild(v)
 			s.metrics.rebuilds.Inc()
 			s.publish(b)
-			s.log.Info("DNS zones made anew: the change feed went on without them", "index", index)
+			s.log.Info("DNS zones are built from scratch, because the change feed no longer has all changes since the last zone", "index", index)
 		default:
-			s.log.Warn("DNS answers stay as they are: the change feed ended", "index", b.view.Info().Index, "error", err)
+			s.log.Warn("DNS answers no longer change, because the change feed has ended", "index", b.view.Info().Index, "error", err)
 			return
 		}
 	}
 }
 
-// followCursor applies the changes of one cursor and returns the error that ended the cursor.
+// followCursor applies the changes that one cursor of the change feed returns, and returns the error that
+// ended the cursor.
 func (s *Server) followCursor(ctx context.Context, cur *store.Cursor, b *Builder, hints func() Hints) error {
 	asked := time.Now()
 	for {
@@ -275,8 +277,8 @@ func (s *Server) followCursor(ctx context.Context, cur *store.Cursor, b *Builder
 	}
 }
 
-// respond appends the answer to one message. foreign means that the query must be forwarded; in that
-// case respond appends nothing.
+// respond appends the answer to one message. If the query must be forwarded, foreign is true and respond
+// appends nothing.
 func (s *Server) respond(dst, msg []byte, tcp bool, client netip.Addr, now time.Time, r *reader) (out []byte, foreign bool) {
 	limit := s.limit
 	if tcp {

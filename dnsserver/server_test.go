@@ -24,7 +24,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 10 * time.Second
 
-// running is a server in front of a store to which a world publishes.
+// running is a DNS server under test, with the store from which it reads and the world whose changes are
+// published to that store.
 type running struct {
 	*world
 	st    *store.Store
@@ -56,7 +57,7 @@ func serve(t testing.TB, w *world, opt Options) *running {
 		select {
 		case err := <-done:
 			if err != nil {
-				t.Errorf("Run: %v", err)
+				t.Errorf("Run returned %v", err)
 			}
 		case <-time.After(patience):
 			t.Error("Run did not end")
@@ -67,7 +68,7 @@ func serve(t testing.TB, w *world, opt Options) *running {
 	return r
 }
 
-// publish passes the changes since the last call to the server.
+// publish passes the changes of the world since the last call to the server.
 func (r *running) publish() {
 	r.st.Publish(r.s, r.feed)
 	r.feed = nil
@@ -82,7 +83,7 @@ func value(t testing.TB, c prometheus.Collector) float64 {
 	}
 	families, err := reg.Gather()
 	if err != nil || len(families) != 1 {
-		t.Fatalf("gathered %d: %v", len(families), err)
+		t.Fatalf("Gather returned %d families, error %v; want one", len(families), err)
 	}
 	m := families[0].GetMetric()[0]
 	return m.GetCounter().GetValue() + m.GetGauge().GetValue()
@@ -97,7 +98,7 @@ func exchangeWith(t testing.TB, network, addr string, query []byte) *dns.Msg {
 	c := dns.Client{Net: network, Timeout: patience}
 	got, _, err := c.Exchange(m, addr)
 	if err != nil {
-		t.Fatalf("%s %s: %v", network, addr, err)
+		t.Fatalf("the query over %s to %s failed: %v", network, addr, err)
 	}
 	return got
 }
@@ -120,34 +121,35 @@ func TestServesUDPAndTCP(t *testing.T) {
 				_, port, _ := net.SplitHostPort(r.addr)
 				targets = append(targets, "[::1]:"+port, "127.0.0.2:"+port)
 			} else if addr == "0.0.0.0:0" {
-				// The answer must come from the address that the query was sent to. The
-				// client's socket is connected and receives from no other address.
+				// The answer must come from the address that the query was sent to. The client's socket is
+				// connected to that address and receives from no other.
 				targets = append(targets, strings.Replace(r.addr, "127.0.0.1", "127.0.0.2", 1))
 			}
 			for _, target := range targets {
 				m := exchangeWith(t, "udp", target, question("_persys-scheduler._tcp.persys.local. SRV", edns(1232)))
 				if len(m.Answer) != 3 || !m.Authoritative {
-					t.Errorf("%s: %v", target, m)
+					t.Errorf("the answer of %s is %v", target, m)
 				}
 				if m = exchangeWith(t, "udp", target, question("api.default.workloads.persys.local. A")); !m.Truncated {
-					t.Errorf("%s: %d answers, not truncated", target, len(m.Answer))
+					t.Errorf("over UDP the query %s returned %d answers that are not truncated", target, len(m.Answer))
 				}
 				if m = exchangeWith(t, "tcp", target, question("api.default.workloads.persys.local. A")); m.Truncated || len(m.Answer) != 60 {
-					t.Errorf("%s by TCP: %d answers, truncated %v", target, len(m.Answer), m.Truncated)
+					t.Errorf("over TCP the query %s returned %d answers, truncated %v; want 60", target, len(m.Answer), m.Truncated)
 				}
 			}
 		})
 	}
 }
 
-// Answers are rotated, so clients that use the first address spread over all instances.
+// The order of addresses in answers rotates, so clients that use the first address are distributed over all
+// instances.
 func TestAnswersRotate(t *testing.T) {
 	r := serve(t, crowd(t, 4), Options{})
 	first := map[string]bool{}
 	for range 64 {
 		m := exchangeWith(t, "udp", r.addr, question("api.default.workloads.persys.local. A"))
 		if len(m.Answer) != 4 {
-			t.Fatalf("%d answers", len(m.Answer))
+			t.Fatalf("the reply has %d answers", len(m.Answer))
 		}
 		first[m.Answer[0].String()] = true
 	}
@@ -156,7 +158,7 @@ func TestAnswersRotate(t *testing.T) {
 	}
 }
 
-func TestDig(t *testing.T) {
+func TestServerAnswersDig(t *testing.T) {
 	dig := testbed.Program(t, "dig")
 	w := crowd(t, 60)
 	three(w)
@@ -167,26 +169,26 @@ func TestDig(t *testing.T) {
 		defer cancel()
 		out, err := exec.CommandContext(ctx, dig, append([]string{"@127.0.0.1", "-p", port}, args...)...).CombinedOutput()
 		if err != nil {
-			t.Errorf("dig %v: %v: %s", args, err, out)
+			t.Errorf("dig %v failed: %v: %s", args, err, out)
 		}
 		return string(out)
 	}
 	if out := ask("+short", "srv", "_persys-scheduler._tcp.persys.local"); strings.Count(out, "persys-scheduler.persys.local.\n") != 3 {
-		t.Errorf("SRV: %s", out)
+		t.Errorf("dig shows SRV records %s", out)
 	}
 	// dig retries over TCP after a truncated answer.
 	if out := ask("+noedns", "a", "api.default.workloads.persys.local"); strings.Count(out, "A\t172.17.") != 60 || !strings.Contains(out, "(TCP)") && !strings.Contains(out, "retrying in TCP") {
-		t.Errorf("truncated: %s", out)
+		t.Errorf("dig over TCP does not show all 60 addresses: %s", out)
 	}
 	if out := ask("+short", "-x", "10.1.0.1"); out != "n1.default.agents.persys.cloud.\n" {
-		t.Errorf("reverse: %q", out)
+		t.Errorf("dig shows PTR record %q", out)
 	}
 	for args, want := range map[string]string{
 		"a nobody.persys.local":               "status: NXDOMAIN",
 		"txt persys-scheduler.persys.local":   "status: NOERROR",
 		"any persys.local":                    "status: REFUSED",
 		"axfr persys.local":                   "Transfer failed",
-		"+edns=1 soa persys.local":            "status: NOERROR", // dig retries with version 0
+		"+edns=1 soa persys.local":            "status: NOERROR", // dig sends the query again with EDNS version 0
 		"+noednsneg +edns=1 soa persys.local": "status: BADVERS",
 		"example.com":                         "status: REFUSED",
 	} {
@@ -207,21 +209,21 @@ func TestChangesShowInAnswers(t *testing.T) {
 	began := time.Now()
 	r.publish()
 	testbed.Until(t, "the node's address", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 1 })
-	if d := time.Since(began); d > 500*time.Millisecond { // about 50 ms on an idle machine
-		t.Errorf("it took %v", d)
+	if d := time.Since(began); d > 500*time.Millisecond { // on an idle machine the change is in DNS after about 50 ms
+		t.Errorf("a change showed after %v", d)
 	}
 	r.removeNode("n1")
 	r.publish()
 	testbed.Until(t, "its end", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 0 })
 	if got := r.srv.Zone().Serial(); got != uint32(r.index) {
-		t.Errorf("serial %d, want %d", got, r.index)
+		t.Errorf("the SOA serial is %d, want %d", got, r.index)
 	}
 
-	// A restored snapshot comes without changes in the feed.
+	// After a snapshot is restored, the change feed contains none of the earlier changes.
 	r.node("n2", "10.1.0.2:50051")
 	r.st.Restore(r.s)
 	r.feed = nil
-	testbed.Until(t, "what a snapshot brought", func() bool { return len(ask("n2.default.agents.persys.cloud. A")) == 1 })
+	testbed.Until(t, "a node that was added by a restored snapshot", func() bool { return len(ask("n2.default.agents.persys.cloud. A")) == 1 })
 	r.node("n3", "10.1.0.3:50051")
 	r.publish()
 	testbed.Until(t, "a change after it", func() bool { return len(ask("n3.default.agents.persys.cloud. A")) == 1 })
@@ -241,12 +243,12 @@ func TestHintsShowWithinASecond(t *testing.T) {
 		_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.`)
 	testbed.Until(t, "the hints", func() bool { return slices.Equal(srv(), want) })
 	if d := time.Since(began); d > time.Second {
-		t.Errorf("it took %v", d)
+		t.Errorf("a hint showed after %v", d)
 	}
 	r.hints.Store(&Hints{Partitioned: true})
 	testbed.Until(t, "the metric of a partition", func() bool { return value(t, r.srv.metrics.partitioned) == 1 })
 	if got := srv(); len(got) != 3 {
-		t.Errorf("a partitioned replica answers %q", got)
+		t.Errorf("a replica without a leader answers %q, want three schedulers", got)
 	}
 }
 
@@ -256,11 +258,11 @@ func TestClosedStoreKeepsLastZone(t *testing.T) {
 	r := serve(t, w, Options{})
 	r.st.Close()
 	if m := exchangeWith(t, "udp", r.addr, question("persys-scheduler.persys.local. A")); len(m.Answer) != 2 {
-		t.Errorf("got %v", m)
+		t.Errorf("after the store was closed, the answer is %v, want the two schedulers of the last zone", m)
 	}
 }
 
-func TestMetrics(t *testing.T) {
+func TestServerExportsMetrics(t *testing.T) {
 	w := newWorld(t)
 	three(w)
 	r := serve(t, w, Options{})
@@ -273,7 +275,7 @@ func TestMetrics(t *testing.T) {
 	})
 	families, err := r.reg.Gather()
 	if err != nil || len(families) < 8 {
-		t.Errorf("gathered %d: %v", len(families), err)
+		t.Errorf("Gather returned %d families, error %v; want at least 8", len(families), err)
 	}
 }
 
@@ -312,15 +314,15 @@ func TestForeignNamesAreForwarded(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
 		m := exchangeWith(t, network, r.addr, question("ExAmPle.com. A"))
 		if m.Rcode != 0 || len(m.Answer) != 1 || m.Id != 4711 || m.Question[0].Name != "ExAmPle.com." {
-			t.Errorf("%s: %v", network, m)
+			t.Errorf("over %s the answer to a forwarded query is %v, want the address of the upstream server and the question as sent", network, m)
 		}
 		m = exchangeWith(t, network, r.addr, question("persys-scheduler.persys.local. A"))
 		if !m.Authoritative || !m.RecursionAvailable || len(m.Answer) != 2 {
-			t.Errorf("%s: our own names: %v", network, m)
+			t.Errorf("over %s the answer to a query for a name of the zone is %v, want an authoritative one with two schedulers", network, m)
 		}
 		m = exchangeWith(t, network, r.addr, question("example.com. A", func(m *dns.Msg) { m.RecursionDesired = false }))
 		if m.Rcode != dns.RcodeRefused {
-			t.Errorf("%s: not to be looked up: %v", network, m)
+			t.Errorf("over %s the answer to a query without the RD bit is %v, want REFUSED", network, m)
 		}
 	}
 }
@@ -337,7 +339,7 @@ func TestFailedUpstreamsGiveSERVFAIL(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
 		m := exchangeWith(t, network, r.addr, question("example.com. A", edns(1232)))
 		if m.Rcode != dns.RcodeServerFailure || m.IsEdns0() == nil || len(m.Question) != 1 {
-			t.Errorf("%s: %v", network, m)
+			t.Errorf("over %s, while no upstream server answers, the answer is %v, want SERVFAIL", network, m)
 		}
 	}
 	if got := value(t, r.srv.metrics.unforwarded); got != 2 {
@@ -356,15 +358,15 @@ func TestForgedUpstreamAnswersAreRejected(t *testing.T) {
 		reply []byte
 		want  bool
 	}{
-		"the answer":        {reply(func(b []byte) []byte { return b }), true},
-		"another id":        {reply(func(b []byte) []byte { b[0]++; return b }), false},
-		"another question":  {reply(func(b []byte) []byte { b[13]++; return b }), false},
-		"a query":           {reply(func(b []byte) []byte { b[2] &^= 0x80; return b }), false},
-		"nothing":           {nil, false},
-		"less than a reply": {reply(func(b []byte) []byte { return b[:14] }), false},
+		"the right answer":              {reply(func(b []byte) []byte { return b }), true},
+		"an answer with another id":     {reply(func(b []byte) []byte { b[0]++; return b }), false},
+		"an answer to another question": {reply(func(b []byte) []byte { b[13]++; return b }), false},
+		"a query as the answer":         {reply(func(b []byte) []byte { b[2] &^= 0x80; return b }), false},
+		"nothing":                       {nil, false},
+		"an answer that is cut off":     {reply(func(b []byte) []byte { return b[:14] }), false},
 	} {
 		if got := answers(c.reply, ask, 4711); got != c.want {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
+			t.Errorf("%s is accepted: %v, want %v", name, got, c.want)
 		}
 	}
 }
@@ -379,7 +381,7 @@ func TestGarbagePackets(t *testing.T) {
 	}
 	defer conn.Close()
 	for n := range 200 {
-		conn.Write([]byte(strings.Repeat("\x00\xff\x7f", n*5))) // the packet may be too long to send
+		conn.Write([]byte(strings.Repeat("\x00\xff\x7f", n*5))) // the packet may be too long to send, which is harmless
 	}
 	tc, err := net.Dial("tcp", r.addr)
 	if err != nil {
@@ -389,10 +391,10 @@ func TestGarbagePackets(t *testing.T) {
 	tc.Write([]byte{0, 3, 1, 2, 3})
 	tc.SetReadDeadline(time.Now().Add(patience))
 	if n, err := tc.Read(make([]byte, 10)); err == nil {
-		t.Errorf("an answer of %d bytes to no question", n)
+		t.Errorf("a packet without a question got an answer of %d bytes", n)
 	}
 	if m := exchangeWith(t, "udp", r.addr, question("persys-scheduler.persys.local. A")); len(m.Answer) != 2 {
-		t.Errorf("got %v", m)
+		t.Errorf("the answer to a query after garbage packets is %v, want two schedulers", m)
 	}
 }
 
@@ -414,7 +416,7 @@ func TestTCPConnectionsAreLimited(t *testing.T) {
 	last := open[maxConnsPerClient]
 	last.SetReadDeadline(time.Now().Add(patience))
 	if _, err := last.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
-		t.Errorf("one connection too many was not closed: %v", err)
+		t.Errorf("the server did not close the connection that exceeds the limit: %v", err)
 	}
 }
 
@@ -425,24 +427,24 @@ func TestListenErrorsNameTheSetting(t *testing.T) {
 	}
 	defer taken.Close()
 	for name, opt := range map[string]Options{
-		"a port that is taken": {Addr: taken.Addr().String()},
-		"no port":              {Addr: "127.0.0.1"},
+		"a port that is in use":     {Addr: taken.Addr().String()},
+		"an address without a port": {Addr: "127.0.0.1"},
 	} {
 		if s, err := New(Config{}, opt); err == nil || !strings.Contains(err.Error(), "SCHEDULER_DNS_ADDR") {
-			t.Errorf("%s: %v, %v", name, s, err)
+			t.Errorf("with %s New returned %v, error %v; want an error that names SCHEDULER_DNS_ADDR", name, s, err)
 		}
 	}
 	for _, up := range []string{"", "host:0", "host:x", "::1:53:", "bad..name"} {
 		if s, err := New(Config{}, Options{Addr: "127.0.0.1:0", Upstream: []string{up}}); err == nil || !strings.Contains(err.Error(), "SCHEDULER_DNS_UPSTREAM") {
-			t.Errorf("upstream %q: %v, %v", up, s, err)
+			t.Errorf("with upstream %q New returned %v, error %v; want an error that names SCHEDULER_DNS_UPSTREAM", up, s, err)
 		}
 	}
 	if got, err := upstreams([]string{"192.0.2.1", "::1", "ns.example.com", "h:5353"}); err != nil || !slices.Equal(got, []string{"192.0.2.1:53", "[::1]:53", "ns.example.com:53", "h:5353"}) {
-		t.Errorf("upstreams %q, %v", got, err)
+		t.Errorf("the upstreams are %q, error %v; want each with its port, by default 53", got, err)
 	}
 }
 
-func TestLimiter(t *testing.T) {
+func TestLimiterBoundsEachClient(t *testing.T) {
 	l := newLimiter(10, 20)
 	now := l.start.Add(time.Second)
 	at := func(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -458,36 +460,36 @@ func TestLimiter(t *testing.T) {
 		return passed, slipped
 	}
 	if p, s := take(l, "192.0.2.1", 40); p != 20 || s != 5 {
-		t.Errorf("%d passed, %d slipped; want the burst of 20, and a quarter of the rest", p, s)
+		t.Errorf("%d queries passed, %d were truncated; want the burst of 20, and a quarter of the other queries truncated", p, s)
 	}
 	if p, _ := take(l, "192.0.2.2", 1); p != 1 {
 		t.Error("another client is limited too")
 	}
 	now = now.Add(500 * time.Millisecond)
 	if p, _ := take(l, "::ffff:192.0.2.1", 40); p != 5 {
-		t.Errorf("%d passed after half a second, want 5", p)
+		t.Errorf("%d queries passed after half a second, want 5", p)
 	}
 	now = now.Add(time.Hour)
 	if p, _ := take(l, "192.0.2.1", 40); p != 20 {
-		t.Errorf("%d passed after an hour, want the burst", p)
+		t.Errorf("%d queries passed after an hour, want the burst", p)
 	}
 	if p, _ := take(l, "127.0.0.1", 1000); p != 1000 {
-		t.Errorf("%d of loopback passed", p)
+		t.Errorf("%d queries of loopback passed, want all", p)
 	}
 	if p, _ := take(nil, "192.0.2.1", 1000); p != 1000 {
-		t.Errorf("%d passed without a limit", p)
+		t.Errorf("%d queries passed without a limit, want all", p)
 	}
 	take(l, "2001:db8:0:1::1", 20)
 	if p, _ := take(l, "2001:db8:0:1:ffff::2", 1); p != 0 {
-		t.Error("two addresses of one /64 are two clients")
+		t.Error("two addresses of one /64 are limited as two clients")
 	}
 	if p, _ := take(l, "2001:db8:0:2::1", 1); p != 1 {
-		t.Error("two /64 are one client")
+		t.Error("addresses of two different /64 are limited as one client")
 	}
-	// The table does not grow with the number of clients, and a new client has a full bucket.
+	// The limiter's memory does not grow with the number of clients, and a new client may send a full burst.
 	for i := range 100_000 {
 		if l.take(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), now) != pass {
-			t.Fatal("a newcomer was limited")
+			t.Fatal("the first query of a new client was limited")
 		}
 	}
 }
@@ -511,10 +513,9 @@ func TestOverLimitRetriesOverTCP(t *testing.T) {
 		}
 	}
 	if got := value(t, s.metrics.limited); got != 8 || slips != 2 {
-		t.Errorf("%v limited, %d told; want 8 and 2", got, slips)
+		t.Errorf("%v queries were limited, %d got a truncated answer; want 8 and 2", got, slips)
 	}
-	// A client over its UDP limit is still answered over TCP, and TCP has its
-	// own limit.
+	// A client that exceeds its limit over UDP is still answered over TCP, which has a separate limit.
 	for i, want := range []int{1, 0} {
 		out, _ := s.respond(nil, question("persys.local. SOA"), true, netip.MustParseAddr("192.0.2.1"), time.Unix(1, 0), &r)
 		m := new(dns.Msg)
@@ -524,10 +525,10 @@ func TestOverLimitRetriesOverTCP(t *testing.T) {
 			}
 		}
 		if len(m.Answer) != want || m.Truncated {
-			t.Errorf("question %d by TCP: %d answers, want %d", i+1, len(m.Answer), want)
+			t.Errorf("query %d over TCP got %d answers, want %d", i+1, len(m.Answer), want)
 		}
 	}
 	if got := value(t, s.metrics.limited); got != 9 {
-		t.Errorf("%v limited, want 9", got)
+		t.Errorf("%v queries were limited, want 9", got)
 	}
 }

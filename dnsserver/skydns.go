@@ -15,7 +15,7 @@ import (
 // (docs/contract/state-etcd.md, "DNS records").
 const (
 	DefaultSkyDNSPrefix = "/skydns"
-	DefaultSkyDNSTTL    = 300 // s
+	DefaultSkyDNSTTL    = 300 // seconds
 )
 
 // SkyDNS computes the records that CoreDNS reads from etcd. Create one with NewSkyDNS.
@@ -27,8 +27,8 @@ const (
 //	<prefix>/<D reversed>/_tcp/_persys-scheduler/<replica>   SRV
 //	<prefix>/<AD reversed>/<S>/<node>                        A, AAAA
 //
-// Replicas and nodes have the same labels as in the zones of this package, so both servers answer
-// the same names. Hints are not used: records in etcd may outlive them.
+// Replicas and nodes have the same labels as in the zones of this package, so both servers answer the same
+// names. Hints are not used, because records in etcd may stay longer than the hints are valid.
 type SkyDNS struct {
 	prefix string
 	ttl    uint32
@@ -48,8 +48,8 @@ type skyValue struct {
 	TTL  uint32 `json:"ttl"`
 }
 
-// NewSkyDNS takes the key prefix ("" = /skydns) and the TTL in seconds (0 = 300). Errors name the
-// invalid fields of cfg, or the prefix.
+// NewSkyDNS returns a SkyDNS for a key prefix in etcd ("" selects /skydns) and a TTL in seconds (0 selects
+// 300). Errors name the invalid fields of cfg, or the prefix.
 func NewSkyDNS(cfg Config, prefix string, ttl uint32) (*SkyDNS, error) {
 	p, err := cfg.plan()
 	if err != nil {
@@ -67,8 +67,8 @@ func NewSkyDNS(cfg Config, prefix string, ttl uint32) (*SkyDNS, error) {
 	return &SkyDNS{prefix: path.Clean(prefix), ttl: ttl, plan: p}, nil
 }
 
-// Dirs returns the directories that contain only these records, for any state. Other keys may exist
-// in their parents.
+// Dirs returns the directories in etcd that contain only records of SkyDNS. Their parents may also contain
+// keys of others.
 func (s *SkyDNS) Dirs() []string {
 	var out []string
 	for _, n := range [...]name{s.plan.schedulers, s.plan.service, s.plan.serviceTCP, s.plan.agents} {
@@ -77,7 +77,7 @@ func (s *SkyDNS) Dirs() []string {
 	return out
 }
 
-// Records returns all records of v, sorted by key.
+// Records returns all records for the state v, sorted by key.
 func (s *SkyDNS) Records(v fsm.View) []SkyRecord {
 	var out []SkyRecord
 	v.Replicas(func(r *fsm.Replica) bool {
@@ -93,8 +93,8 @@ func (s *SkyDNS) Records(v fsm.View) []SkyRecord {
 	return slices.CompactFunc(out, func(a, b SkyRecord) bool { return a.Key == b.Key })
 }
 
-// Change returns the records affected by c. v is the state after c. A record with a nil value is to
-// be removed. Changes of tables other than replicas and nodes affect no records.
+// Change returns the records that change with c, a change of the state. v is the state after it. A record
+// with a nil value is to be removed. Changes of tables other than replicas and nodes affect no records.
 func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
 	switch c.Table {
 	case fsm.TableReplica:
@@ -118,8 +118,8 @@ func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
 	return nil
 }
 
-// replica returns the records of a label. While a replica replaces another one under the same name,
-// both have the label; the replica that is last in the order of v.Replicas is used.
+// replica returns the records of the replica with a DNS label. While a replica replaces another one under the
+// same name, both have the label. Then the replica that is last in the order of v.Replicas is used.
 func (s *SkyDNS) replica(v fsm.View, label string) []SkyRecord {
 	var at endpoint
 	v.Replicas(func(r *fsm.Replica) bool {
@@ -136,8 +136,8 @@ func (s *SkyDNS) replica(v fsm.View, label string) []SkyRecord {
 		}
 		out = append(out, s.record(under(n, label), at, port))
 	}
-	// CoreDNS would answer a host name with a CNAME, so a replica without an IP address has no
-	// address record.
+	// For a host name CoreDNS would answer with a CNAME record, so a replica that announced a host name
+	// instead of an IP address gets no address record.
 	if at.host != "" {
 		out[0].Value = nil
 	}
@@ -164,11 +164,11 @@ func (s *SkyDNS) record(n name, at endpoint, port uint16) SkyRecord {
 	if at.host != "" {
 		v.Host = strings.TrimSuffix(at.host.String(), ".")
 	}
-	r.Value, _ = json.Marshal(v) // cannot fail for strings and numbers
+	r.Value, _ = json.Marshal(v) // Marshal cannot fail, because the value contains only strings and numbers
 	return r
 }
 
-// key returns the etcd key of a name: its labels in reverse order.
+// key returns the etcd key for a name: the prefix and the labels of the name in reverse order.
 func (s *SkyDNS) key(n name) string {
 	labels := strings.Split(strings.TrimSuffix(n.String(), "."), ".")
 	slices.Reverse(labels)

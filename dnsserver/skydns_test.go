@@ -34,16 +34,17 @@ func TestSkyDNSRecords(t *testing.T) {
 		`/skydns/local/persys/persys-scheduler/s1 {"host":"10.0.0.1","ttl":300}`,
 	}
 	if got := skyTexts(s.Records(w.s)); !slices.Equal(got, want) {
-		t.Errorf("got %q\nwant %q", got, want)
+		t.Errorf("the records are %q\nwant %q", got, want)
 	}
 	for _, r := range s.Records(w.s) {
 		if !slices.ContainsFunc(s.Dirs(), func(d string) bool { return strings.HasPrefix(r.Key, d) }) {
-			t.Errorf("%s is in none of %q", r.Key, s.Dirs())
+			t.Errorf("Records returned the key %s, which is in none of the directories %q", r.Key, s.Dirs())
 		}
 	}
 }
 
-// Applying the records of Change one by one gives the same keys as Records.
+// If the results of Change are applied to the keys in etcd one by one, etcd has the same keys that Records
+// returns.
 func TestSkyDNSChangesEqualRecords(t *testing.T) {
 	s, err := NewSkyDNS(Config{Shard: "east"}, "/c1/skydns", 60)
 	if err != nil {
@@ -77,7 +78,7 @@ func TestSkyDNSChangesEqualRecords(t *testing.T) {
 	w.replica("r9", "s2", "10.0.0.9:8085")
 	step("a replacement under the same name")
 	if got := kept["/c1/skydns/local/persys/persys-scheduler/s2"]; got != `{"host":"10.0.0.9","ttl":60}` {
-		t.Errorf("the name leads to %s, want the replacement", got)
+		t.Errorf("the name of a replaced replica has the address %s, want the address of the new replica", got)
 	}
 	w.removeReplica("r2")
 	step("the replaced one's removal")
@@ -98,6 +99,6 @@ func TestSkyDNSChangesEqualRecords(t *testing.T) {
 	w.removeReplica("r9")
 	step("the end")
 	if len(kept) != 0 {
-		t.Errorf("left: %v", kept)
+		t.Errorf("after the removal of all replicas and nodes these records are left: %v", kept)
 	}
 }

@@ -2,10 +2,10 @@ package dnsserver
 
 import "hash/maphash"
 
-// table is a persistent hash table from names to entries, with one writing goroutine. A copy of a
-// sealed root is an immutable version. A writer copies each branch once per version, before it
-// changes the branch. A version therefore costs memory in proportion to its changes, and a lookup
-// costs one hash and three loads.
+// table is a hash table from names to entries, of which older versions stay readable (a persistent data
+// structure). Only one goroutine may write. After seal, a copy of root is a version that never changes. In
+// each version, the writer copies a branch before it changes it for the first time. So a version costs memory
+// in proportion to its changes. A lookup costs one hash and three loads.
 type table struct {
 	seed    maphash.Seed
 	root    [fan]*branch
@@ -20,21 +20,21 @@ type branch struct {
 	slots   [fan][]*entry
 }
 
-// entry is an existing name: it has records, has names below it, or is the apex of a zone. Entries
-// are immutable; a change stores a new entry.
+// entry is a name in the zone. It exists because it has records, has names below it, or is the apex of a
+// zone. Entries are immutable; a change stores a new entry.
 type entry struct {
 	name name
 	sets []rrset
-	sub  int32 // names directly below
-	zone uint8 // offset in name of the apex of its zone
-	apex bool  // name is a zone apex, with SOA and NS
+	sub  int32 // number of existing names directly below this one
+	zone uint8 // offset in name at which the apex of its zone starts
+	apex bool  // whether the name is the apex of a zone, with SOA and NS records
 }
 
 func newTable() *table { return &table{seed: maphash.MakeSeed(), version: 1} }
 
 func (e *entry) empty() bool { return len(e.sets) == 0 && e.sub == 0 && !e.apex }
 
-// find looks up key in a version of the table.
+// find returns the entry of the name key in a version of the table, nil if there is none.
 func find(seed maphash.Seed, root *[fan]*branch, key []byte) *entry {
 	h := maphash.Bytes(seed, key)
 	b := root[h%fan]
@@ -63,7 +63,7 @@ func (t *table) get(n name) *entry {
 	return nil
 }
 
-// put stores e under its name. An empty e removes the name.
+// put stores e under its name. If e is empty (see entry.empty), the name is removed.
 func (t *table) put(e *entry) {
 	h := maphash.String(t.seed, string(e.name))
 	b := t.root[h%fan]
@@ -96,5 +96,5 @@ func (t *table) put(e *entry) {
 	b.slots[h/fan%fan] = fresh
 }
 
-// seal ends a version: copies of root made before are not changed by later writes.
+// seal ends a version of the table: later writes do not change copies of root that were made before.
 func (t *table) seal() { t.version++ }

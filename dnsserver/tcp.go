@@ -20,7 +20,7 @@ const (
 	acceptPause       = 10 * time.Millisecond
 )
 
-// conns counts open connections, in total and per client.
+// conns counts open TCP connections, in total and per client.
 type conns struct {
 	mu  sync.Mutex
 	all int
@@ -60,7 +60,7 @@ func (s *Server) serveTCP(ctx context.Context) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // out of file descriptors, or the client closed the connection
+		case err != nil: // accept failed because no file descriptor is free, or because the client closed the connection
 			select {
 			case <-time.After(acceptPause):
 			case <-ctx.Done():
@@ -81,7 +81,7 @@ func (s *Server) serveTCP(ctx context.Context) error {
 	}
 }
 
-// serveConn answers the queries of a connection in order, until the client closes it, is idle for
+// serveConn answers the queries on a TCP connection in order, until the client closes it, is idle for
 // idleTimeout, or sends a message that gets no reply.
 func (s *Server) serveConn(ctx context.Context, conn net.Conn, client netip.Addr) {
 	var r reader

@@ -7,19 +7,20 @@ import (
 	"slices"
 )
 
-// maxQuery is the maximum size of a query over UDP, in bytes. A longer packet is cut and is
-// therefore malformed.
+// maxQuery is the maximum size of a query over UDP, in bytes. The rest of a longer packet is cut off, so its
+// query is malformed.
 const maxQuery = 1232
 
-// maxFailures is the number of consecutive receive errors after which the socket counts as broken. A
-// few errors are normal: they report that a client's port is closed.
+// maxFailures is the number of consecutive receive errors after which a UDP socket counts as broken. A few
+// errors are normal: the kernel reports in this way that a client's port is closed.
 const maxFailures = 1000
 
-// forwardPacket forwards a query in a separate goroutine. It copies msg and control.
+// forwardPacket forwards the query msg to an upstream server in a separate goroutine. It copies msg and
+// control, so the caller may reuse them.
 func (s *Server) forwardPacket(ctx context.Context, conn *net.UDPConn, msg, control []byte, from netip.AddrPort) {
 	msg, control = slices.Clone(msg), slices.Clone(control)
 	if !s.forward.acquire() {
-		conn.WriteMsgUDPAddrPort(serverFailure(msg), control, from) // a client repeats the query if the answer is lost
+		conn.WriteMsgUDPAddrPort(serverFailure(msg), control, from) // an error is ignored: if the client gets no answer, it repeats the query
 		return
 	}
 	s.wg.Go(func() {

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharesPort: several sockets may listen on one address, and the kernel distributes the clients
-// among them.
+// sharesPort means that several sockets may listen on one address, and that the kernel distributes the
+// clients among them.
 const sharesPort = true
 
 // controlSize is the space for the control message with the destination address of a packet, in
@@ -34,14 +34,14 @@ func controlUDP(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// socketBuffer is the requested size of the socket buffers in bytes, for bursts. The kernel may
-// grant less.
+// socketBuffer is the requested size of the socket buffers in bytes, to absorb bursts of queries. The kernel
+// may grant less.
 const socketBuffer = 4 << 20
 
 // prepareUDP sets the buffers of a socket. On a socket that listens on all addresses it also
 // requests the destination address of each packet, because an answer must be sent from that address.
 func prepareUDP(conn *net.UDPConn) error {
-	// Errors are ignored: the default buffers work under less load.
+	// Errors are ignored: with the default buffers the server still works, but loses packets under less load.
 	_ = conn.SetReadBuffer(socketBuffer)
 	_ = conn.SetWriteBuffer(socketBuffer)
 	if !conn.LocalAddr().(*net.UDPAddr).IP.IsUnspecified() {
@@ -87,7 +87,7 @@ func replyControl(control []byte) {
 	}
 }
 
-// batch is the maximum number of packets per system call.
+// batch is the maximum number of packets that one system call receives or sends.
 const batch = 32
 
 // mmsghdr is struct mmsghdr of recvmmsg(2) and sendmmsg(2).
@@ -97,8 +97,8 @@ type mmsghdr struct {
 	_   [4]byte
 }
 
-// packets holds the buffers of one socket's loop. The kernel writes into them, so they have a fixed
-// place and the sizes given in the headers.
+// packets holds the buffers for the packets of one socket. The kernel writes into them through the pointers
+// in the headers, so they never move, and their sizes are those in the headers.
 type packets struct {
 	in, out   [batch]mmsghdr
 	inVec     [batch]unix.Iovec
@@ -110,8 +110,8 @@ type packets struct {
 	answering int
 }
 
-// serveUDP answers packets until the socket is closed. Under load it receives and sends many packets
-// per system call.
+// serveUDP answers the queries that a socket receives until the socket is closed. Under load it receives and
+// sends many packets per system call.
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	rc, err := conn.SyscallConn()
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	}
 }
 
-// receive waits for packets and returns their number.
+// receive waits for packets, receives as many as fit into the buffers and returns their number.
 func (p *packets) receive(rc syscall.RawConn) (int, error) {
 	for i := range p.in {
 		p.inVec[i].Base = &p.queries[i][0]
@@ -183,7 +183,7 @@ func (p *packets) receive(rc syscall.RawConn) (int, error) {
 	return int(n), nil
 }
 
-// queue makes reply the answer to packet i.
+// queue adds reply to the answers to send; it goes to the client of packet i.
 func (p *packets) queue(i int, reply []byte) {
 	at := p.answering
 	p.answering++

@@ -21,7 +21,7 @@ func prepareUDP(*net.UDPConn) error { return nil }
 
 func replyControl([]byte) {}
 
-// serveUDP answers one packet at a time until the socket is closed.
+// serveUDP answers the queries that a socket receives, one packet at a time, until the socket is closed.
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	var r reader
 	in, control, out := make([]byte, maxQuery), make([]byte, controlSize), make([]byte, 0, 2*maxUDP)

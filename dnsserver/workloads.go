@@ -11,37 +11,38 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// instance is a running workload as shown in DNS.
+// instance holds the DNS data of a running workload.
 type instance struct {
 	id     string
-	labels []string     // of the workload and of its group
-	addrs  []netip.Addr // of the workload, or of its node if it has none
+	labels []string     // DNS labels of the workload and of its group
+	addrs  []netip.Addr // addresses of the workload, or of its node if the workload has none
 	ports  []published
-	target name // SRV target: the node
+	target name // SRV target: the DNS name of its node
 	node   netip.Addr
 }
 
 // published is a port that the node forwards to an instance.
 type published struct {
-	service string // _<container port> or _<name>
-	proto   string // _tcp, _udp or _sctp
-	port    uint16 // on the node
+	service string // first label of the SRV record's name: _<container port> or _<port name>
+	proto   string // second label of the SRV record's name: _tcp, _udp or _sctp
+	port    uint16 // host port on the node
 }
 
 // service is a DNS name shared by instances: the name of a workload or of a group.
 type service struct {
-	members []*instance // sorted by id
-	ports   []port      // ports with records now
+	members []*instance // instances with this name, sorted by workload id
+	ports   []port      // ports that have records in the zone
 }
 
 type port struct{ service, proto string }
 
-// serving reports whether w is running and, if it has health checks, passes them.
+// serving reports whether w belongs into the zone: it is running and, if it has health checks, passes them. A template
+// has no instance.
 func serving(w *fsm.Workload) bool {
-	return w.Status == fsm.StatusRunning && (w.Actual.Health == "" || w.Actual.Health == fsm.Healthy)
+	return !w.IsTemplate() && w.Status == fsm.StatusRunning && (w.Actual.Health == "" || w.Actual.Health == fsm.Healthy)
 }
 
-// placeInstance reads a workload again and updates the services that it belongs to.
+// placeInstance reads a workload from the state again, and updates the services to which it belongs.
 func (b *Builder) placeInstance(id string) {
 	old := b.instances[id]
 	var fresh *instance
@@ -109,7 +110,7 @@ func (b *Builder) instanceOf(w *fsm.Workload) *instance {
 		if proto == "" {
 			proto = "tcp"
 		}
-		if p.HostPort == 0 || !isLabel(proto) || len(proto) > 8 {
+		if p.HostPort == 0 || !isLabel(proto) || len(proto) > 8 || p.Loopback() {
 			continue
 		}
 		services := []string{strconv.Itoa(int(p.ContainerPort))}
@@ -132,7 +133,7 @@ func (in *instance) equal(o *instance) bool {
 		slices.Equal(in.addrs, o.addrs) && slices.Equal(in.ports, o.ports)
 }
 
-// renderServices renders every service whose members changed.
+// renderServices makes the records of every service whose members changed.
 func (b *Builder) renderServices() {
 	for l := range b.dirty {
 		b.renderService(l)
@@ -140,8 +141,8 @@ func (b *Builder) renderServices() {
 	clear(b.dirty)
 }
 
-// renderService makes the records of one service. At most the first maxPerAnswer instances are
-// included, because more would not fit into one answer.
+// renderService makes the records of one service. The records contain at most the first maxPerAnswer
+// instances, because more would not fit into one answer.
 func (b *Builder) renderService(label string) {
 	s := b.services[label]
 	owner := under(b.plan.workloads, label)
@@ -178,8 +179,8 @@ func (b *Builder) renderService(label string) {
 	}
 }
 
-// packService makes the SRV set of one published port. The addresses of the nodes are additional
-// records.
+// packService returns the set of SRV records for one published port of a service. The addresses of the nodes
+// are additional records.
 func (b *Builder) packService(owner name, p port, members []*instance) rrset {
 	var srv, glue []record
 	targets := map[name]struct{}{}
@@ -199,7 +200,7 @@ func (b *Builder) packService(owner name, p port, members []*instance) rrset {
 	return pack(owner, dns.TypeSRV, true, srv, glue)
 }
 
-// absent adds k to m and reports whether k was new.
+// absent adds k to m and reports whether k is new in m.
 func absent[K comparable](m map[K]struct{}, k K) bool {
 	if _, ok := m[k]; ok {
 		return false

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// world is a state under test with the changes since feed was last emptied.
+// world is a replicated state that a test changes. feed collects its changes until the test passes them on.
 type world struct {
 	t     testing.TB
 	s     fsm.State
@@ -33,7 +33,7 @@ func (w *world) do(c fsm.Command) {
 	c.Head = &commandv1.Head{At: int64(w.index) * 1e9, By: "tester", Epoch: &commandv1.Epoch{Incarnation: info.Incarnation, Term: 1}}
 	s, res, changes := w.s.Apply(fsm.Meta{Index: w.index, Term: 1}, c)
 	if res.Kind != fsm.OK && res.Kind != fsm.AlreadyDone || res.Skipped > 0 {
-		w.t.Fatalf("%s: %s, skipped %d: %s", c, res.Kind, res.Skipped, res.Reason)
+		w.t.Fatalf("the state machine refused command %s or a part of it: result %s, %d skipped: %s", c, res.Kind, res.Skipped, res.Reason)
 	}
 	w.s = s
 	w.feed = append(w.feed, changes...)
@@ -70,7 +70,7 @@ func (w *world) nodeState(id string, up bool) {
 	}}})
 }
 
-// put stores workloads of a group; "" means no group.
+// put stores workloads with these ids in the state, as members of group; "" means no group.
 func (w *world) put(group string, ids ...string) {
 	w.t.Helper()
 	var list []*commandv1.WorkloadPut
@@ -97,7 +97,7 @@ func (w *world) assign(node string, ids ...string) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: list}}})
 }
 
-// report applies a node's report of a workload. addrs is "a,b"; ports are "host:container/proto".
+// report applies a node's status report about a workload. addrs is "a,b"; ports are "host:container/proto".
 func (w *world) report(id, state, addrs string, ports ...string) {
 	w.t.Helper()
 	w.reportHealth(id, state, "", addrs, ports...)
@@ -114,6 +114,9 @@ func (w *world) reportHealth(id, state, health, addrs string, ports ...string) {
 	}
 	for _, p := range ports {
 		b := &commandv1.PortBinding{}
+		if address, rest, ok := strings.Cut(p, "|"); ok {
+			b.Address, p = address, rest
+		}
 		if _, err := fmt.Sscanf(p, "%d:%d/%s", &b.HostPort, &b.ContainerPort, &b.Protocol); err != nil {
 			w.t.Fatal(err)
 		}
@@ -122,7 +125,7 @@ func (w *world) reportHealth(id, state, health, addrs string, ports ...string) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 }
 
-// run stores a workload of a group, assigns it to a node and reports it running.
+// run stores a workload of a group, assigns it to a node and reports that it is running.
 func (w *world) run(id, group, node, addrs string, ports ...string) {
 	w.t.Helper()
 	w.put(group, id)
@@ -161,14 +164,15 @@ func (w *world) name(id string, names ...string) {
 	}}}}})
 }
 
-// three adds three schedulers.
+// three adds three schedulers to the state w.
 func three(w *world) {
 	w.replica("r1", "s1", "10.0.0.1:8085")
 	w.replica("r2", "s2", "10.0.0.2:8085")
 	w.replica("r3", "s3", "[fd00::3]:8086")
 }
 
-// question packs a query given as "name type".
+// question returns a packed DNS query for text, which has the form "name type". edit may change the query
+// first.
 func question(text string, edit ...func(*dns.Msg)) []byte {
 	f := strings.Fields(text)
 	m := new(dns.Msg)
@@ -188,19 +192,18 @@ func edns(size uint16) func(*dns.Msg) {
 	return func(m *dns.Msg) { m.SetEdns0(size, false) }
 }
 
-// reply sends a query to z and unpacks the answer.
+// reply passes a query to z.Answer and unpacks the answer.
 func reply(t testing.TB, z *Zone, query []byte, ask Ask) *dns.Msg {
 	t.Helper()
 	b, _ := z.Answer(nil, query, ask)
 	m := new(dns.Msg)
 	if err := m.Unpack(b); err != nil {
-		t.Fatalf("unpack %x: %v", b, err)
+		t.Fatalf("the reply %x cannot be unpacked: %v", b, err)
 	}
 	return m
 }
 
-// texts returns records as sorted zone-file text with single blanks between fields. OPT records are
-// omitted.
+// texts returns records as sorted zone-file text with single spaces between fields. OPT records are omitted.
 func texts(rrs []dns.RR) []string {
 	out := inOrder(rrs)
 	slices.Sort(out)
@@ -217,7 +220,7 @@ func inOrder(rrs []dns.RR) []string {
 	return out
 }
 
-// lines parses zone-file text, one record per line, into the form of texts.
+// lines parses zone-file text with one record per line, and returns it in the form of texts.
 func lines(text string) []string {
 	out := []string{}
 	for l := range strings.Lines(text) {

@@ -6,24 +6,25 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Zone holds the answers to all queries for one state. It is immutable and safe for concurrent use.
+// Zone holds the answers to all queries about one version of the replicated state. It is immutable and safe
+// for concurrent use.
 type Zone struct {
 	plan    *plan
 	seed    maphash.Seed
 	root    [fan]*branch
 	names   int
 	index   uint64
-	servers []server // for NS
-	cap     uint32   // upper bound of every TTL in seconds; 0 = none
+	servers []server // name servers of the zones, for NS records
+	cap     uint32   // maximum of every TTL in seconds; 0 means no maximum
 }
 
 // server is a name server of the zones, with its addresses.
 type server struct {
 	name name
-	glue []record // address records of name, with the TTL of schedulers
+	glue []record // address records of the name server, with the TTL for schedulers
 }
 
-// Build makes the zone of a state from scratch. Errors name the invalid fields of cfg.
+// Build makes the zone of the state v from scratch. Errors name the invalid fields of cfg.
 func Build(cfg Config, v fsm.View, h Hints) (*Zone, error) {
 	b, err := NewBuilder(cfg, v, h)
 	if err != nil {
@@ -32,11 +33,11 @@ func Build(cfg Config, v fsm.View, h Hints) (*Zone, error) {
 	return b.Zone(), nil
 }
 
-// Index returns the log index of the state.
+// Index returns the Raft log index of the zone's state.
 func (z *Zone) Index() uint64 { return z.index }
 
-// Serial returns the serial of the SOA: the low 32 bits of Index.
+// Serial returns the serial number in the SOA record: the low 32 bits of Index.
 func (z *Zone) Serial() uint32 { return uint32(z.index) }
 
-// Names counts the names that exist, including empty non-terminals.
+// Names returns the number of names that exist, including names without records that have names below them.
 func (z *Zone) Names() int { return z.names }

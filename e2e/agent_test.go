@@ -62,7 +62,7 @@ func agentOf(t *testing.T, c *harness.Cluster, node string) (holder, other *harn
 		}
 	}
 	if holder == nil || other == nil {
-		t.Fatalf("node %q is not one of ours", node)
+		t.Fatalf("node %q is not a node of this cluster", node)
 	}
 	return holder, other
 }
@@ -84,7 +84,7 @@ func runsOf(t *testing.T, c *harness.Cluster, id string) []sim.Run {
 	return out
 }
 
-// A restarted agent adopts its running containers and does not restart them.
+// TestAgentRestart: an agent that restarts adopts its running containers and does not restart them.
 func TestAgentRestart(t *testing.T) {
 	t.Run("docker", func(t *testing.T) {
 		e, image := theEngine(t)
@@ -98,7 +98,7 @@ func TestAgentRestart(t *testing.T) {
 			all, err := e.Workload(t.Context(), id, "adopted")
 			must(t, err)
 			if len(all) != 1 || string(all[0].State) != "running" {
-				t.Fatalf("want one running container, the engine has %v", all)
+				t.Fatalf("want one running container of the workload, the engine has %v", all)
 			}
 			started, err := e.Started(t.Context(), all[0].ID)
 			must(t, err)
@@ -107,18 +107,18 @@ func TestAgentRestart(t *testing.T) {
 		container, started := only()
 
 		must(t, a.Kill())
-		must(t, c.WaitNode(t.Context(), a.NodeID, "NotReady", settle)) // by now the schedulers have noticed
+		must(t, c.WaitNode(t.Context(), a.NodeID, "NotReady", settle)) // wait until the schedulers have noticed that the agent is dead
 		if now, at := only(); now != container || at != started {
-			t.Errorf("the container did not survive the death of its agent: %s started %s, was %s started %s", now, at, container, started)
+			t.Errorf("the container was restarted when its agent died: %s started %s, before %s started %s", now, at, container, started)
 		}
 		must(t, a.Start())
 		must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
 		after := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "adopted", settle, running))
 		if now, at := only(); now != container || at != started {
-			t.Errorf("the container was not adopted: %s started %s, was %s started %s", now, at, container, started)
+			t.Errorf("the container was not adopted: %s started %s, before %s started %s", now, at, container, started)
 		}
 		if after.GetRevisionId() != before.GetRevisionId() || after.GetContent() != before.GetContent() {
-			t.Errorf("revision %s, was %s", after.GetRevisionId(), before.GetRevisionId())
+			t.Errorf("the workload has revision %s, want %s as before", after.GetRevisionId(), before.GetRevisionId())
 		}
 		// The agent still manages the container.
 		control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
@@ -129,7 +129,7 @@ func TestAgentRestart(t *testing.T) {
 		must(t, testbed.Poll(t.Context(), settle, "the container's removal", func(ctx context.Context) error {
 			all, err := e.Workload(ctx, id, "adopted")
 			if err == nil && len(all) > 0 {
-				err = fmt.Errorf("it is %s", all[0].State)
+				err = fmt.Errorf("the container that the agent must remove still exists in state %s", all[0].State)
 			}
 			return err
 		}))
@@ -143,7 +143,7 @@ func TestAgentRestart(t *testing.T) {
 		for i := range 5 {
 			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), fmt.Sprintf("adopted-%d", i), settle, running))
 		}
-		for range 2 { // the second restart is faster than the loss of a lease
+		for range 2 { // the agent restarts twice; the second restart takes less time than a lease
 			must(t, a.Restart())
 			must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
 		}
@@ -151,14 +151,14 @@ func TestAgentRestart(t *testing.T) {
 			id := fmt.Sprintf("adopted-%d", i)
 			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 			if runs := runsOf(t, c, id); len(runs) != 1 || runs[0].To != 0 {
-				t.Errorf("%s was not left alone: %+v", id, runs)
+				t.Errorf("workload %s was restarted or moved: %+v", id, runs)
 			}
 		}
 	})
 }
 
-// After an agent has died, another agent on the same Docker engine runs its workload within the
-// lease and a few seconds.
+// TestAgentLostOnDocker: after an agent has died, another agent on the same Docker engine runs its workload
+// within the lease and a few seconds.
 func TestAgentLostOnDocker(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -172,7 +172,7 @@ func TestAgentLostOnDocker(t *testing.T) {
 	must(t, holder.Kill())
 	at := time.Now()
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "moving", settle, runningOn(other.NodeID)))
-	t.Logf("agent killed; its container ran on the other agent after %s with a lease of %s", time.Since(at).Round(time.Millisecond), lease)
+	t.Logf("agent killed; its container ran on the other agent after %s, with a lease of %s", time.Since(at).Round(time.Millisecond), lease)
 	all, err := e.Workload(t.Context(), id, "moving")
 	must(t, err)
 	nodes := map[string]string{}
@@ -180,9 +180,9 @@ func TestAgentLostOnDocker(t *testing.T) {
 		nodes[s.Labels["persys.node_id"]] = string(s.State)
 	}
 	if nodes[other.NodeID] != "running" {
-		t.Errorf("the engine has %v, want one running of %s", nodes, other.NodeID)
+		t.Errorf("the engine has containers in the states %v (by node), want one running of %s", nodes, other.NodeID)
 	}
-	// The old agent comes back and lets go.
+	// The old agent returns and stops its container.
 	must(t, holder.Start())
 	must(t, testbed.Poll(t.Context(), settle, "the old container's removal", func(ctx context.Context) error {
 		all, err := e.Workload(ctx, id, "moving")
@@ -193,8 +193,9 @@ func TestAgentLostOnDocker(t *testing.T) {
 	}))
 }
 
-// The same with a simulated engine for each agent, which records every start and stop: the new run
-// begins after the lease has ended, and the old run ends when the first agent returns.
+// TestAgentLost is TestAgentLostOnDocker with a simulated engine for each agent. The engines record every start
+// and stop. They show that the run on the other node begins after the lease has ended, and that the old run
+// ends when the first agent returns.
 func TestAgentLost(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -205,7 +206,7 @@ func TestAgentLost(t *testing.T) {
 	apply(t, c, "single", exclusive)
 	w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, running))
 	holder, other := agentOf(t, c, w.GetAssignedNodeId())
-	// Ordinary workloads on the same node.
+	// Start workloads that are not exclusive on the node whose agent will be killed.
 	pinned := container("persys/any:1")
 	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
 	cordon := func(on bool) {
@@ -220,7 +221,7 @@ func TestAgentLost(t *testing.T) {
 	for i := range 3 {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), fmt.Sprintf("many-%d", i), settle, runningOn(holder.NodeID)))
 	}
-	// Another workload there fails and waits for its next attempt.
+	// Another workload on the node whose agent will be killed has failed, and waits for its next attempt.
 	crashing := container("sim/crash")
 	crashing.GetContainer().RestartPolicy = "no"
 	apply(t, c, "retried", crashing)
@@ -230,13 +231,13 @@ func TestAgentLost(t *testing.T) {
 
 	must(t, holder.Kill())
 	killed, at := sim.Boottime(), time.Now()
-	// Another is placed on the dead node before anyone has noticed its death. The order never
+	// Another workload is placed on the dead node before any scheduler has noticed the death. Its order never
 	// arrives.
 	apply(t, c, "late", container("persys/any:1"))
 	late := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "late", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetAssignedNodeId() != "" || w.GetReason().GetCode() != ""
 	}))
-	t.Logf("applied after the death of its only node: %s on %q (%s)", late.GetStatus(), late.GetAssignedNodeId(), late.GetReason().GetMessage())
+	t.Logf("applied after the death of its only node: %s on node %q (%s)", late.GetStatus(), late.GetAssignedNodeId(), late.GetReason().GetMessage())
 	cordon(false)
 	for i := range 3 {
 		id := fmt.Sprintf("many-%d", i)
@@ -247,7 +248,7 @@ func TestAgentLost(t *testing.T) {
 		}
 		// The lease was granted at the last heartbeat: at most one interval before the kill.
 		if early := runs[1].From - killed; early < lease-interval-200*time.Millisecond {
-			t.Errorf("%s was started again %s after its agent was killed: its lease of %s could not have ended", id, early, lease)
+			t.Errorf("workload %s was started again %s after its agent was killed, before its lease of %s could end", id, early, lease)
 		}
 	}
 	took := time.Since(at)
@@ -256,13 +257,14 @@ func TestAgentLost(t *testing.T) {
 		t.Errorf("moving took %s, want the lease (%s) and a few seconds", took, lease)
 	}
 
-	// The workloads that waited for an attempt or for their order move too.
+	// The workload that had failed (retried) and the workload whose order never arrived (late) move to the
+	// other node too.
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "late", settle, runningOn(other.NodeID)))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "retried", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetAssignedNodeId() == other.NodeID
 	}))
 	if runs := runsOf(t, c, "late"); len(runs) != 1 || runs[0].NodeID != other.NodeID {
-		t.Errorf("late ran %+v, want once, on %s", runs, other.NodeID)
+		t.Errorf("workload late ran %+v, want one run, on %s", runs, other.NodeID)
 	}
 
 	// The exclusive workload waits for an operator. persysctl why names the command.
@@ -298,7 +300,7 @@ func TestAgentLost(t *testing.T) {
 		must(t, testbed.Poll(t.Context(), settle, "the end of "+id+" on "+holder.NodeID, func(context.Context) error {
 			for _, r := range runsOf(t, c, id) {
 				if r.NodeID == holder.NodeID && r.To == 0 {
-					return fmt.Errorf("it still runs there")
+					return fmt.Errorf("the workload still runs on the node that lost it")
 				}
 			}
 			return nil
@@ -310,11 +312,11 @@ func TestAgentLost(t *testing.T) {
 	}
 }
 
-// No workload is evicted because schedulers were frozen: neither when the leader alone is frozen
-// for longer than a lease, nor when all of them are.
+// TestSleepEvictsNobody: no workload is evicted because schedulers were frozen for longer than a lease,
+// neither the leader alone nor all schedulers.
 func TestSleepEvictsNobody(t *testing.T) {
-	// One second more than in other tests: the agent must first notice that the leader hangs, and
-	// the race detector is slow on a busy machine.
+	// The lease is one second longer than in other tests, because the agent must first notice that the leader
+	// hangs, and the race detector is slow on a busy machine.
 	const lease = 4 * time.Second
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": lease.String()})})
 	for range 2 {
@@ -333,12 +335,11 @@ func TestSleepEvictsNobody(t *testing.T) {
 		for _, id := range ids {
 			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 			if runs := runsOf(t, c, id); len(runs) != 1 || runs[0].To != 0 {
-				t.Errorf("after %s, %s had been started %d times: %+v", after, id, len(runs), runs)
+				t.Errorf("after %s, workload %s had been started %d times: %+v, want once", after, id, len(runs), runs)
 			}
 		}
 	}
-	// asleep freezes some schedulers for longer than a lease. The test waits because this time is
-	// what it tests.
+	// asleep freezes some schedulers for longer than a lease. This test must wait for wall time.
 	asleep := func(who ...int) {
 		t.Helper()
 		for _, i := range who {
@@ -352,7 +353,7 @@ func TestSleepEvictsNobody(t *testing.T) {
 		for _, a := range c.Agents {
 			must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
 		}
-		pause(t.Context(), lease) // a late eviction would come within one more lease
+		pause(t.Context(), lease) // wait one more lease, in which a delayed eviction would happen
 	}
 	asleep(got[int](t)(c.WaitLeader(t.Context(), electionLimit)))
 	undisturbed("the leader slept")

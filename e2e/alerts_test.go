@@ -80,7 +80,7 @@ func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 			}
 		}
 		if up != len(c.Schedulers)+len(c.Agents) {
-			return fmt.Errorf("%d are up: %+v", up, out.Data.ActiveTargets)
+			return fmt.Errorf("%d targets are up: %+v", up, out.Data.ActiveTargets)
 		}
 		return nil
 	}))
@@ -113,7 +113,7 @@ func (w *prometheusServer) firing(ctx context.Context) ([]string, error) {
 	}
 	var names []string
 	for _, a := range out.Data.Alerts {
-		// This alert is about the disk of the test machine.
+		// PersysNodeDiskFull depends on the disk of the test machine, so it may fire too.
 		if name := a.Labels["alertname"]; a.State == "firing" && name != "PersysNodeDiskFull" {
 			names = append(names, name)
 		}
@@ -129,16 +129,16 @@ func (w *prometheusServer) fires(after string, want ...string) {
 		now, err := w.firing(ctx)
 		for _, name := range want {
 			if err == nil && !slices.Contains(now, name) {
-				err = fmt.Errorf("%s is not among %v", name, now)
+				err = fmt.Errorf("alert %s is not among %v", name, now)
 			}
 		}
 		return err
 	}))
 }
 
-// The most important alerts fire for real faults of real programs. A rule with a label that no
-// program sets would never fire; series written by hand do not show that. promtool tests every rule
-// with such series (TestRulesByPromtool in cmd/persys).
+// TestAlertsFire: the most important alerts must fire for real faults of real programs. A rule with a label
+// that no program sets never fires, and tests with series that are written by hand do not show that. promtool
+// tests every rule with such series (TestRulesByPromtool in cmd/persys).
 func TestAlertsFire(t *testing.T) {
 	etcd := etcdPart(t)
 	c := start(t, harness.Options{
@@ -151,7 +151,7 @@ func TestAlertsFire(t *testing.T) {
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "well", settle, running))
 	waitMode(t, c, "normal")
 	w := watched(t, c)
-	must(t, testbed.Poll(t.Context(), settle, "a cluster that is well to be silent", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "no alert in a healthy cluster", func(ctx context.Context) error {
 		now, err := w.firing(ctx)
 		if err == nil && len(now) > 0 {
 			err = fmt.Errorf("%v fire", now)
@@ -163,7 +163,7 @@ func TestAlertsFire(t *testing.T) {
 	huge.Resources.CpuMillicores = 1_000_000
 	apply(t, c, "huge", huge)
 	apply(t, c, "broken", container("sim/missing"))
-	w.fires("one workload that fits nowhere and one that cannot run", "PersysWorkloadsPending", "PersysWorkloadsFailed")
+	w.fires("one workload that fits on no node and one that cannot run", "PersysWorkloadsPending", "PersysWorkloadsFailed")
 
 	must(t, got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: c.Agents[0].SimDir})).SetDown("by the test"))
 	must(t, c.Agents[1].Kill())

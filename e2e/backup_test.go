@@ -19,12 +19,12 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// untouched checks that each workload has had one run only, which still goes on.
+// untouched checks that each workload has had only one run, which has not ended.
 func untouched(t *testing.T, c *harness.Cluster, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
 		if runs := runsOf(t, c, id); len(runs) != 1 || runs[0].To != 0 {
-			t.Errorf("%s was not left alone: %+v", id, runs)
+			t.Errorf("workload %s was restarted or moved: %+v", id, runs)
 		}
 	}
 }
@@ -41,7 +41,7 @@ func refusesEarlierEpoch(t *testing.T, a *harness.Agent, cluster string, incarna
 	})
 	must(t, err)
 	if !resp.GetFenced() {
-		t.Errorf("%s took an order of a former incarnation: %v", a.NodeID, resp)
+		t.Errorf("agent %s did not refuse an order of an earlier incarnation: %v", a.NodeID, resp)
 	}
 }
 
@@ -69,9 +69,9 @@ func startAndKeep(t *testing.T, c *harness.Cluster) []string {
 	return ids
 }
 
-// Two of three schedulers are lost with their disks. After one command on the third one the cluster
-// works again: it applies workloads, new schedulers join, agents refuse orders of the earlier
-// epoch, and running workloads are not touched.
+// TestLostQuorumIsRecovered: two of three schedulers are lost with their disks. One command on the third
+// makes the cluster work again: it applies workloads, new schedulers join, agents refuse orders of the
+// earlier epoch, and workloads that run are not touched.
 func TestLostQuorumIsRecovered(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	ids := startAndKeep(t, c)
@@ -98,11 +98,11 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 		return out.String(), err
 	}
 	if out, err := recovery("--yes"); err == nil || !strings.Contains(out, "is in use") {
-		t.Errorf("a running scheduler was recovered: %v\n%s", err, out)
+		t.Errorf("a scheduler that runs must not be recovered, but the recovery said: %v\n%s", err, out)
 	}
 	must(t, survivor.Kill())
 	if out, err := recovery(); err == nil || !strings.Contains(out, "--yes") {
-		t.Errorf("it did not ask: %v\n%s", err, out)
+		t.Errorf("the recovery did not ask for confirmation: %v\n%s", err, out)
 	}
 	out, err := recovery("--yes")
 	if err != nil {
@@ -152,7 +152,7 @@ func agentWith(t *testing.T, c *harness.Cluster, id string) *harness.Agent {
 	return holder
 }
 
-// ctl runs persysctl and fails the test if the exit code is not 0.
+// ctl runs persysctl, fails the test if the exit code is not 0, and returns the output.
 func ctl(t *testing.T, c *harness.Cluster, args ...string) string {
 	t.Helper()
 	res, err := c.Ctl(t.Context(), args...)
@@ -163,9 +163,9 @@ func ctl(t *testing.T, c *harness.Cluster, args ...string) string {
 	return res.Stdout
 }
 
-// A backup is restored twice: into the running cluster, after mistakes of an operator, and into new
-// schedulers, after all of them were lost with their disks. Workloads that ran all the time are not
-// touched.
+// TestBackupIsRestored restores a backup twice: first into the running cluster, after mistakes of an
+// operator, and then into new schedulers, after all schedulers were lost with their disks. Workloads that run
+// all the time are not touched.
 func TestBackupIsRestored(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	ids := startAndKeep(t, c)
@@ -205,7 +205,7 @@ func TestBackupIsRestored(t *testing.T) {
 		t.Errorf("incarnation %d after %d", now, old)
 	}
 	if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "get", "younger")); res.Code != 3 {
-		t.Errorf("the workload that the backup lacks: exit %d\n%s", res.Code, res.Stdout)
+		t.Errorf("a restore must remove a workload that the backup lacks, but persysctl get ended with exit %d\n%s", res.Code, res.Stdout)
 	}
 	untouched(t, c, "kept-2", "kept-3", "younger")
 	refusesEarlierEpoch(t, agentWith(t, c, "kept-0"), st.GetClusterId(), old)

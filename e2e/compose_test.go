@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// The example stack runs through the real programs: it is applied, shown with every service, its
-// logs are read, and it is deleted.
+// TestComposeStack runs the example stack on the real programs: the test applies it, shows it with every
+// service, reads its logs, and deletes it.
 func TestComposeStack(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -22,7 +22,7 @@ func TestComposeStack(t *testing.T) {
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
 	raw, err := os.ReadFile("../examples/stack.yaml")
 	must(t, err)
-	// The image of this run, and any free port.
+	// Replace the image by the one of this test run, and the port by any free port.
 	text := strings.NewReplacer("persys/hello:demo", image, `["18081:8080"]`, `["8080"]`).Replace(string(raw))
 	file := filepath.Join(t.TempDir(), "stack.yaml")
 	must(t, os.WriteFile(file, []byte(text), 0o600))
@@ -32,9 +32,9 @@ func TestComposeStack(t *testing.T) {
 		t.Errorf("type %q, ports %v", view.GetType(), view.GetPorts())
 	}
 	if out := ctl(t, c, "get", "shop"); !strings.Contains(out, "web: running; worker: running") {
-		t.Errorf("the services are not shown:\n%s", out)
+		t.Errorf("persysctl get does not show the services of the stack and their states:\n%s", out)
 	}
-	must(t, testbed.Poll(t.Context(), settle, "both services' output", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the output of both services", func(context.Context) error {
 		if out := ctl(t, c, "logs", "shop"); !strings.Contains(out, "web-1 | ") || !strings.Contains(out, "worker-1 | ") {
 			return fmt.Errorf("logs:\n%s", out)
 		}

@@ -55,7 +55,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 	must(t, testbed.Poll(t.Context(), settle, "persys dev to be up", func(context.Context) error {
 		m := addrs.FindStringSubmatch(p.Tail(200))
 		if m == nil {
-			return fmt.Errorf("it says:\n%s", p.Tail(5))
+			return fmt.Errorf("the program says:\n%s", p.Tail(5))
 		}
 		http, grpc = m[1], m[2]
 		return nil
@@ -74,7 +74,7 @@ func browser(t *testing.T) *page {
 	alloc, stop := chromedp.NewExecAllocator(context.Background(), opts...)
 	t.Cleanup(stop)
 	ctx, cancel := chromedp.NewContext(alloc, chromedp.WithErrorf(func(format string, args ...any) {
-		if !strings.HasPrefix(format, "unhandled node event") { // an event newer than the library
+		if !strings.HasPrefix(format, "unhandled node event") { // the library reports events of newer browsers as errors
 			t.Logf(format, args...)
 		}
 	}))
@@ -84,21 +84,21 @@ func browser(t *testing.T) *page {
 		}
 		cancel()
 	})
-	must(t, chromedp.Run(ctx)) // the browser lives as long as the context of the first run
+	must(t, chromedp.Run(ctx)) // the browser runs as long as the context of the first Run
 	p := &page{t: t, ctx: ctx}
 	chromedp.ListenTarget(ctx, p.listen)
 	p.do(network.Enable(), log.Enable(), runtime.Enable())
 	return p
 }
 
-// page is a browser tab and the faults that it reported.
+// page is a browser tab, with the errors that it has reported.
 type page struct {
 	t   *testing.T
 	ctx context.Context
 
 	mu     sync.Mutex
 	faults []string
-	bytes  float64 // bytes transferred
+	bytes  float64 // number of transferred bytes
 }
 
 func (p *page) listen(ev any) {
@@ -120,13 +120,13 @@ func (p *page) listen(ev any) {
 	}
 }
 
-// clean fails the test with the faults since the last call.
+// clean fails the test if the page has reported errors since the last call.
 func (p *page) clean(where string) {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range p.faults {
-		p.t.Errorf("%s: the console of the browser has: %s", where, f)
+		p.t.Errorf("%s: the browser reported an error of the page: %s", where, f)
 	}
 	p.faults = nil
 }
@@ -151,14 +151,14 @@ func (p *page) sees(want ...string) {
 		}
 		for _, w := range want {
 			if !strings.Contains(text, w) {
-				return fmt.Errorf("%q is not in it", w)
+				return fmt.Errorf("the page does not show %q", w)
 			}
 		}
 		return nil
 	})
 	if err != nil {
 		p.shot("failed")
-		p.t.Fatalf("%v; it shows:\n%s", err, text)
+		p.t.Fatalf("%v; the page shows:\n%s", err, text)
 	}
 }
 
@@ -174,7 +174,7 @@ func (p *page) press(name string) {
 			return err
 		}
 		if !found {
-			return fmt.Errorf("no such button or link")
+			return fmt.Errorf("the page lacks the button or link")
 		}
 		return nil
 	}))
@@ -208,7 +208,7 @@ func (p *page) accessible(where string) {
 	p.do(chromedp.Evaluate(`delete document.documentElement.dataset.theme`, nil))
 }
 
-// stray starts a workload on the engine of persys dev that the cluster does not know.
+// stray starts an instance on the simulated engine of persys dev for which the cluster has no workload.
 func stray(t *testing.T, dir, status string) {
 	t.Helper()
 	var st struct {
@@ -228,7 +228,7 @@ func stray(t *testing.T, dir, status string) {
 	}))
 }
 
-// TestConsole opens every page of the console in a real browser, does every action, and checks the
+// TestConsole opens every page of the console in a real browser, carries out every action, and checks the
 // results with persysctl.
 func TestConsole(t *testing.T) {
 	p := browser(t)
@@ -261,7 +261,7 @@ func TestConsole(t *testing.T) {
 	open("/", "of 4 run", "1 of 1 ready", "huge", "leader", "Latest events", "WorkloadState", "in use", "reserved of")
 	t.Logf("the first view took %.0f KiB over the wire", p.bytes/1024)
 	if p.bytes > 100*1024 {
-		t.Errorf("the first view took %.0f bytes, at most 100 KiB are wanted", p.bytes)
+		t.Errorf("the first view took %.0f bytes, want at most 100 KiB", p.bytes)
 	}
 	seen("overview")
 
@@ -275,7 +275,7 @@ func TestConsole(t *testing.T) {
 	var lines int
 	p.do(chromedp.Evaluate(`document.querySelectorAll(".spark .used").length`, &lines))
 	if lines < 2 {
-		t.Errorf("%d charts of use on the page of a node, want CPU and memory at least", lines)
+		t.Errorf("%d charts on the page of a node, want at least CPU and memory", lines)
 	}
 	p.press("Cordon")
 	p.sees("cordoned", "dev-1 takes no new workloads.")
@@ -329,7 +329,7 @@ func TestConsole(t *testing.T) {
 	write("id: new\ncontaner: {image: x}\n")
 	p.press("Show the plan")
 	p.sees("Nothing has been changed", `did you mean "container"?`)
-	p.faults = slices.DeleteFunc(p.faults, func(f string) bool { return strings.Contains(f, "400") }) // the browser logs every 400
+	p.faults = slices.DeleteFunc(p.faults, func(f string) bool { return strings.Contains(f, "400") }) // the browser logs every answer with status 400
 	seen("deploy-mistake")
 	write("id: new\nresources: {cpu: 100m, memory: 64Mi}\ncontainer: {image: \"nginx:1.28\"}\n---\nid: web\ncount: 2\nresources: {cpu: 100m, memory: 64Mi}\ncontainer: {image: \"nginx:1.28\"}\n")
 	p.press("Show the plan")
@@ -374,13 +374,13 @@ func TestConsole(t *testing.T) {
 	p.press("Roll back")
 	p.sees("Revision 1 of new is applied again.", "3 (now)")
 	if out := ctl("", "get", "new"); !strings.Contains(out, "nginx:1.28") {
-		t.Errorf("it was not rolled back:\n%s", out)
+		t.Errorf("the workload was not rolled back:\n%s", out)
 	}
 	if out := ctl("", "diff", "new", "--revision", "1..2"); !strings.Contains(out, "nginx:1.29") || strings.Contains(out, "hidden") {
 		t.Errorf("persysctl diff says:\n%s", out)
 	}
 
-	open("/drifts", "stray", "runs there and is not known here", "operator investigation")
+	open("/drifts", "stray", "runs there, but the schedulers have no such workload", "operator investigation")
 	seen("drifts")
 	p.press("Delete …")
 	p.sees("Delete stray on dev-1?")
@@ -390,17 +390,17 @@ func TestConsole(t *testing.T) {
 	seen("audit")
 	open("/events", "WorkloadCreated")
 	ctl("", "delete", "huge")
-	p.sees("WorkloadDeleted") // the page was not reloaded
+	p.sees("WorkloadDeleted") // the event appears although the page was not reloaded
 	seen("events")
 
-	// The size of a phone, then the keyboard alone.
+	// Set the window to the size of a phone; after that, use only the keyboard.
 	p.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
 	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Attempts"} {
 		open(path, want)
 		var wide bool
 		p.do(chromedp.Evaluate(`document.documentElement.scrollWidth > document.documentElement.clientWidth + 1`, &wide))
 		if wide {
-			t.Errorf("%s is wider than a phone", path)
+			t.Errorf("page %s is wider than a phone", path)
 		}
 		seen("phone" + strings.ReplaceAll(path, "/", "-"))
 	}
@@ -417,8 +417,7 @@ func TestConsole(t *testing.T) {
 	p.clean("keys")
 }
 
-// terminalCases run in the browser: each writes text to a screen of 10 columns and compares what it
-// shows.
+// terminalCases run in the browser: each writes text to a terminal of 10 columns and compares the screen.
 const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
 	const bad = [];
 	const text = (s) => [...s.past, ...s.grid].map((r) => r.map((c) => c.ch).join("").trimEnd()).join("|").replace(/\|+$/, "");
@@ -437,7 +436,7 @@ const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
 	return bad;
 })`
 
-// execSession runs a command in web-1 from its page with the keyboard alone, and leaves the page.
+// execSession runs a command in web-1 from its page, with only the keyboard, and leaves the page.
 func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open func(string, ...string), seen func(string)) {
 	t.Helper()
 	var bad []string
@@ -450,7 +449,7 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 		var text string
 		must(t, testbed.Poll(p.ctx, settle, "the terminal to show "+want, func(ctx context.Context) error {
 			if err := chromedp.Run(ctx, chromedp.Evaluate(`document.querySelector(".term-view")?.innerText || ""`, &text)); err != nil || !strings.Contains(text, want) {
-				return fmt.Errorf("it shows %q: %v", text, err)
+				return fmt.Errorf("the terminal shows %q: %v", text, err)
 			}
 			return nil
 		}))
@@ -466,7 +465,7 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	seen("workload-exec")
 	keys("exit 3\r")
 	p.sees("The command ended with exit code 3.")
-	// An Enter key held a little too long does not run the command again.
+	// Holding the Enter key a little too long must not run the command again.
 	keys("\r\r")
 	p.sees("The command ended with exit code 3.")
 	p.do(chromedp.SetValue("#exec-command", "echo 'unfinished"))
@@ -483,19 +482,19 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	var focused string
 	p.do(chromedp.Evaluate(`document.activeElement.textContent`, &focused))
 	if focused != "End session" {
-		t.Errorf("after Ctrl+] the focus is on %q", focused)
+		t.Errorf("after Ctrl+] the focus is on %q, want the button that ends the session", focused)
 	}
 	open("/workloads", "web-0")
-	must(t, testbed.Poll(t.Context(), settle, "the end of every session to be kept", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "a record of the end of every session", func(context.Context) error {
 		out := ctl("", "audit", "--tail", "0", "-o", "json")
 		if n, m := strings.Count(out, "SessionOpened"), strings.Count(out, "SessionClosed"); n < 3 || n != m || !strings.Contains(out, "the caller disconnected") {
-			return fmt.Errorf("%d opened and %d closed:\n%s", n, m, out)
+			return fmt.Errorf("the audit has %d opened and %d closed sessions:\n%s", n, m, out)
 		}
 		return nil
 	}))
 }
 
-// The console says that its data are old when there is no leader.
+// TestConsoleShowsThatThereIsNoLeader: without a leader, the console says that its data is old.
 func TestConsoleShowsThatThereIsNoLeader(t *testing.T) {
 	p := browser(t)
 	dir := t.TempDir()

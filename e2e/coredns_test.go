@@ -21,7 +21,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// part prepares a third-party server, or calls Need if it cannot be built.
+// part prepares a third-party server. If it cannot be built on this machine, the test is skipped
+// (testbed.Need).
 func part(t *testing.T, make func() (*harness.Part, error)) *harness.Part {
 	t.Helper()
 	p, err := make()
@@ -37,8 +38,9 @@ func part(t *testing.T, make func() (*harness.Part, error)) *harness.Part {
 	return p
 }
 
-// said returns the part of an answer in which two servers must agree: the records and their targets
-// in a canonical form. TTLs differ, and CoreDNS generates names for SRV targets that are addresses.
+// said returns the part of a DNS answer that must be equal from CoreDNS and from a scheduler: the records and
+// their targets in a canonical form. TTLs differ, and CoreDNS makes up names for SRV targets that are
+// addresses.
 func said(ctx context.Context, server, name string, qtype uint16) (string, error) {
 	q := new(dns.Msg).SetQuestion(name, qtype)
 	q.SetEdns0(1232, false)
@@ -79,7 +81,7 @@ func said(ctx context.Context, server, name string, qtype uint16) (string, error
 		}
 	}
 	slices.Sort(out)
-	// The zone, as the SOA of a negative answer names it.
+	// the zone's name from the SOA record of a negative answer
 	text := dns.RcodeToString[m.Rcode] + " " + strings.Join(slices.Compact(out), " ")
 	if len(out) == 0 && len(m.Ns) == 1 && m.Ns[0].Header().Rrtype == dns.TypeSOA {
 		text += "SOA"
@@ -101,9 +103,9 @@ func (s *shard) env(etcd *harness.Part) map[string]string {
 	}
 }
 
-// questions returns questions for both servers, about existing names and others. It has no A or
-// AAAA question at the name of a service: in the SkyDNS layout every key that holds an address
-// answers it.
+// questions returns questions for both servers, about names that exist and names that do not. It asks no A
+// or AAAA question about the name of a service, because in the SkyDNS layout every key that holds an
+// address answers it.
 func (s *shard) questions(nodes ...string) (out [][2]string) {
 	for _, name := range []string{"_persys-scheduler." + s.domain, "_persys-scheduler._tcp." + s.domain} {
 		out = append(out, [2]string{name, "SRV"})
@@ -121,7 +123,7 @@ func (s *shard) questions(nodes ...string) (out [][2]string) {
 	return out
 }
 
-// agree waits until CoreDNS answers every question as the replica's own DNS server does, and
+// agree waits until CoreDNS answers every question in the same way as the replica's own DNS server, and
 // returns the answers.
 func (s *shard) agree(t *testing.T, coredns *harness.Part, when string, nodes ...string) map[string]string {
 	t.Helper()
@@ -138,7 +140,7 @@ func (s *shard) agree(t *testing.T, coredns *harness.Part, when string, nodes ..
 				return err
 			}
 			if ours != theirs {
-				return fmt.Errorf("%s %s: ours %q, CoreDNS %q", q[0], q[1], ours, theirs)
+				return fmt.Errorf("for the query %s %s the scheduler answers %q, but CoreDNS %q", q[0], q[1], ours, theirs)
 			}
 			all[q[0]+" "+q[1]] = ours
 		}
@@ -154,10 +156,9 @@ func (s *shard) want(t *testing.T, answers map[string]string, question, want str
 	}
 }
 
-// Two clusters share one etcd and one CoreDNS. CoreDNS serves the same names of each cluster as its
-// own DNS servers do, and follows replicas and nodes that leave. Neither cluster sees or changes
-// the records of the other, or accepts its nodes. Without CoreDNS or etcd everything that runs goes
-// on.
+// TestCoreDNS: two clusters share one etcd and one CoreDNS. CoreDNS serves the same names of each cluster as
+// the cluster's own DNS servers, and follows when replicas and nodes leave. Neither cluster sees or changes
+// the records of the other, or accepts its nodes. Workloads keep running without CoreDNS or etcd.
 func TestCoreDNS(t *testing.T) {
 	dir := t.TempDir()
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
@@ -186,13 +187,12 @@ func TestCoreDNS(t *testing.T) {
 	}
 	a := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.21")))
 	b := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.22")))
-	// The same node id in the other cluster, at another address. The agent finds its scheduler by
-	// name.
+	// The other cluster has a node of the same id at another address. Its agent finds the scheduler by name.
 	far := at("::1")
 	far.Env["PERSYS_SCHEDULER_ADDR"], far.Env["PERSYS_SCHEDULER_DISCOVERY"] = "", "srv://west.persys.local?dns="+west.Schedulers[0].DNS
 	got[*harness.Agent](t)(west.StartAgent(t.Context(), far))
 	if passed.Load() == 0 {
-		t.Errorf("the agent of %s registered by another way than the one that is published", west.key)
+		t.Errorf("the agent of %s did not connect to its scheduler through the address in DNS", west.key)
 	}
 	w := startUndisturbed(t, east.Cluster, 2)
 
@@ -223,7 +223,7 @@ func TestCoreDNS(t *testing.T) {
 
 	t.Run("a node of the other cluster", func(t *testing.T) { foreignNodes(t, east, west, b) })
 
-	t.Run("what goes for good", func(t *testing.T) {
+	t.Run("workloads and nodes that are removed", func(t *testing.T) {
 		admin := got[clusterv1.ClusterClient](t)(east.AnyAdmin(t.Context()))
 		must(t, b.Kill())
 		must(t, east.WaitNode(t.Context(), b.NodeID, "NotReady", settle))
@@ -246,16 +246,16 @@ func TestCoreDNS(t *testing.T) {
 			return nil
 		}))
 		if strings.Contains(answers["_persys-scheduler._tcp.east.persys.local SRV"], gone.GRPC) {
-			t.Errorf("the removed replica is still named: %v", answers)
+			t.Errorf("DNS still lists the replica that was removed: %v", answers)
 		}
 		if now := west.agree(t, coredns, "after the removals", "node-a", "node-b"); fmt.Sprint(now) != fmt.Sprint(west0) {
-			t.Errorf("the other cluster's answers have changed: %v, they were %v", now, west0)
+			t.Errorf("the answers for the other cluster must stay, but they are %v, before: %v", now, west0)
 		}
 	})
 
 	t.Run("CoreDNS killed, and back", func(t *testing.T) {
-		// CoreDNS may have been reported as away while etcd had no records.
-		must(t, testbed.Poll(t.Context(), settle, "CoreDNS being seen", func(ctx context.Context) error {
+		// While etcd had no records, CoreDNS may have been reported as unreachable.
+		must(t, testbed.Poll(t.Context(), settle, "the scheduler to notice that CoreDNS is back", func(ctx context.Context) error {
 			leader, err := east.WaitLeader(ctx, electionLimit)
 			if err != nil {
 				return err
@@ -265,18 +265,18 @@ func TestCoreDNS(t *testing.T) {
 			}
 			return nil
 		}))
-		lost := count(t, east, "CoreDNSLost")
+		lost := count(t, east.Cluster, "CoreDNSLost")
 		must(t, coredns.Kill())
 		awaitChangeEvents(t, east, coredns.Addr, "CoreDNSLost", lost+1)
 		must(t, coredns.Start())
 		must(t, harness.WaitListening(t.Context(), coredns, settle))
 		awaitChangeEvents(t, east, coredns.Addr, "CoreDNSBack", lost+1)
-		if n := count(t, east, "CoreDNSLost"); n != lost+1 {
+		if n := count(t, east.Cluster, "CoreDNSLost"); n != lost+1 {
 			t.Errorf("the loss of CoreDNS caused %d events, want 1", n-lost)
 		}
 	})
 
-	t.Run("without CoreDNS and etcd", func(t *testing.T) {
+	t.Run("CoreDNS and etcd are down", func(t *testing.T) {
 		leader := got[int](t)(east.WaitLeader(t.Context(), electionLimit))
 		before, err := east.Schedulers[leader].Output()
 		must(t, err)
@@ -306,14 +306,14 @@ func TestCoreDNS(t *testing.T) {
 				answer, err := said(t.Context(), r.DNS, "persys-scheduler."+s.domain+".", qtype)
 				must(t, err)
 				if answer != want {
-					t.Errorf("%s of %s answers %q", r.Name, s.key, answer)
+					t.Errorf("the DNS server of scheduler %s, shard %s, answers %q, which differs from the answer of CoreDNS", r.Name, s.key, answer)
 				}
 			}
 		}
 		must(t, etcd.Start())
 		must(t, coredns.Start())
 		must(t, harness.WaitListening(t.Context(), coredns, settle))
-		// Changes made meanwhile arrive in the end.
+		// Changes that were made during the outage of etcd are in its records afterwards.
 		extra := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.23")))
 		east.want(t, east.agree(t, coredns, "after the outage", extra.NodeID), extra.NodeID+".east.agents.persys.cloud A", "NOERROR 127.0.0.23")
 		for id, was := range w.before {
@@ -321,15 +321,15 @@ func TestCoreDNS(t *testing.T) {
 				continue
 			}
 			if runs := runsOf(t, east.Cluster, id); len(runs) != 1 || runs[0].To != 0 {
-				t.Errorf("%s was disturbed: %+v", id, runs)
+				t.Errorf("workload %s was restarted or moved: %+v", id, runs)
 			}
 		}
 	})
 }
 
-// advertised makes a scheduler advertise another address, family and port than it listens on. A
-// relay listens there, as a load balancer or a port mapping would. It returns the port and the
-// number of connections through the relay. The scheduler must not run yet.
+// advertised makes a scheduler advertise an address, family and port other than those on which it listens.
+// A relay listens at the advertised address, as a load balancer or a port mapping would. It returns the
+// port and a counter of the connections through the relay. The scheduler must not run yet.
 func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic.Int64) {
 	t.Helper()
 	l, err := net.Listen("tcp", "[::1]:0")
@@ -343,7 +343,7 @@ func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic
 	}
 	set(s.Process, map[string]string{
 		"SCHEDULER_ADVERTISE_IP": "::1", "SCHEDULER_ADVERTISE_PORT": port,
-		// Other replicas dial ports of their own at the advertised address.
+		// Other replicas dial the advertised address at other ports, for Raft and gossip.
 		"SCHEDULER_RAFT_ADDR": six(s.Raft), "SCHEDULER_GOSSIP_ADDR": six(s.Gossip), "SCHEDULER_JOIN": six(s.Gossip),
 	})
 	passed = new(atomic.Int64)
@@ -360,7 +360,7 @@ func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic
 				continue
 			}
 			passed.Add(1)
-			// The end of either side closes both.
+			// If one side closes its connection, both are closed.
 			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
 				relays.Go(func() {
 					_, _ = io.Copy(pair[0], pair[1])
@@ -371,16 +371,16 @@ func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
-		_ = s.Kill() // the relays end with the scheduler
+		_ = s.Kill() // the relays end when the scheduler closes its connections
 		relays.Wait()
 	})
 	return port, passed
 }
 
-// Two clusters with the same DOMAIN share one etcd, each with a CoreDNS of its own. Each CoreDNS
-// serves the schedulers of its own cluster, and the nodes of both clusters under their shards. A
-// change in one cluster changes nothing in the other, and a cluster that is configured with the
-// address of the other's CoreDNS reports it.
+// TestCoreDNSOneDomain: two clusters with the same DOMAIN share one etcd, and each has a CoreDNS. Each
+// CoreDNS serves the schedulers of its own cluster, and the nodes of both clusters under their shards. A
+// change in one cluster changes nothing in the other. A cluster that is configured with the address of the
+// other cluster's CoreDNS reports that.
 func TestCoreDNSOneDomain(t *testing.T) {
 	dir := t.TempDir()
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
@@ -410,7 +410,7 @@ func TestCoreDNSOneDomain(t *testing.T) {
 	east.want(t, eastAlone, "_persys-scheduler._tcp.persys.local SRV", "NOERROR "+east.Schedulers[0].GRPC)
 
 	env := fast(west.env(etcd))
-	env["SCHEDULER_COREDNS_ADDR"] = coredns.Addr // that of the other cluster
+	env["SCHEDULER_COREDNS_ADDR"] = coredns.Addr // this address is the one of the other cluster's CoreDNS
 	west.Cluster = start(t, harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: env})
 	got[*harness.Agent](t)(west.StartAgent(t.Context(), at("127.0.0.31")))
 	b := got[*harness.Agent](t)(west.StartAgent(t.Context(), at("127.0.0.32")))
@@ -418,11 +418,11 @@ func TestCoreDNSOneDomain(t *testing.T) {
 	west.want(t, answers, "_persys-scheduler._tcp.persys.local SRV", "NOERROR "+west.Schedulers[0].GRPC)
 	west.want(t, answers, "node-a.west.agents.persys.cloud A", "NOERROR 127.0.0.31")
 	awaitChangeEvents(t, west, coredns.Addr, "CoreDNSLost", 1)
-	if text := got[string](t)(west.Schedulers[0].Output()); !strings.Contains(text, "names only schedulers of others") {
+	if text := got[string](t)(west.Schedulers[0].Output()); !strings.Contains(text, "lists only schedulers of another cluster") {
 		t.Error("no log line says that the watched CoreDNS belongs to another cluster")
 	}
 
-	// The nodes of both clusters are known at both addresses.
+	// Both CoreDNS servers serve the nodes of both clusters.
 	for _, server := range []string{coredns.Addr, other.Addr} {
 		for name, want := range map[string]string{
 			"node-a.east.agents.persys.cloud.": "NOERROR 127.0.0.21", "node-a.west.agents.persys.cloud.": "NOERROR 127.0.0.31",
@@ -435,12 +435,12 @@ func TestCoreDNSOneDomain(t *testing.T) {
 			}
 		}
 	}
-	// A client that looks up the schedulers there finds that cluster.
+	// A client that looks up the schedulers there finds the right cluster.
 	for server, s := range map[string]*shard{coredns.Addr: east, other.Addr: west} {
 		st, err := s.Status(t.Context(), 0)
 		must(t, err)
 		if text := ctlAt(t, s.Cluster, "srv://persys.local?dns="+server, "status"); !strings.Contains(text, st.GetClusterId()) {
-			t.Errorf("by the name at %s persysctl finds\n%s\nwant cluster %s", server, text, st.GetClusterId())
+			t.Errorf("through the name server %s persysctl finds\n%s\nwant cluster %s", server, text, st.GetClusterId())
 		}
 	}
 
@@ -454,14 +454,14 @@ func TestCoreDNSOneDomain(t *testing.T) {
 		return nil
 	}))
 	if now := east.agree(t, coredns, "beside the other", "node-a"); fmt.Sprint(now) != fmt.Sprint(eastAlone) {
-		t.Errorf("east's answers have changed with west: %v, they were %v", now, eastAlone)
+		t.Errorf("the answers for cluster east must not change when cluster west starts, but they are %v, before: %v", now, eastAlone)
 	}
 }
 
 // count returns the number of events of a type.
-func count(t *testing.T, s *shard, kind string) int {
+func count(t *testing.T, c *harness.Cluster, kind string) int {
 	t.Helper()
-	admin := got[clusterv1.ClusterClient](t)(s.AnyAdmin(t.Context()))
+	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	events, err := admin.Events(ctx, &clusterv1.EventsRequest{})
@@ -479,16 +479,16 @@ func count(t *testing.T, s *shard, kind string) int {
 	}
 }
 
-// awaitChangeEvents waits until a change of a CoreDNS has caused the given number of events, a line in the
+// awaitChangeEvents waits until changes of a CoreDNS have caused the given number of events, a line in the
 // leader's log, and a change of the metric.
 func awaitChangeEvents(t *testing.T, s *shard, server, kind string, times int) {
 	t.Helper()
 	line, up := "CoreDNS is back", 1.0
 	if kind == "CoreDNSLost" {
-		line, up = "CoreDNS is away", 0
+		line, up = "CoreDNS does not answer correctly", 0
 	}
 	must(t, testbed.Poll(t.Context(), settle, kind, func(ctx context.Context) error {
-		if n := count(t, s, kind); n < times {
+		if n := count(t, s.Cluster, kind); n < times {
 			return fmt.Errorf("%d events, want %d", n, times)
 		}
 		leader, err := s.WaitLeader(ctx, electionLimit)

@@ -27,7 +27,7 @@ func awaitNoRecord(t *testing.T, c *harness.Cluster, id string, limit time.Durat
 		if status.Code(err) == codes.NotFound {
 			return nil
 		}
-		return fmt.Errorf("it is %s (%s): %w", w.GetWorkload().GetStatus(), w.GetWorkload().GetReason().GetMessage(), err)
+		return fmt.Errorf("the schedulers still have the workload, in state %s (%s): %w", w.GetWorkload().GetStatus(), w.GetWorkload().GetReason().GetMessage(), err)
 	}))
 }
 
@@ -36,15 +36,15 @@ func awaitNoRun(t *testing.T, c *harness.Cluster, id string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "the last run of "+id+" to end", func(context.Context) error {
 		if runs := runsOf(t, c, id); slices.ContainsFunc(runs, func(r sim.Run) bool { return r.To == 0 }) {
-			return fmt.Errorf("it runs: %+v", runs)
+			return fmt.Errorf("an engine still runs the workload: %+v", runs)
 		}
 		return nil
 	}))
 }
 
-// A stop or a delete takes seconds if the node is healthy. Otherwise it completes when the node
-// returns, or when an operator gives up the node. It is not reported as done before, and a node
-// that returns after it was given up ends the workloads that were deleted meanwhile.
+// TestStopsAndDeletesEnd: on a healthy node a stop or a delete takes seconds. On a lost node it completes
+// when the node returns, or when an operator fences or removes the node, and is not reported as done before.
+// A node that returns after that ends the workloads that were deleted in the meantime.
 func TestStopsAndDeletesEnd(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -59,7 +59,7 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	began := time.Now()
 	ctl(t, c, "delete", "well", "--yes")
 	awaitNoRecord(t, c, "well", 10*time.Second)
-	t.Logf("a delete on a node that is well took %s", time.Since(began).Round(time.Millisecond))
+	t.Logf("a delete on a healthy node took %s", time.Since(began).Round(time.Millisecond))
 	awaitNoRun(t, c, "well")
 
 	// The node dies before the stop reaches it. The workload may still run, and its reason says so.
@@ -69,7 +69,7 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 		return w.GetReason().GetCode() == fsm.CodeAwaitStop && strings.Contains(w.GetReason().GetMessage(), "persysctl node fence "+a.NodeID)
 	}))
 	if view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "halted", settle, func(*controlv1.WorkloadView) bool { return true })); view.GetStatus() != "Unknown" {
-		t.Errorf("to be stopped on a lost node, it is shown as %s", view.GetStatus())
+		t.Errorf("a workload that was ordered to stop on a lost node is shown as %s, want Unknown", view.GetStatus())
 	}
 	ctl(t, c, "delete", "waits", "--yes")
 	must(t, a.Start())
@@ -80,13 +80,13 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	awaitNoRecord(t, c, "waits", settle)
 	awaitNoRun(t, c, "waits")
 
-	// The operator gives up the node.
+	// The operator deletes one workload with --force and removes the node of the others.
 	for _, id := range []string{"forced", "removed"} {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 	}
 	must(t, a.Kill())
 	must(t, c.WaitNode(t.Context(), a.NodeID, "NotReady", settle))
-	for range 2 { // the second delete changes nothing
+	for range 2 { // the delete is repeated; the second one changes nothing
 		ctl(t, c, "delete", "removed", "--yes")
 	}
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "removed", settle, func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Deleting" }))

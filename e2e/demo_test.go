@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// The demo succeeds, shows what it promises and leaves nothing behind.
+// TestDemo: the demo succeeds, prints each of its steps, and removes everything that it created.
 func TestDemo(t *testing.T) {
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "demo")
@@ -35,7 +35,7 @@ func TestDemo(t *testing.T) {
 		cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), "NO_COLOR=1")
 		cmd.Env = append(cmd.Env, env...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // so that it cleans up
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // on SIGTERM the demo cleans up
 		cmd.WaitDelay = time.Minute
 		out, err := cmd.CombinedOutput()
 		left, globErr := filepath.Glob(filepath.Join(envValue(cmd.Env, "TMPDIR"), "persys-*"))
@@ -52,25 +52,25 @@ func TestDemo(t *testing.T) {
 			}
 		}
 		if t.Failed() {
-			t.Logf("it showed:\n%s", out)
+			t.Logf("the demo showed:\n%s", out)
 		}
 	}
 	common := []string{
 		"3 schedulers formed a Raft group", "2 agents are ready", "hello applied", "$ persysctl nodes", "node-a", "$ persysctl list", "Running",
-		"$ persysctl status", "the leader", "after the kill", "is back from its disk", "stopped and removed everything",
+		"$ persysctl status", "the leader", "after the kill", "has restarted from its disk", "stopped and removed everything",
 	}
 	t.Run("simulated", func(t *testing.T) {
-		// This run builds the programs itself, as users do.
+		// In this run the demo builds the programs itself, as users do.
 		out, err := run(t, []string{harness.BuildsEnv + "=", "CGO_ENABLED=0", "GOFLAGS=-trimpath"}, "make", "demo", "ARGS=--exit --simulate")
 		if err != nil {
-			t.Errorf("it failed: %v", err)
+			t.Errorf("the simulated demo failed: %v", err)
 		}
 		shows(t, out, append(common, "simulated, so there is no page")...)
 	})
-	t.Run("without an engine", func(t *testing.T) {
+	t.Run("the machine has no engine", func(t *testing.T) {
 		out, err := run(t, []string{"DOCKER_HOST=unix:///nowhere/docker.sock"}, bin, "--exit")
 		if err != nil {
-			t.Errorf("it failed: %v", err)
+			t.Errorf("the demo without an engine failed: %v", err)
 		}
 		shows(t, out, append(common, "no Docker engine answers at unix:///nowhere/docker.sock", "systemctl start docker", "simulated, so there is no page")...)
 	})
@@ -80,11 +80,11 @@ func TestDemo(t *testing.T) {
 		before := e.HasImage(t.Context(), image) && !e.HasLabel(t.Context(), image, "persys.demo")
 		out, err := run(t, nil, bin, "--exit")
 		if err != nil {
-			t.Errorf("it failed: %v", err)
+			t.Errorf("the demo on Docker failed: %v", err)
 		}
 		shows(t, out, append(common, "FROM scratch", "says: Hello from Persys", "says: The leader was killed")...)
 		if left := e.HasImage(t.Context(), image); left != before {
-			t.Errorf("an image that is not the demo's was there: %v; afterwards: %v", before, left)
+			t.Errorf("an image that the demo did not build existed before: %v; afterwards: %v", before, left)
 		}
 	})
 	t.Run("stays up until Ctrl-C", func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestDemo(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if code, err := p.Wait(ctx); err != nil || code != 0 {
-			t.Errorf("after Ctrl-C it ended with status %d, %v", code, err)
+			t.Errorf("the demo ended after Ctrl-C with status %d, %v; want 0", code, err)
 		}
 		out, err := p.Output()
 		must(t, err)
@@ -115,15 +115,15 @@ func TestDemo(t *testing.T) {
 			t.Errorf("the demo left %v behind (%v)", left, err)
 		}
 	})
-	t.Run("one at a time", func(t *testing.T) {
+	t.Run("a second demo is refused", func(t *testing.T) {
 		theEngine(t)
-		l, err := net.Listen("unix", "@persys-demo") // as a running demo does
+		l, err := net.Listen("unix", "@persys-demo") // hold the lock that a running demo would hold
 		must(t, err)
 		defer l.Close()
 		out, err := run(t, nil, bin, "--exit")
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
-			t.Errorf("it ended with %v, want status 1", err)
+			t.Errorf("the program ended with %v, want status 1", err)
 		}
 		shows(t, out, "another demo runs on this machine", "ARGS=--simulate")
 	})
@@ -135,9 +135,9 @@ func TestDemo(t *testing.T) {
 		out, err := run(t, nil, bin, "--exit")
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
-			t.Errorf("it ended with %v, want status 1", err)
+			t.Errorf("the program ended with %v, want status 1", err)
 		}
-		shows(t, out, "port 18080", "ss -ltnp", "run this again")
+		shows(t, out, "port 18080", "ss -ltnp", "start the demo again")
 	})
 }
 
@@ -145,7 +145,7 @@ func envValue(env []string, key string) string {
 	v := ""
 	for _, kv := range env {
 		if rest, ok := strings.CutPrefix(kv, key+"="); ok {
-			v = rest // the last one counts
+			v = rest // the last setting of a variable in a list of NAME=value counts
 		}
 	}
 	return v

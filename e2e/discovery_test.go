@@ -20,13 +20,14 @@ func ctlAt(t *testing.T, c *harness.Cluster, server string, args ...string) stri
 	code, err := c.RunCtl(t.Context(), c.CtlEnv(server), &out, &errs, args...)
 	must(t, err)
 	if code != 0 {
-		t.Fatalf("persysctl %s at %s: exit %d\n%s%s", strings.Join(args, " "), server, code, out.String(), errs.String())
+		t.Fatalf("persysctl %s with the server address %s ended with exit %d, want 0\n%s%s", strings.Join(args, " "), server, code, out.String(), errs.String())
 	}
 	return out.String()
 }
 
-// The gateway and persysctl know only an SRV name and the DNS servers. They work while the leader
-// dies and while all schedulers move to other addresses, one by one.
+// TestGatewayAndCtlFindSchedulersBySRV: the gateway and persysctl are given only an SRV name and the DNS
+// servers. They keep working while the leader dies, and while all schedulers move to other addresses, one by
+// one.
 func TestGatewayAndCtlFindSchedulersBySRV(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -59,13 +60,13 @@ func TestGatewayAndCtlFindSchedulersBySRV(t *testing.T) {
 			}
 			for _, m := range members {
 				if m, _ := m.(map[string]any); !want[fmt.Sprint(m["address"])] {
-					return fmt.Errorf("it has %v, want %v", m, want)
+					return fmt.Errorf("the gateway lists scheduler %v, want %v", m, want)
 				}
 			}
 			return nil
 		}))
 		if code, body := web.do("GET", "/v1/nodes/"+c.Agents[0].NodeID, ""); code != http.StatusOK {
-			t.Errorf("%s, a call through the gateway: %d %v", when, code, body)
+			t.Errorf("%s, a call through the gateway was answered with status %d: %v", when, code, body)
 		}
 		for _, server := range []string{"srv://" + name, "persys:///" + name} {
 			if text := ctlAt(t, c, server, "nodes"); !strings.Contains(text, c.Agents[0].NodeID) {

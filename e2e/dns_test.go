@@ -58,7 +58,7 @@ func schedulersAt(ctx context.Context, server string) ([]srv, error) {
 	}
 	var out []srv
 	for _, l := range lines {
-		f := strings.Fields(l) // name TTL IN SRV priority weight port target
+		f := strings.Fields(l) // a line of the zone: name TTL IN SRV priority weight port target
 		if len(f) != 8 || f[3] != "SRV" {
 			continue
 		}
@@ -72,8 +72,8 @@ func schedulersAt(ctx context.Context, server string) ([]srv, error) {
 	return out, nil
 }
 
-// names waits until the DNS server of a replica returns exactly the listed schedulers, each at its
-// present address, the leader first.
+// names waits until the DNS server of replica at returns exactly the listed schedulers, each at its present
+// address, with the leader first.
 func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) {
 	t.Helper()
 	var want []string
@@ -84,7 +84,7 @@ func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) 
 	_, first, _ := strings.Cut(c.Schedulers[leader].GRPC, ":")
 	slices.Sort(want)
 	began := time.Now()
-	must(t, testbed.Poll(t.Context(), dnsLimit, "the right answer at "+c.Schedulers[at].Name, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), dnsLimit, "the expected answer at "+c.Schedulers[at].Name, func(ctx context.Context) error {
 		have, err := schedulersAt(ctx, c.Schedulers[at].DNS)
 		if err != nil {
 			return err
@@ -96,16 +96,16 @@ func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) 
 				return fmt.Errorf("a TTL of %d s", s.ttl)
 			}
 			if (s.priority == 10) != (s.port == first) {
-				return fmt.Errorf("leader at %s, answer %v", first, have)
+				return fmt.Errorf("the leader's port is %s, but the answer begins with %v", first, have)
 			}
 		}
 		slices.Sort(ports)
 		if !slices.Equal(ports, want) {
-			return fmt.Errorf("it names %v, want %v", ports, want)
+			return fmt.Errorf("the answer names %v, want %v", ports, want)
 		}
 		return nil
 	}))
-	t.Logf("%s names %d schedulers, right after %s", c.Schedulers[at].Name, len(listed), time.Since(began).Round(time.Millisecond))
+	t.Logf("%s lists %d schedulers right after %s", c.Schedulers[at].Name, len(listed), time.Since(began).Round(time.Millisecond))
 }
 
 func indexes(list []*harness.Scheduler) []int {
@@ -136,7 +136,7 @@ func talksTo(c *harness.Cluster, p *harness.Process) ([]int, error) {
 	var out []int
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
-		if len(f) < 10 || f[3] != "01" || !sockets["socket:["+f[9]+"]"] { // 01 is established
+		if len(f) < 10 || f[3] != "01" || !sockets["socket:["+f[9]+"]"] { // 01 is the state ESTABLISHED in /proc/net/tcp
 			continue
 		}
 		for i, s := range c.Schedulers {
@@ -169,15 +169,15 @@ func startUndisturbed(t *testing.T, c *harness.Cluster, n int) *undisturbedSet {
 	return w
 }
 
-// undisturbed checks that no agent was without contact for longer than its lease, no node became
-// NotReady, and no workload moved or restarted.
+// undisturbed checks that no agent was without contact for longer than its lease, that no node became
+// NotReady, and that no workload moved or restarted.
 func (w *undisturbedSet) undisturbed(after string) {
 	w.t.Helper()
 	for _, a := range w.c.Agents {
 		text, err := a.Output()
 		must(w.t, err)
-		if strings.Contains(text, "the lease has lapsed") {
-			w.t.Errorf("after %s: %s was without contact for longer than its lease", after, a.NodeID)
+		if strings.Contains(text, "the lease has ended; registering again") {
+			w.t.Errorf("after %s: agent %s was without contact for longer than its lease", after, a.NodeID)
 		}
 		must(w.t, w.c.WaitNode(w.t.Context(), a.NodeID, "Ready", settle))
 	}
@@ -193,26 +193,26 @@ func (w *undisturbedSet) undisturbed(after string) {
 		}
 		must(w.t, err)
 		if e.GetType() == "NodeLost" {
-			w.t.Errorf("after %s: node %s was lost at %s: %s", after, e.GetNodeId(), e.GetAt().AsTime(), e.GetMessage())
+			w.t.Errorf("after %s no node may lose its lease, but node %s was lost at %s: %s", after, e.GetNodeId(), e.GetAt().AsTime(), e.GetMessage())
 		}
 	}
 	for id, was := range w.before {
 		now := got[*controlv1.WorkloadView](w.t)(w.c.WaitWorkload(w.t.Context(), id, settle, running))
 		if now.GetAssignedNodeId() != was.GetAssignedNodeId() || now.GetGeneration().GetSequence() != was.GetGeneration().GetSequence() {
-			w.t.Errorf("after %s: %s is on %s in generation %d, it was on %s in %d", after, id,
+			w.t.Errorf("after %s workload %s is on node %s in generation %d, want it unchanged on node %s in generation %d", after, id,
 				now.GetAssignedNodeId(), now.GetGeneration().GetSequence(), was.GetAssignedNodeId(), was.GetGeneration().GetSequence())
 		}
 		if runs := runsOf(w.t, w.c, id); len(runs) != 1 || runs[0].To != 0 {
-			w.t.Errorf("after %s: %s was disturbed: %+v", after, id, runs)
+			w.t.Errorf("after %s: workload %s was restarted or moved: %+v", after, id, runs)
 		}
 	}
 }
 
-// Agents that know only an SRV name stay in contact, and DNS stays right, while schedulers die,
-// lose their DNS server and move, one at a time.
+// TestDiscoverySurvives: agents that are given only an SRV name stay in contact, and DNS stays correct, while
+// schedulers die, lose their DNS server and move, one at a time.
 func TestDiscoverySurvives(t *testing.T) {
 	testbed.Program(t, "dig")
-	// One second more than in other tests: the race detector is slow on a busy machine.
+	// The lease is one second longer than in other tests, because the race detector is slow on a busy machine.
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "4s"})})
 	var servers []string
 	for _, s := range c.Schedulers {
@@ -249,14 +249,14 @@ func TestDiscoverySurvives(t *testing.T) {
 	var spoken []int
 	must(t, testbed.Poll(t.Context(), settle, "an agent's connection", func(context.Context) (err error) {
 		if spoken, err = talksTo(c, c.Agents[0].Process); err == nil && len(spoken) == 0 {
-			err = fmt.Errorf("it has none")
+			err = fmt.Errorf("the agent has no connection")
 		}
 		return err
 	}))
-	down("the death of the replica that an agent talked to", spoken[0])
+	down("the death of the replica that an agent is connected to", spoken[0])
 
-	t.Run("one replica without DNS", func(t *testing.T) {
-		s := c.Schedulers[0] // agents ask this one first
+	t.Run("one replica has no DNS server", func(t *testing.T) {
+		s := c.Schedulers[0] // the first configured address, which agents dial first
 		must(t, s.Kill())
 		set(s.Process, map[string]string{"SCHEDULER_DNS_ADDR": "none"})
 		must(t, s.Start())
@@ -267,19 +267,19 @@ func TestDiscoverySurvives(t *testing.T) {
 			lines, err := dig(ctx, c.Schedulers[1].DNS, "persys.local", "NS")
 			if text := strings.Join(lines, "\n"); err == nil &&
 				(strings.Contains(text, "scheduler-1.") || !strings.Contains(text, "scheduler-2.") || !strings.Contains(text, "scheduler-3.")) {
-				err = fmt.Errorf("they are\n%s", text)
+				err = fmt.Errorf("the name servers are\n%s", text)
 			}
 			return err
 		}))
 		w.undisturbed("the loss of one replica's DNS")
 	})
 
-	t.Run("all move", func(t *testing.T) {
+	t.Run("all schedulers change their addresses", func(t *testing.T) {
 		for _, s := range c.Schedulers {
 			must(t, s.Terminate(20*time.Second))
 			rest := indexes(others(c, s.Index))
 			stays := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
-			for _, i := range rest { // a scheduler that leaves is not listed any more
+			for _, i := range rest { // the records no longer list a scheduler that leaves
 				names(t, c, i, stays, rest...)
 			}
 			must(t, c.Readdress(s))
@@ -291,19 +291,19 @@ func TestDiscoverySurvives(t *testing.T) {
 			}
 		}
 		w.undisturbed("the move of all schedulers")
-		// The agents still follow, although none of their configured addresses exists any more.
+		// The agents stay in contact, although none of their configured addresses exists any more.
 		must(t, c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))].Kill())
 		got[int](t)(c.WaitLeader(t.Context(), electionLimit))
-		w.undisturbed("the death of a leader that had moved")
-		// They also follow after a restart of the agents.
+		w.undisturbed("the death of a leader that has moved")
+		// The agents also find the schedulers after their own restart.
 		for _, a := range c.Agents {
 			must(t, a.Restart())
 		}
 		for _, a := range c.Agents {
 			must(t, testbed.Poll(t.Context(), settle, a.NodeID+" registering again", func(context.Context) error {
 				text, err := a.Output()
-				if err == nil && !strings.Contains(text[strings.LastIndex(text, "using the addresses of last time")+1:], "msg=registered") {
-					err = fmt.Errorf("it says:\n%s", a.Tail(5))
+				if err == nil && !strings.Contains(text[strings.LastIndex(text, "using the addresses in the cache file")+1:], "msg=registered") {
+					err = fmt.Errorf("the agent says:\n%s", a.Tail(5))
 				}
 				return err
 			}))
@@ -312,9 +312,10 @@ func TestDiscoverySurvives(t *testing.T) {
 	})
 }
 
-// A replica that starts while another is dead does not list it after the TTL, although it has never
-// seen it alive. It lists it again after it has returned.
-func TestRestartForgetsTheDead(t *testing.T) {
+// TestARestartedReplicaForgetsADeadOne: a replica that starts while another replica is dead does not list the
+// dead replica after the TTL, although it has never seen that replica alive. It lists the replica again after
+// its return.
+func TestARestartedReplicaForgetsADeadOne(t *testing.T) {
 	testbed.Program(t, "dig")
 	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
@@ -323,6 +324,15 @@ func TestRestartForgetsTheDead(t *testing.T) {
 	must(t, dead.Kill())
 	must(t, again.Kill())
 	must(t, again.Start())
+	// For a moment the former leader still considers itself the leader. Its term ends before the restarted
+	// replica knows a leader.
+	must(t, testbed.Poll(t.Context(), electionLimit, "a leader at the restarted replica", func(ctx context.Context) error {
+		st, err := c.Status(ctx, again.Index)
+		if err == nil && st.GetLeaderId() == "" {
+			err = errors.New("it knows none")
+		}
+		return err
+	}))
 	leader = got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	names(t, c, again.Index, leader, indexes(others(c, dead.Index))...)
 	must(t, dead.Start())
@@ -330,33 +340,33 @@ func TestRestartForgetsTheDead(t *testing.T) {
 	names(t, c, again.Index, got[int](t)(c.WaitLeader(t.Context(), electionLimit)), 0, 1, 2)
 }
 
-// cutOff waits until the DNS server of a replica answers as one without contact to the others: it
-// still lists all schedulers, itself last and none as the leader, and its answers have a TTL of at
-// most one second.
+// cutOff waits until the DNS server of a replica answers like a server without contact to the others. It
+// still lists all schedulers, itself last and none as the leader, and its answers have a TTL of at most
+// one second.
 func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 	t.Helper()
 	s := c.Schedulers[at]
 	_, self, _ := strings.Cut(s.GRPC, ":")
 	began := time.Now()
-	must(t, testbed.Poll(t.Context(), dnsLimit, "the answers of one who is cut off at "+s.Name, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), dnsLimit, "answers of a replica that is cut off, from "+s.Name, func(ctx context.Context) error {
 		have, err := schedulersAt(ctx, s.DNS)
 		if err != nil {
 			return err
 		}
 		for _, r := range have {
 			if r.ttl > 1 || (r.priority == 30) != (r.port == self) || r.priority == 10 {
-				return fmt.Errorf("it names %+v, its own port is %s", have, self)
+				return fmt.Errorf("a replica that is cut off must answer with short TTLs and itself last, but lists %+v; its own port is %s", have, self)
 			}
 		}
 		if len(have) != len(c.Schedulers) {
-			return fmt.Errorf("it names %+v, want all", have)
+			return fmt.Errorf("the answer names %+v, want all replicas", have)
 		}
 		lines, err := dig(ctx, s.DNS, node+".default.agents.persys.cloud", "A")
 		if err != nil {
 			return err
 		}
 		if want := node + ".default.agents.persys.cloud. 1 IN A " + ip; len(lines) != 1 || lines[0] != want {
-			return fmt.Errorf("it answers %q, want %q", lines, want)
+			return fmt.Errorf("the replica answers %q, want %q", lines, want)
 		}
 		marked, err := harness.Metric(ctx, s.HTTP, "persys_dns_partitioned")
 		if err == nil && marked != 1 {
@@ -364,12 +374,13 @@ func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 		}
 		return err
 	}))
-	t.Logf("%s answers as one that is cut off after %s", s.Name, time.Since(began).Round(time.Millisecond))
+	t.Logf("%s answers like a replica that is cut off, after %s", s.Name, time.Since(began).Round(time.Millisecond))
 }
 
-// One replica is cut off from the others, but not from the agents and DNS clients: first the
-// leader, then the replica that an agent is connected to. The DNS servers of the others drop it,
-// its own one answers with a short TTL, and no agent is without contact for longer than its lease.
+// TestDiscoveryPartition: one replica is cut off from the others, but not from the agents and DNS clients:
+// first the leader, then the replica that an agent is connected to. The DNS servers of the others stop
+// listing it, its own DNS server answers with a short TTL, and no agent is without contact for longer than
+// its lease.
 func TestDiscoveryPartition(t *testing.T) {
 	testbed.Program(t, "dig")
 	wire, ok := inside(t)
@@ -403,12 +414,12 @@ func TestDiscoveryPartition(t *testing.T) {
 			marked, err := harness.Metric(t.Context(), c.Schedulers[j].HTTP, "persys_dns_partitioned")
 			must(t, err)
 			if marked != 0 {
-				t.Errorf("%s answers as one that is cut off, but has a leader", c.Schedulers[j].Name)
+				t.Errorf("%s answers like a replica that is cut off, but has a leader", c.Schedulers[j].Name)
 			}
 		}
 		cutOff(t, c, i, node.NodeID, ip)
-		// Longer than a lease: an agent that stayed with the replica that is cut off would have
-		// lost its lease.
+		// Wait longer than a lease: an agent that stayed with the isolated replica would have lost its
+		// lease.
 		pause(t.Context(), 5*time.Second)
 		cutOff(t, c, i, node.NodeID, ip)
 		w.undisturbed(what)
@@ -422,23 +433,23 @@ func TestDiscoveryPartition(t *testing.T) {
 		marked, err := harness.Metric(t.Context(), c.Schedulers[i].HTTP, "persys_dns_partitioned")
 		must(t, err)
 		if marked != 0 {
-			t.Errorf("%s is reachable again and still answers as one that is cut off", c.Schedulers[i].Name)
+			t.Errorf("scheduler %s is reachable again and still answers like an isolated replica", c.Schedulers[i].Name)
 		}
 		w.undisturbed("the end of " + what)
 	}
-	t.Run("one replica without DNS", func(t *testing.T) {
-		// The replica runs, as leader or follower, but no question reaches its DNS server. Agents
-		// ask this one first.
+	t.Run("one replica has no DNS server", func(t *testing.T) {
+		// The replica runs, as leader or follower, but no question reaches its DNS server, which is the
+		// first that agents ask.
 		s := c.Schedulers[0]
 		must(t, wire.Block(t.Context(), s.DNS))
 		if answer, err := schedulersAt(t.Context(), s.DNS); err == nil {
-			t.Fatalf("%s still answers: %v", s.Name, answer)
+			t.Fatalf("scheduler %s still answers: %v", s.Name, answer)
 		}
 		leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 		for _, j := range []int{1, 2} {
 			names(t, c, j, leader, 0, 1, 2)
 		}
-		// Longer than a lease and a TTL: the agents have asked again meanwhile.
+		// Wait longer than a lease and a TTL, so that the agents have asked again.
 		pause(t.Context(), 6*time.Second)
 		w.undisturbed("the loss of one replica's DNS")
 		must(t, wire.Heal(t.Context()))
@@ -448,9 +459,9 @@ func TestDiscoveryPartition(t *testing.T) {
 	var spoken []int
 	must(t, testbed.Poll(t.Context(), settle, "an agent's connection", func(context.Context) (err error) {
 		if spoken, err = talksTo(c, node.Process); err == nil && len(spoken) == 0 {
-			err = fmt.Errorf("it has none")
+			err = fmt.Errorf("the agent has no connection")
 		}
 		return err
 	}))
-	part("the isolation of the replica that an agent talks to", spoken[0])
+	part("the isolation of the replica that an agent is connected to", spoken[0])
 }

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -17,18 +16,18 @@ import (
 type docker struct {
 	once   sync.Once
 	engine *harness.Engine
-	image  string // of this run alone: other runs may use the engine too
+	image  string // image name with a random part, because other test runs may use the engine at the same time
 	err    error
 }
 
 var shared docker
 
-// theEngine returns the Docker engine, which no other test uses until this one ends, and an image: its
-// containers have the names of workloads, and some publish a port of the machine.
+// theEngine returns the Docker engine and an image. It reserves the engine until the test ends, because
+// containers have the names of workloads and some publish a port of the machine.
 func theEngine(t *testing.T) (*harness.Engine, string) {
 	t.Helper()
-	if os.Getenv(harness.NamespaceEnv) != "" {
-		t.Fatalf("a test with the Docker engine runs in the network of the machine, where ports are published: list it in e2e/lanes.txt with the lane host")
+	if testbed.HasOwnNetwork() {
+		t.Fatalf("a test with the Docker engine must run in the network of the machine, where ports are published: list it in e2e/lanes.txt with the lane host")
 	}
 	shared.once.Do(func() { shared.err = shared.open() })
 	testbed.Need(t, "a Docker engine", shared.err)
@@ -66,7 +65,7 @@ func onDocker(t *testing.T, e *harness.Engine, c *harness.Cluster) string {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		// The agents first: they would start removed containers again.
+		// Stop the agents first: they would start removed containers again.
 		for _, a := range c.Agents {
 			if err := a.Kill(); err != nil {
 				t.Error(err)

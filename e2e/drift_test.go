@@ -27,11 +27,11 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// missingGrace is long enough for a drift to be recorded within it: a round of drift detection
-// every second, and a confirming inspection two seconds later.
+// missingGrace is longer than it takes to record a drift: a round of drift detection runs every second,
+// and an inspection confirms the drift two seconds later.
 const missingGrace = 8 * time.Second
 
-// driftText is a record under /drifts, in the format of the contract.
+// driftText is a record under the etcd key /drifts, in the format of the legacy contract.
 type driftText struct {
 	NodeID          string    `json:"nodeId"`
 	WorkloadID      string    `json:"workloadId"`
@@ -43,16 +43,16 @@ type driftText struct {
 	Resolved        bool      `json:"resolved"`
 }
 
-// driftBook observes the drifts of a cluster in the event history, in etcd and in the metrics. It
-// keeps all records, because a drift may be closed before the test reads it.
+// driftBook watches the drifts of a cluster in the events, in etcd and in the metrics. It keeps all
+// records, because a drift may be closed before the test reads it.
 type driftBook struct {
 	t *testing.T
 	c *harness.Cluster
 
 	mu      sync.Mutex
-	records map[string][]driftText // by etcd key, oldest first
-	most    map[string]float64     // persys_scheduler_drifts_open by kind, the highest value seen
-	last    map[string]float64     // and the last value of the leader
+	records map[string][]driftText // drift records by etcd key, oldest first
+	most    map[string]float64     // highest value of persys_scheduler_drifts_open seen for each kind
+	last    map[string]float64     // value of persys_scheduler_drifts_open that the leader reported last, for each kind
 }
 
 // drifting starts three schedulers with a round of drift detection every second, and an etcd.
@@ -77,7 +77,7 @@ func (b *driftBook) watch(changes clientv3.WatchChan) {
 		for _, e := range r.Events {
 			var d driftText
 			if err := json.Unmarshal(e.Kv.Value, &d); e.Type == clientv3.EventTypePut && err != nil {
-				b.t.Errorf("%s is %q: %v", e.Kv.Key, e.Kv.Value, err)
+				b.t.Errorf("record %s is %q: %v", e.Kv.Key, e.Kv.Value, err)
 			}
 			b.mu.Lock()
 			b.records[string(e.Kv.Key)] = append(b.records[string(e.Kv.Key)], d)
@@ -117,11 +117,7 @@ func (b *driftBook) read(metrics string) {
 
 // state returns the replicated state of the leader.
 func (b *driftBook) state(ctx context.Context) (fsm.State, error) {
-	i, err := b.c.Leader(ctx)
-	if err != nil {
-		return fsm.State{}, err
-	}
-	admin, err := b.c.Admin(i)
+	admin, err := b.c.LeaderAdmin(ctx)
 	if err != nil {
 		return fsm.State{}, err
 	}
@@ -130,7 +126,7 @@ func (b *driftBook) state(ctx context.Context) (fsm.State, error) {
 
 func (b *driftBook) now() fsm.State { return got[fsm.State](b.t)(b.state(b.t.Context())) }
 
-// driftEvent returns the first event of a type about a drift after a sequence number.
+// driftEvent returns the first event of a type about a drift that comes after a sequence number.
 func driftEvent(s fsm.State, since uint64, event, node, workload, kind string) *fsm.Event {
 	var found *fsm.Event
 	s.Events(since, func(e *fsm.Event) bool {
@@ -142,7 +138,7 @@ func driftEvent(s fsm.State, since uint64, event, node, workload, kind string) *
 	return found
 }
 
-// opened waits until a drift is recorded everywhere: an event, a key in etcd, and the metric.
+// opened waits until a drift is recorded everywhere: an event, a key in etcd, and while it is open the metric.
 func (b *driftBook) opened(since uint64, node, workload, kind, action string) *fsm.Event {
 	b.t.Helper()
 	var event *fsm.Event
@@ -153,7 +149,7 @@ func (b *driftBook) opened(since uint64, node, workload, kind, action string) *f
 			return err
 		}
 		if event = driftEvent(s, since, fsm.EventDriftDetected, node, workload, kind); event == nil {
-			return fmt.Errorf("there is no event")
+			return fmt.Errorf("no event was recorded")
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -162,8 +158,9 @@ func (b *driftBook) opened(since uint64, node, workload, kind, action string) *f
 		}) {
 			return fmt.Errorf("etcd had %+v under %s", b.records[key], key)
 		}
-		if b.most[kind] == 0 {
-			return fmt.Errorf("the metric never moved: %v", b.most)
+		// A drift that is repaired at once may end between two reads of the metric.
+		if _, open := s.Drift(node, workload, kind); open && b.most[kind] == 0 {
+			return fmt.Errorf("the metric of open drifts never showed the drift: %v", b.most)
 		}
 		return nil
 	}))
@@ -180,10 +177,10 @@ func (b *driftBook) closed(since uint64, node, workload, kind string) {
 			return err
 		}
 		if d, open := s.Drift(node, workload, kind); open {
-			return fmt.Errorf("it is open: %+v", d)
+			return fmt.Errorf("the drift is still open: %+v", d)
 		}
 		if driftEvent(s, since, fsm.EventDriftResolved, node, workload, kind) == nil {
-			return fmt.Errorf("there is no event")
+			return fmt.Errorf("no event was recorded")
 		}
 		left := 0.0
 		s.Drifts("", func(d *fsm.Drift) bool {
@@ -199,13 +196,13 @@ func (b *driftBook) closed(since uint64, node, workload, kind string) {
 			return fmt.Errorf("etcd had %+v under %s", all, key)
 		}
 		if b.last[kind] != left {
-			return fmt.Errorf("the metric is %v, the state has %v", b.last[kind], left)
+			return fmt.Errorf("the metric is %v, but the state has %v open drifts", b.last[kind], left)
 		}
 		return nil
 	}))
 }
 
-// moves returns the events after a sequence number that say that a workload was ordered again or
+// moves returns the events after the sequence number since that say that a workload was ordered again or
 // moved.
 func moves(s fsm.State, since uint64, workload string) (out []string) {
 	s.Events(since, func(e *fsm.Event) bool {
@@ -220,8 +217,8 @@ func moves(s fsm.State, since uint64, workload string) (out []string) {
 	return out
 }
 
-// A real engine differs from the desired state in every possible way. Each drift is recorded,
-// remedied and closed; orphans are left to operators.
+// TestDriftOnDocker: a real engine is made to differ from the desired state in every possible way. Each drift
+// is recorded, repaired and closed. Only orphans are left to operators.
 func TestDriftOnDocker(t *testing.T) {
 	e, image := theEngine(t)
 	b, kv := drifting(t)
@@ -245,7 +242,7 @@ func TestDriftOnDocker(t *testing.T) {
 		return id, labels
 	}
 
-	// Two orphans, one for each action of the operator. They exist until the end of the test.
+	// Two orphans exist during the whole test, one for each action of the operator.
 	orphans := map[string]string{}
 	since := b.now().Info().EventSeq
 	for _, name := range []string{"ghost", "spook"} {
@@ -261,8 +258,9 @@ func TestDriftOnDocker(t *testing.T) {
 		t.Errorf("drift list:\n%s", out)
 	}
 
-	t.Run("killed or removed behind its agent's back: the agent mends it, nothing moves", func(t *testing.T) {
-		// One workload each: ends in quick succession are a crash loop, whose backoff grows.
+	t.Run("containers killed or removed without their agent: the agent repairs them, nothing moves", func(t *testing.T) {
+		// Each case has a workload of its own, because several ends of one workload in a short time would be
+		// a crash loop with a growing backoff.
 		apply(t, c, "api", container(image))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "api", settle, running))
 		for _, x := range []struct {
@@ -277,10 +275,10 @@ func TestDriftOnDocker(t *testing.T) {
 			must(t, testbed.Poll(t.Context(), settle, "another run of what was "+x.what, func(ctx context.Context) error {
 				all, err := e.Workload(ctx, cluster, x.workload)
 				if err != nil || len(all) != 1 || string(all[0].State) != "running" {
-					return fmt.Errorf("the engine has %d: %w", len(all), err)
+					return fmt.Errorf("the engine has %d containers of the workload, want one that runs: %w", len(all), err)
 				}
 				if now, err := e.Started(ctx, all[0].ID); err != nil || now == was {
-					return fmt.Errorf("it was started %s: %w", now, err)
+					return fmt.Errorf("the container still runs since %s, want a restart: %w", now, err)
 				}
 				return nil
 			}))
@@ -288,12 +286,12 @@ func TestDriftOnDocker(t *testing.T) {
 			after := b.now()
 			now, _ := after.Workload(x.workload)
 			if m := moves(after, before.Info().EventSeq, x.workload); len(m) > 0 || now.Generation != w.Generation {
-				t.Errorf("the cluster changed a workload that was %s: %v, generation %s was %s", x.what, m, now.Generation, w.Generation)
+				t.Errorf("the cluster moved or ordered again a workload that was %s: events %v, generation %s, before %s", x.what, m, now.Generation, w.Generation)
 			}
 		}
 	})
 
-	t.Run("an agent that lost its file: what was ordered runs again", func(t *testing.T) {
+	t.Run("an agent that lost its state file runs its orders again", func(t *testing.T) {
 		for what, change := range map[string]func(id string, labels map[string]string){
 			"nothing": func(id string, _ map[string]string) { must(t, e.Remove(t.Context(), id)) },
 			"another revision": func(id string, labels map[string]string) {
@@ -308,10 +306,10 @@ func TestDriftOnDocker(t *testing.T) {
 			must(t, os.Remove(a.StatePath))
 			change(id, labels)
 			must(t, a.Start())
-			must(t, testbed.Poll(t.Context(), settle, "what was ordered, where there was "+what, func(ctx context.Context) error {
+			must(t, testbed.Poll(t.Context(), settle, "the ordered container, in place of "+what, func(ctx context.Context) error {
 				all, err := e.Workload(ctx, cluster, "web")
 				if err != nil || len(all) != 1 || string(all[0].State) != "running" || all[0].ID == id || all[0].Labels[driver.LabelContent] != labels[driver.LabelContent] {
-					return fmt.Errorf("the engine has %v: %w", all, err)
+					return fmt.Errorf("the engine has the containers %v, want a new one that runs: %w", all, err)
 				}
 				return nil
 			}))
@@ -324,17 +322,17 @@ func TestDriftOnDocker(t *testing.T) {
 	must(t, c.WaitReady(t.Context(), settle))
 	for name, id := range orphans {
 		if now, _ := one(name); now != id {
-			t.Errorf("%s was replaced without an order: container %s, was %s", name, now, id)
+			t.Errorf("%s was replaced without an order: container %s, before %s", name, now, id)
 		}
 	}
-	must(t, testbed.Poll(t.Context(), settle, "both orphans on record, under the new leader and of the new agent", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "both orphans recorded, under the new leader and by the new agent", func(ctx context.Context) error {
 		s, err := b.state(ctx)
 		if err != nil {
 			return err
 		}
 		for name := range orphans {
 			if _, open := s.Drift(a.NodeID, name, fsm.DriftOrphan); !open {
-				return fmt.Errorf("%s is not", name)
+				return fmt.Errorf("orphan %s is not recorded", name)
 			}
 		}
 		return nil
@@ -349,7 +347,7 @@ func TestDriftOnDocker(t *testing.T) {
 	one("ghost")
 	b.closed(seq, a.NodeID, "spook", fsm.DriftOrphan)
 	if all := got1(e.Workload(t.Context(), cluster, "spook")); len(all) != 0 {
-		t.Errorf("of the orphan that was deleted %d containers are left", len(all))
+		t.Errorf("the deleted orphan still has %d containers", len(all))
 	}
 	if out := ctl(t, c, "drift", "list"); strings.Contains(out, "ghost") || strings.Contains(out, "spook") {
 		t.Errorf("drift list at the end:\n%s", out)
@@ -360,8 +358,8 @@ func TestDriftOnDocker(t *testing.T) {
 // got1 returns the first of two values.
 func got1[T, U any](v T, _ U) T { return v }
 
-// legacyAgent is a legacy v1 agent: without epochs or generations, and it sends no status. The test
-// changes its workloads.
+// legacyAgent is a legacy v1 agent. Its orders have neither epoch nor generation, and it sends no status by
+// itself. The test changes its workloads.
 type legacyAgent struct {
 	agentv1.UnimplementedAgentServiceServer
 
@@ -369,6 +367,8 @@ type legacyAgent struct {
 	has   map[string]*agentv1.WorkloadStatus
 	tasks []*agentv1.AgentAction
 	polls int
+	// ordered counts orders by workload, recreated those that replaced an instance of another revision.
+	ordered, recreated map[string]int
 }
 
 func (x *legacyAgent) task(kind, id string) {
@@ -382,6 +382,10 @@ func (x *legacyAgent) task(kind, id string) {
 func (x *legacyAgent) ApplyWorkload(_ context.Context, r *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.ordered[r.GetId()]++
+	if now := x.has[r.GetId()]; now != nil && now.GetRevisionId() != r.GetRevisionId() {
+		x.recreated[r.GetId()]++
+	}
 	x.has[r.GetId()] = &agentv1.WorkloadStatus{
 		Id: r.GetId(), RevisionId: r.GetRevisionId(), DesiredState: r.GetDesiredState(), ActualState: agentv1.ActualState_ACTUAL_STATE_RUNNING, UpdatedAt: time.Now().Unix(),
 	}
@@ -419,7 +423,7 @@ func (x *legacyAgent) ListActions(context.Context, *agentv1.ListActionsRequest) 
 	return &agentv1.ListActionsResponse{Actions: slices.Clone(x.tasks)}, nil
 }
 
-// set changes a workload of the agent without an order; nil removes it.
+// set changes a workload of the agent without an order. With nil it removes the workload.
 func (x *legacyAgent) set(id string, change func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -434,7 +438,7 @@ func (x *legacyAgent) set(id string, change func(*agentv1.WorkloadStatus) *agent
 // agents do.
 func startLegacyAgent(t *testing.T, c *harness.Cluster, node string) *legacyAgent {
 	t.Helper()
-	x := &legacyAgent{has: map[string]*agentv1.WorkloadStatus{}}
+	x := &legacyAgent{has: map[string]*agentv1.WorkloadStatus{}, ordered: map[string]int{}, recreated: map[string]int{}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	srv := grpc.NewServer()
@@ -442,10 +446,10 @@ func startLegacyAgent(t *testing.T, c *harness.Cluster, node string) *legacyAgen
 	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
 	ctx, stop := context.WithCancel(t.Context())
 	var all sync.WaitGroup
-	all.Go(func() { _ = srv.Serve(l) }) // ends with Stop
+	all.Go(func() { _ = srv.Serve(l) }) // Serve returns after Stop
 	all.Go(func() {
 		for ctx.Err() == nil {
-			_, _ = control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{ // again after an election
+			_, _ = control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{ // register again, because an election may have lost the registration
 				NodeId: node, GrpcEndpoint: l.Addr().String(),
 				Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 4096, SupportedWorkloadTypes: []string{"container"}},
 			})
@@ -457,8 +461,8 @@ func startLegacyAgent(t *testing.T, c *harness.Cluster, node string) *legacyAgen
 	return x
 }
 
-// A legacy v1 agent beside our schedulers: its status is polled until it is as desired, its actions
-// are in the history, and drifts on it are found.
+// TestDriftOfLegacyAgent: a legacy v1 agent works with the schedulers of this version. They poll the status
+// of its workloads until it is as desired, record its actions, and find drifts on it.
 func TestDriftOfLegacyAgent(t *testing.T) {
 	b, kv := drifting(t)
 	c := b.c
@@ -469,9 +473,9 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 	x.mu.Lock()
 	polls := x.polls
 	x.mu.Unlock()
-	t.Logf("applied, polled %d times and known to run after %s", polls, time.Since(began).Round(time.Millisecond))
+	t.Logf("applied, polled %d times and known to be running after %s", polls, time.Since(began).Round(time.Millisecond))
 	if polls == 0 {
-		t.Error("it is known to run, although its status was never polled")
+		t.Error("the workload is known to be running, although its status was never polled")
 	}
 	must(t, testbed.Poll(t.Context(), settle, "the agent's task in the history", func(ctx context.Context) error {
 		s, err := b.state(ctx)
@@ -484,7 +488,7 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 			return !found
 		})
 		if !found {
-			return fmt.Errorf("it is not there")
+			return fmt.Errorf("the event is missing")
 		}
 		return nil
 	}))
@@ -515,7 +519,7 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 		st := x.has["web"]
 		x.mu.Unlock()
 		if st.GetActualState() != agentv1.ActualState_ACTUAL_STATE_RUNNING || st.GetRevisionId() != revision {
-			t.Errorf("after %s it has %v, want revision %s to run", d.kind, st, revision)
+			t.Errorf("after the drift %s the agent reports %v, want revision %s to run", d.kind, st, revision)
 		}
 	}
 
@@ -527,7 +531,25 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 	ctl(t, c, "drift", "delete", "older", "ghost", "--yes")
 	b.closed(since, "older", "ghost", fsm.DriftOrphan)
 
+	// An adopted orphan keeps its revision, so the agent does not recreate it.
+	since = b.now().Info().EventSeq
+	x.set("found", func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus {
+		return &agentv1.WorkloadStatus{Id: "found", RevisionId: "rev-7", ActualState: agentv1.ActualState_ACTUAL_STATE_RUNNING}
+	})
+	b.opened(since, "older", "found", fsm.DriftOrphan, fsm.ActionInvestigate)
+	file := filepath.Join(t.TempDir(), "found.yaml")
+	must(t, os.WriteFile(file, []byte("id: found\ncontainer: {image: \"nginx:1.27\"}\n"), 0o644))
+	ctl(t, c, "drift", "adopt", "older", "found", "-f", file)
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "found", settle, runningOn("older")))
+	x.mu.Lock()
+	ordered, recreated := x.ordered["found"], x.recreated["found"]
+	x.mu.Unlock()
+	if ordered == 0 || recreated != 0 {
+		t.Errorf("the adopted workload was ordered %d times, want at least once, and recreated %d times, want never", ordered, recreated)
+	}
 	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+	got[*controlv1.DeleteWorkloadResponse](t)(control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "found"}))
+
 	began = time.Now()
 	if r := got[*controlv1.DeleteWorkloadResponse](t)(control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "web"})); !r.GetSuccess() {
 		t.Fatalf("delete: %s", r.GetErrorMessage())
@@ -538,7 +560,7 @@ func TestDriftOfLegacyAgent(t *testing.T) {
 			return err
 		}
 		if w, ok := s.Workload("web"); ok {
-			return fmt.Errorf("it is %s", w.Status)
+			return fmt.Errorf("the workload has the state %s", w.Status)
 		}
 		return nil
 	}))

@@ -102,17 +102,13 @@ type cursorText struct {
 
 func cursorKey(cluster string) string { return "/persys/mirror/" + cluster + "/cursor" }
 
-// equals waits until etcd holds a record for everything in the state, and nothing else. It compares
-// key by key as the contract documents them, without code of the mirror. The comparison of the
-// scheduler itself must agree.
+// equals waits until etcd has a record for everything in the state, and nothing else. It compares key by key,
+// in the form that the legacy contract documents, without using the mirror's code. The comparison that the
+// schedulers make themselves must give the same result.
 func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "the mirror to equal the state "+when, func(ctx context.Context) error {
-		i, err := c.Leader(ctx)
-		if err != nil {
-			return err
-		}
-		admin, err := c.Admin(i)
+		admin, err := c.LeaderAdmin(ctx)
 		if err != nil {
 			return err
 		}
@@ -128,9 +124,9 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 		if err := json.Unmarshal([]byte(have[cursorKey(s.Info().ClusterID)]), &at); err != nil {
 			return fmt.Errorf("the cursor %q: %w", have[cursorKey(s.Info().ClusterID)], err)
 		}
-		// Log entries that change nothing, such as barriers, do not move the cursor.
+		// Log entries that change nothing, such as barriers, do not move the mirror's cursor.
 		if !at.Complete || at.Upto != 0 || at.Index > s.Info().Index || at.Incarnation != s.Info().Incarnation {
-			return fmt.Errorf("etcd is at %+v, the state at index %d of incarnation %d", at, s.Info().Index, s.Info().Incarnation)
+			return fmt.Errorf("the cursor in etcd is %+v, want a complete one at index %d of incarnation %d", at, s.Info().Index, s.Info().Incarnation)
 		}
 		if wrong := differences(s, have); len(wrong) > 0 {
 			return fmt.Errorf("%d differences: %s", len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "; "))
@@ -140,7 +136,7 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 			return err
 		}
 		if n := p.GetCreated() + p.GetChanged() + p.GetRemoved(); n > 0 {
-			return fmt.Errorf("the scheduler finds %d differences: %v", n, p.GetDifferences())
+			return fmt.Errorf("the scheduler finds %d differences between the state and etcd: %v", n, p.GetDifferences())
 		}
 		return nil
 	}))
@@ -162,10 +158,10 @@ func differences(s fsm.State, have map[string]string) (wrong []string) {
 					at = m[step]
 				}
 				if at == nil {
-					at = "" // left out when empty
+					at = "" // JSON leaves the field out when it is empty
 				}
 				if fmt.Sprint(at) != fmt.Sprint(v) {
-					return fmt.Errorf("%s is %v, must be %v", k, at, v)
+					return fmt.Errorf("field %s is %v, must be %v", k, at, v)
 				}
 			}
 			return nil
@@ -174,7 +170,7 @@ func differences(s fsm.State, have map[string]string) (wrong []string) {
 	plain := func(text string) func(string) error {
 		return func(value string) error {
 			if value != text {
-				return fmt.Errorf("is %q, must be %q", value, text)
+				return fmt.Errorf("the value is %q, must be %q", value, text)
 			}
 			return nil
 		}
@@ -198,7 +194,7 @@ func differences(s fsm.State, have map[string]string) (wrong []string) {
 		want["/nodes/"+n.ID+"/status"] = plain(string(n.Status()))
 		want["/nodes/"+n.ID+"/lease"] = func(value string) error {
 			if strings.Contains(value, "granted") != n.Up {
-				return fmt.Errorf("is %q of a node that is %s", value, n.Status())
+				return fmt.Errorf("the lease record of a node is %q, although the node is %s", value, n.Status())
 			}
 			return nil
 		}
@@ -234,7 +230,7 @@ func differences(s fsm.State, have map[string]string) (wrong []string) {
 			}
 			delete(events, seq)
 		case slices.Contains([]string{"/workloads/", "/workloads-spec/", "/workloads-status/", "/assignments/", "/retries/", "/nodes/"}, dir):
-			wrong = append(wrong, k+" is of nothing that there is")
+			wrong = append(wrong, k+" belongs to no object of the state")
 		}
 	}
 	for k := range want {
@@ -247,7 +243,7 @@ func differences(s fsm.State, have map[string]string) (wrong []string) {
 	return wrong
 }
 
-// zeroAsNone formats a number as a record does that leaves out zeros.
+// zeroAsNone formats a number as a record does that omits zeros.
 func zeroAsNone(n int64) string {
 	if n == 0 {
 		return ""
@@ -268,7 +264,7 @@ func waitMode(t *testing.T, c *harness.Cluster, mode string) {
 				return err
 			}
 			if st.GetMode() != mode {
-				return fmt.Errorf("%s is in mode %s: %s", s.Name, st.GetMode(), st.GetModeReason())
+				return fmt.Errorf("scheduler %s is still in mode %s: %s", s.Name, st.GetMode(), st.GetModeReason())
 			}
 		}
 		return nil

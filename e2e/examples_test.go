@@ -44,7 +44,7 @@ func runExample(t *testing.T, c *harness.Cluster, file string) {
 		t.Fatal("nothing was applied")
 	}
 	if again := ctl(t, c, "apply", "-f", file); strings.Count(again, "unchanged") != len(ids) {
-		t.Errorf("applying it again changes something:\n%s", again)
+		t.Errorf("applying the example again changes something:\n%s", again)
 	}
 	if plan := ctl(t, c, "plan", "-f", file); !onlyUnchanged.MatchString(plan) {
 		t.Errorf("its plan is not empty:\n%s", plan)
@@ -52,13 +52,13 @@ func runExample(t *testing.T, c *harness.Cluster, file string) {
 	ctl(t, c, append([]string{"delete", "--wait", "--timeout", "40s"}, ids...)...)
 }
 
-// Every example runs unchanged on simulated engines.
+// TestExamples: every example runs unchanged on simulated engines.
 func TestExamples(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_NODE_LABELS": "region=eu,disk=ssd"}}))
 	}
-	// A simulated container serves nothing, so this server answers its health check.
+	// A simulated container serves nothing, so this server answers the health check for it.
 	hello := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(hello.Close)
 	asked := regexp.MustCompile(`(health_check: .*port: )8080`)
@@ -74,10 +74,10 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// The examples of containers and of Compose files run on a real engine too.
+// TestExamplesOnDocker: the examples of containers and of Compose files run on a real engine too.
 func TestExamplesOnDocker(t *testing.T) {
 	e, image := theEngine(t)
-	volumes, stacks := t.TempDir(), t.TempDir() // removed after the cluster, which writes there, has stopped
+	volumes, stacks := t.TempDir(), t.TempDir() // these folders are made before the cluster, which writes there, so that they are removed after it has stopped
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	onDocker(t, e, c)
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
@@ -87,7 +87,7 @@ func TestExamplesOnDocker(t *testing.T) {
 	for _, file := range exampleFiles(t) {
 		name := strings.TrimPrefix(file, "../examples/")
 		if slices.Contains([]string{"vm.yaml", "git-stack.yaml", "placement.yaml"}, name) {
-			continue // they need a VM, a repository or a folder that does not exist here
+			continue // these examples need a VM, a repository or a folder that the test machine lacks
 		}
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -96,7 +96,8 @@ func TestExamplesOnDocker(t *testing.T) {
 				files = append(files, filepath.Join(filepath.Dir(file), ".env"))
 			}
 			for _, f := range files {
-				// The image of this run, and any free port of this machine.
+				// Replace the image of the example by the image of this test run, and its port by any free
+				// port.
 				text := strings.ReplaceAll(string(got[[]byte](t)(os.ReadFile(f))), "persys/hello:demo", image)
 				text = mapped.ReplaceAllString(hostPort.ReplaceAllString(text, `"$1"`), "${1}0")
 				must(t, os.WriteFile(filepath.Join(dir, filepath.Base(f)), []byte(text), 0o600))

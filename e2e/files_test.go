@@ -42,5 +42,5 @@ func saysOneOf(p *harness.Process, texts ...string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s has not said any of %q", p.Name, texts)
+	return fmt.Errorf("program %s has printed none of %q", p.Name, texts)
 }

@@ -56,7 +56,7 @@ func gatewayWith(t *testing.T, c *harness.Cluster, more map[string]string, args 
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "tcp", addr)
 		if err != nil {
-			return fmt.Errorf("%w; it says:\n%s", err, p.Tail(5))
+			return fmt.Errorf("%w; the gateway says:\n%s", err, p.Tail(5))
 		}
 		return conn.Close()
 	}))
@@ -94,7 +94,8 @@ func (r rest) do(method, path, body string) (int, map[string]any) {
 	return resp.StatusCode, out
 }
 
-// as returns a client with the certificate of a user, or without one if who is empty.
+// as returns a client with the certificate of a user. If who is empty, it returns a client without a
+// certificate.
 func as(t *testing.T, c *harness.Cluster, addr, who string) rest {
 	t.Helper()
 	ca, err := os.ReadFile(c.Leaf("user/admin").CA)
@@ -112,8 +113,8 @@ func as(t *testing.T, c *harness.Cluster, addr, who string) rest {
 	return rest{t, "https://" + addr, &http.Client{Transport: tr, Timeout: settle}}
 }
 
-// TestGateway calls a real cluster through a real gateway, with certificates: the routes of legacy
-// CLIs, /v1, an event stream, roles, and calls after the death of the leader.
+// TestGateway calls a real cluster through a real gateway, with certificates. It covers the routes of
+// legacy CLIs, /v1, an event stream, roles, and calls after the death of the leader.
 func TestGateway(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), Dir: t.TempDir(), TLS: true, SchedulerEnv: fast(nil)})
 	_, err := c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true})
@@ -134,8 +135,8 @@ func TestGateway(t *testing.T) {
 
 	sessionThroughGateway(t, c, addr)
 
-	// The event stream ends with the leader. A browser would connect again; here the next call
-	// succeeds.
+	// The event stream ends when the leader dies. A browser would connect again; here the next call must
+	// succeed.
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin.base+"/v1/events?follow=true", nil)
 	must(t, err)
 	req.Header.Set("Accept", "text/event-stream")
@@ -145,7 +146,7 @@ func TestGateway(t *testing.T) {
 	for lines.Scan() && !strings.Contains(lines.Text(), "WorkloadCreated") {
 	}
 	if !strings.Contains(lines.Text(), `"workload_id":"web"`) {
-		t.Errorf("the stream of events tells %q", lines.Text())
+		t.Errorf("the event WorkloadCreated in the stream is %q, want workload web", lines.Text())
 	}
 	must(t, resp.Body.Close())
 
@@ -154,7 +155,7 @@ func TestGateway(t *testing.T) {
 	must(t, c.Schedulers[lead].Kill())
 	code, out = admin.do("POST", "/v1/apply", `{"file":"id: second\ncontainer: {image: \"nginx:1.27\"}\n"}`)
 	if code != 200 || !strings.Contains(fmt.Sprint(out), "success:true") {
-		t.Errorf("an apply while the leader is dead: %d %v", code, out)
+		t.Errorf("an apply just after the death of the leader was answered %d %v, want success", code, out)
 	}
 
 	for _, x := range []struct {
@@ -173,7 +174,7 @@ func TestGateway(t *testing.T) {
 	} {
 		code, out := as(t, c, addr, x.who).do(x.method, x.path, x.body)
 		if code != x.code || !strings.Contains(fmt.Sprint(out), x.says) {
-			t.Errorf("%s %s as %q: %d %v, want %d with %q", x.method, x.path, x.who, code, out, x.code, x.says)
+			t.Errorf("%s %s as %q returned %d %v, want %d with %q", x.method, x.path, x.who, code, out, x.code, x.says)
 		}
 	}
 }
@@ -194,13 +195,13 @@ func sessionThroughGateway(t *testing.T, c *harness.Cluster, addr string) {
 	must(t, testbed.Poll(t.Context(), settle, "the new size to arrive", func(context.Context) error {
 		x.keys(t, "size\r")
 		if s := x.Screen(); !strings.Contains(s, "40 100") {
-			return fmt.Errorf("it shows %q", s)
+			return fmt.Errorf("the terminal shows %q", s)
 		}
 		return nil
 	}))
 	x.keys(t, "exit 7\r")
 	if code, err := x.End(settle); err != nil || code != 7 {
-		t.Errorf("the shell ended with %d, %v, want its own 7; the terminal shows %q", code, err, x.Screen())
+		t.Errorf("the shell ended with %d, %v, want its exit code 7; the terminal shows %q", code, err, x.Screen())
 	}
 	for _, y := range []struct {
 		args        []string
@@ -214,7 +215,7 @@ func sessionThroughGateway(t *testing.T, c *harness.Cluster, addr string) {
 		var out, errs bytes.Buffer
 		code, err := c.RunCtl(t.Context(), env, &out, &errs, y.args...)
 		if err != nil || code != y.code || out.String() != y.out || !strings.Contains(errs.String(), y.errors) {
-			t.Errorf("persysctl %s through a gateway: exit %d, %v\n%s%s", strings.Join(y.args, " "), code, err, out.String(), errs.String())
+			t.Errorf("persysctl %s through a gateway ended with exit %d, %v; its output differs from the expected one\n%s%s", strings.Join(y.args, " "), code, err, out.String(), errs.String())
 		}
 	}
 	if told := ctl(t, c, "events", "--workload", "web", "-o", "json"); !strings.Contains(told, "user/admin") {

@@ -28,14 +28,15 @@ import (
 type healthText struct {
 	code int
 
-	Status        string `json:"status"`
-	Mode          string `json:"mode"`
-	Reason        string `json:"reason"`
-	ModeChangedAt string `json:"modeChangedAt"`
-	Leader        string `json:"leader"`
-	Role          string `json:"role"`
-	Term          uint64 `json:"term"`
-	Index         uint64 `json:"index"`
+	Status        string   `json:"status"`
+	Mode          string   `json:"mode"`
+	Reason        string   `json:"reason"`
+	ModeChangedAt string   `json:"modeChangedAt"`
+	Leader        string   `json:"leader"`
+	Role          string   `json:"role"`
+	Term          uint64   `json:"term"`
+	Index         uint64   `json:"index"`
+	Copies        []string `json:"copies"`
 	Mirror        struct {
 		State string   `json:"state"`
 		Index uint64   `json:"index"`
@@ -59,7 +60,7 @@ func getText(ctx context.Context, url string) (code int, body []byte, err error)
 	return resp.StatusCode, body, err
 }
 
-// healthy waits until want accepts the /health of a scheduler.
+// healthy waits until the function want accepts the /health of a scheduler.
 func healthy(t *testing.T, s *harness.Scheduler, what string, want func(*healthText) error) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "/health of "+s.Name+" "+what, func(ctx context.Context) error {
@@ -78,7 +79,8 @@ func healthy(t *testing.T, s *harness.Scheduler, what string, want func(*healthT
 	}))
 }
 
-// inMode accepts the /health of a replica that serves in a mode, with this reason and mirror state.
+// inMode returns a function that accepts the /health of a replica that serves in a mode, with this reason
+// and this state of the mirror.
 func inMode(mode, reason, mirror string) func(*healthText) error {
 	return func(h *healthText) error {
 		at, err := time.Parse(time.RFC3339, h.ModeChangedAt)
@@ -86,7 +88,7 @@ func inMode(mode, reason, mirror string) func(*healthText) error {
 		case h.code != http.StatusOK || h.Status != "ok":
 			return fmt.Errorf("not ok")
 		case h.Mode != mode || !strings.Contains(h.Reason, reason):
-			return fmt.Errorf("mode %s, reason %q", h.Mode, h.Reason)
+			return fmt.Errorf("/health reports mode %s with reason %q, which are not the expected ones", h.Mode, h.Reason)
 		case mirror != "" && (h.Mirror.State != mirror || h.Mirror.Lag == nil):
 			return fmt.Errorf("mirror %+v", h.Mirror)
 		case err != nil || at.After(time.Now().Add(time.Minute)) || at.Before(time.Now().Add(-time.Hour)):
@@ -98,8 +100,8 @@ func inMode(mode, reason, mirror string) func(*healthText) error {
 	}
 }
 
-// guardedEtcd prepares an etcd that accepts only TLS with a client certificate. guard turns its
-// authentication on.
+// guardedEtcd prepares an etcd that accepts only TLS with a client certificate. The function guard turns
+// on its password authentication.
 func guardedEtcd(t *testing.T) (e *harness.Part, paths pki.Paths, guard func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -128,9 +130,9 @@ func guardedEtcd(t *testing.T) (e *harness.Part, paths pki.Paths, guard func()) 
 	}
 }
 
-// /health is 503 only while a scheduler has no cluster. In every other state it names the mode, its
-// reason and its start, up to the loss of the quorum. The etcd requires TLS, a certificate and a
-// password.
+// TestHealthReportsTheMode: /health has status 503 only while a scheduler belongs to no cluster. In every
+// other state, even without a quorum, it names the mode, the mode's reason and its start. The etcd requires
+// TLS, a certificate and a password.
 func TestHealthReportsTheMode(t *testing.T) {
 	etcd, client, protect := guardedEtcd(t)
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), Schedulers: 3, SchedulerEnv: mirrored(etcd, map[string]string{
@@ -149,7 +151,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 	must(t, c.Schedulers[2].Start())
 	must(t, c.WaitReady(t.Context(), 60*time.Second))
 
-	// The mirror is configured, so an absent etcd counts from the first boot.
+	// The mirror is configured, so the mode is degraded from the first boot while etcd is missing.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	for i, s := range c.Schedulers {
 		mirror := "standby"
@@ -170,6 +172,8 @@ func TestHealthReportsTheMode(t *testing.T) {
 	must(t, harness.WaitListening(t.Context(), etcd, settle))
 	protect()
 	waitMode(t, c, "normal")
+	// The replica that first reaches etcd becomes the leader.
+	leader = got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	healthy(t, c.Schedulers[leader], "with etcd", inMode("normal", "", "healthy"))
 	apply(t, c, "web", container("persys/any:1"))
 	must(t, testbed.Poll(t.Context(), settle, "the state below etcd's prefix", func(ctx context.Context) error {
@@ -180,7 +184,8 @@ func TestHealthReportsTheMode(t *testing.T) {
 		return err
 	}))
 
-	// A mode that an operator sets holds although etcd is healthy, until the operator clears it.
+	// If an operator sets the mode of the cluster, the cluster keeps this mode although etcd is healthy, until the
+	// operator clears it.
 	ctl(t, c, "mode", "set", "degraded", "--reason", "maintenance")
 	for _, s := range c.Schedulers {
 		healthy(t, s, "frozen by hand", inMode("degraded", "maintenance", ""))
@@ -191,7 +196,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 	ctl(t, c, "mode", "set", "auto", "--reason", "done")
 	waitMode(t, c, "normal")
 
-	// Without a quorum nothing can be committed: each scheduler reports its own view.
+	// Without a quorum no change of the mode can be committed: each scheduler reports the mode that it knows.
 	survivor := c.Schedulers[leader]
 	for _, s := range c.Schedulers {
 		if s != survivor {
@@ -211,7 +216,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 		t.Errorf("a stale read took %s: %v", took, view)
 	}
 	if code, body, err := getText(t.Context(), "http://"+survivor.HTTP+"/metrics"); err != nil || code != http.StatusOK || len(body) == 0 {
-		t.Errorf("/metrics without a quorum: %d, %v", code, err)
+		t.Errorf("/metrics of a scheduler without a quorum answers %d, %v", code, err)
 	}
 	for _, s := range c.Schedulers {
 		if s != survivor {
@@ -222,7 +227,7 @@ func TestHealthReportsTheMode(t *testing.T) {
 	waitMode(t, c, "normal")
 }
 
-// frozen checks that a frozen cluster refuses changes in-band with the reason, and answers reads at
+// frozen checks that a frozen cluster refuses changes with the reason in the answer, and answers reads at
 // once.
 func frozen(t *testing.T, c *harness.Cluster, leader int) {
 	t.Helper()
@@ -237,17 +242,17 @@ func frozen(t *testing.T, c *harness.Cluster, leader int) {
 		done bool
 		why  string
 	}{
-		"an apply":            {applied.GetSuccess(), applied.GetErrorMessage()},
-		"a delete":            {deleted.GetSuccess(), deleted.GetErrorMessage()},
-		"a retry":             {retried.GetAccepted(), retried.GetReason()},
-		"a node nobody knows": {registered.GetAccepted(), registered.GetReason()},
+		"an apply":                          {applied.GetSuccess(), applied.GetErrorMessage()},
+		"a delete":                          {deleted.GetSuccess(), deleted.GetErrorMessage()},
+		"a retry":                           {retried.GetAccepted(), retried.GetReason()},
+		"a registration of an unknown node": {registered.GetAccepted(), registered.GetReason()},
 	} {
 		if answer.done || !strings.Contains(answer.why, "degraded") || !strings.Contains(answer.why, "etcd") {
-			t.Errorf("%s while frozen: %v, %q", what, answer.done, answer.why)
+			t.Errorf("in mode degraded the call %s was carried out: %v, with reason %q; want a refusal that names the mode and etcd", what, answer.done, answer.why)
 		}
 	}
 	began := time.Now()
 	if _, err := control.ListNodes(t.Context(), &controlv1.ListNodesRequest{}); err != nil || time.Since(began) > 2*time.Second {
-		t.Errorf("a read while frozen: %v after %s", err, time.Since(began))
+		t.Errorf("in mode degraded a read returned %v after %s, want an answer within 2 s", err, time.Since(began))
 	}
 }

@@ -14,20 +14,20 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// op is one operation on one workload as a client saw it. Times are nanoseconds since the recorder
-// was created.
+// op is one operation on one workload as a client saw it. Times are in nanoseconds since the recorder was
+// created.
 type op struct {
 	Client   int            `json:"client"`
 	Workload string         `json:"workload"`
-	Write    string         `json:"write,omitempty"` // the unique content that was applied; empty: a read
-	Via      int            `json:"via"`             // scheduler that was called first
+	Write    string         `json:"write,omitempty"` // content that the operation applied, unique in the test; empty for a read
+	Via      int            `json:"via"`             // index of the scheduler that was called first
 	Call     int64          `json:"call"`
-	Return   int64          `json:"return"` // 0: the outcome is unknown
+	Return   int64          `json:"return"` // time at which the client got the answer; 0 if the outcome is unknown
 	Found    bool           `json:"found,omitempty"`
 	Read     string         `json:"read,omitempty"` // content that was read
 	Gen      fsm.Generation `json:"generation"`
 	Index    uint64         `json:"index,omitempty"`
-	Error    string         `json:"error,omitempty"` // why the outcome is unknown
+	Error    string         `json:"error,omitempty"` // why the outcome of the operation is unknown
 }
 
 // recorder collects a history.
@@ -60,19 +60,18 @@ func (r *recorder) acks() []op {
 	return out
 }
 
-// register is the state of one workload in the model: its content, and the lowest generation and
-// log index that it can have. The planner may raise both between two operations; nothing lowers
-// them.
+// register is the model's state of one workload: its content, and the lowest generation and log index that
+// it can have. The planner may raise both between two operations; nothing lowers them.
 type register struct {
 	content string
 	gen     fsm.Generation
 	index   uint64
 }
 
-// model is a register per workload with generations. An acknowledged write has a higher generation
-// than everything before it. A write with an unknown outcome may have happened at any time after
-// its call, or never, which equals a write after everything else. A read returns the content of the
-// last write.
+// model is a register with a generation for each workload. An acknowledged write has a higher generation
+// than everything before it. A write with an unknown outcome may have happened at any time after its call,
+// or never, which is the same as a write after everything else. A read returns the content of the last
+// write.
 func model() porcupine.Model {
 	return porcupine.Model{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
@@ -95,8 +94,8 @@ func model() porcupine.Model {
 			s, o := state.(register), input.(op)
 			switch {
 			case o.Write != "" && o.Return == 0:
-				// Its generation is higher by one at least; the next acknowledged write shows the
-				// value.
+				// The generation of the write is at least one higher. The next acknowledged write shows
+				// the exact value.
 				return true, register{o.Write, s.gen, s.index}
 			case o.Write != "":
 				return s.gen.Less(o.Gen) && s.index <= o.Index, register{o.Write, o.Gen, o.Index}
@@ -120,7 +119,7 @@ func model() porcupine.Model {
 	}
 }
 
-// judge checks a history and writes it to artifacts if it is not linearizable. Reads with an
+// judge fails the test if a history is not linearizable, and writes the history to artifacts. Reads with an
 // unknown outcome are left out.
 func judge(t *testing.T, ops []op) {
 	t.Helper()
@@ -145,12 +144,12 @@ func check(ops []op) (porcupine.CheckResult, porcupine.LinearizationInfo) {
 	for _, o := range ops {
 		end := o.Return
 		if end == 0 {
-			// No read returned it, so it can come after everything else, where it changes nothing.
-			// Leaving it out keeps the search small.
+			// No read returned the content of this write, so the write can be placed after all other operations,
+			// where it changes nothing. Leaving it out keeps the checker's search small.
 			if o.Write == "" || !read[content{o.Workload, o.Write}] {
 				continue
 			}
-			end = math.MaxInt64 // it may still happen
+			end = math.MaxInt64 // the outcome is unknown: the write may still be applied at any later time
 		}
 		history = append(history, porcupine.Operation{ClientId: o.Client, Input: o, Call: o.Call, Output: nil, Return: end})
 	}
@@ -161,7 +160,7 @@ func generationOf(g *controlv1.Generation) fsm.Generation {
 	return fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()}
 }
 
-// The checker finds each kind of fault in a history.
+// TestHistoryChecker: the checker finds each kind of violation in a history.
 func TestHistoryChecker(t *testing.T) {
 	gen := func(n uint64) fsm.Generation { return fsm.Generation{Incarnation: 1, Sequence: n} }
 	write := func(v string, n uint64, call, ret int64) op {
@@ -175,8 +174,8 @@ func TestHistoryChecker(t *testing.T) {
 		ops  []op
 		want porcupine.CheckResult
 	}{
-		{"a read after a write sees it", []op{write("a", 1, 1, 2), read("a", 1, 3, 4)}, porcupine.Ok},
-		{"a read beside a write may miss it", []op{write("a", 1, 1, 5), read("", 0, 2, 3)}, porcupine.Ok},
+		{"a read after a write sees the write", []op{write("a", 1, 1, 2), read("a", 1, 3, 4)}, porcupine.Ok},
+		{"a read concurrent with a write may miss the write", []op{write("a", 1, 1, 5), read("", 0, 2, 3)}, porcupine.Ok},
 		{"the planner may raise the generation", []op{write("a", 1, 1, 2), read("a", 4, 3, 4), write("b", 5, 5, 6)}, porcupine.Ok},
 		{"a lost write", []op{write("a", 1, 1, 2), read("", 0, 3, 4)}, porcupine.Illegal},
 		{"a stale read", []op{write("a", 1, 1, 2), write("b", 2, 3, 4), read("a", 1, 5, 6)}, porcupine.Illegal},
@@ -190,7 +189,7 @@ func TestHistoryChecker(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got, _ := check(c.ops); got != c.want {
-				t.Errorf("the result of the checker is %s, want %s", got, c.want)
+				t.Errorf("the checker says %s, want %s", got, c.want)
 			}
 		})
 	}

@@ -109,7 +109,7 @@ func TestHostilePeers(t *testing.T) {
 	theirs := newForger(t, elsewhere)
 	const scheduler = "e2e/scheduler/scheduler-1"
 
-	// call makes the smallest call that a port answers.
+	// call makes one call at a port and returns its error.
 	call := func(addr string, full string, req, resp proto.Message, creds credentials.TransportCredentials) error {
 		cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
 		must(t, err)
@@ -140,14 +140,14 @@ func TestHostilePeers(t *testing.T) {
 	}{
 		{"a good certificate", as(ours.cert(scheduler, -time.Hour, day)), nil},
 		{"a certificate of another CA", as(theirs.cert(scheduler, -time.Hour, day)), everywhere},
-		{"one that expired", as(ours.cert(scheduler, -2*day, -time.Minute)), everywhere},
-		{"one that is not valid yet", as(ours.cert(scheduler, time.Minute, day)), everywhere},
-		{"one of another cluster", as(ours.cert("other/scheduler/scheduler-1", -time.Hour, day)), everywhere},
-		{"one with two identities' worth of nonsense", as(ours.cert("e2e/root/x", -time.Hour, day)), everywhere},
-		{"an agent's", as(ours.cert("e2e/agent/node-b", -time.Hour, day)), []string{"an agent", "Raft"}},
-		{"a user's", as(ours.cert("e2e/user/somebody", -time.Hour, day)), []string{"an agent", "Raft"}},
-		{"a gateway's", as(ours.cert("e2e/gateway/gateway", -time.Hour, day)), []string{"Raft"}},
-		{"none", &tls.Config{InsecureSkipVerify: true}, everywhere},
+		{"an expired certificate", as(ours.cert(scheduler, -2*day, -time.Minute)), everywhere},
+		{"a certificate that is not valid yet", as(ours.cert(scheduler, time.Minute, day)), everywhere},
+		{"a scheduler of another cluster", as(ours.cert("other/scheduler/scheduler-1", -time.Hour, day)), everywhere},
+		{"a certificate with two identities", as(ours.cert("e2e/root/x", -time.Hour, day)), everywhere},
+		{"a certificate of an agent", as(ours.cert("e2e/agent/node-b", -time.Hour, day)), []string{"an agent", "Raft"}},
+		{"a certificate of a user", as(ours.cert("e2e/user/somebody", -time.Hour, day)), []string{"an agent", "Raft"}},
+		{"a certificate of a gateway", as(ours.cert("e2e/gateway/gateway", -time.Hour, day)), []string{"Raft"}},
+		{"no certificate", &tls.Config{InsecureSkipVerify: true}, everywhere},
 		{"a good one over TLS 1.2", old, everywhere},
 		{"plain text", nil, everywhere},
 	} {
@@ -165,35 +165,35 @@ func TestHostilePeers(t *testing.T) {
 		name, says string
 		cfg        *tls.Config
 	}{
-		{"of another CA", "certificate", as(theirs.cert(scheduler, -time.Hour, day))},
-		{"that expired", "expired", as(ours.cert(scheduler, -2*day, -time.Minute))},
-		{"that is not valid yet", "not yet valid", as(ours.cert(scheduler, time.Minute, day))},
-		{"of an agent", "want role scheduler", as(ours.cert("e2e/agent/node-b", -time.Hour, day))},
+		{"a certificate of another CA", "certificate", as(theirs.cert(scheduler, -time.Hour, day))},
+		{"an expired certificate", "expired", as(ours.cert(scheduler, -2*day, -time.Minute))},
+		{"a certificate that is not valid yet", "not yet valid", as(ours.cert(scheduler, time.Minute, day))},
+		{"a certificate of an agent", "want role scheduler", as(ours.cert("e2e/agent/node-b", -time.Hour, day))},
 		{"over TLS 1.2", "TLS 1.3", old},
-		{"that is none", "", nil},
+		{"no certificate", "", nil},
 	} {
 		t.Run("persysctl does not trust a certificate "+tc.name, func(t *testing.T) {
 			addr, heard := impostor(t, tc.cfg)
 			var out strings.Builder
 			code := got[int](t)(c.RunCtl(ctx, c.CtlEnv(addr), &out, &out, "--rpc-timeout-seconds", "2", "list"))
 			if code == 0 || !strings.Contains(out.String(), tc.says) {
-				t.Errorf("code %d, want %q: %s", code, tc.says, out.String())
+				t.Errorf("persysctl trusted an impostor, or gave another reason: it ended with code %d, want an error with %q: %s", code, tc.says, out.String())
 			}
 			if n := heard(); n > 0 {
-				t.Errorf("the impostor received %d calls", n)
+				t.Errorf("the impostor received %d calls of persysctl, want none", n)
 			}
 		})
 	}
-	t.Run("an agent with the certificate of another node does not become it", func(t *testing.T) {
+	t.Run("an agent cannot register under another node's certificate", func(t *testing.T) {
 		a := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Simulate: true, NodeID: "node-c"}))
 		p := ours.files(ours.cert("e2e/agent/node-b", -time.Hour, day))
 		set(a.Process, map[string]string{"PERSYS_TLS_CA": p.CA, "PERSYS_TLS_CERT": p.Cert, "PERSYS_TLS_KEY": p.Key})
 		must(t, a.Start())
-		must(t, testbed.Poll(ctx, settle, "its log", func(context.Context) error { return saysOneOf(a.Process, "may not act as node") }))
+		must(t, testbed.Poll(ctx, settle, "the refusal in the agent's log", func(context.Context) error { return saysOneOf(a.Process, "may not act as node") }))
 		must(t, a.Kill())
 	})
-	t.Run("a compromised agent can make calls for its own node only", func(t *testing.T) { compromised(t, c, agent) })
-	t.Run("a flood of silent connections affects only its own host", func(t *testing.T) {
+	t.Run("an agent's certificate allows only calls for its own node", func(t *testing.T) { compromised(t, c, agent) })
+	t.Run("a flood of silent connections affects only the host that opens them", func(t *testing.T) {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 		var flood []net.Conn
 		defer func() {
@@ -205,8 +205,8 @@ func TestHostilePeers(t *testing.T) {
 			conn, err := d.DialContext(ctx, "tcp", c.Schedulers[0].GRPC)
 			must(t, err)
 			flood = append(flood, conn)
-			if i%2 == 0 { // the beginning of a ClientHello
-				_, _ = conn.Write([]byte{0x16, 0x03, 0x01, 0x02, 0x00, 0x01}) // the server may have closed it already
+			if i%2 == 0 { // send the beginning of a TLS ClientHello
+				_, _ = conn.Write([]byte{0x16, 0x03, 0x01, 0x02, 0x00, 0x01}) // the error is ignored, because the server may have closed the connection already
 			}
 		}
 		st, err := c.Status(ctx, 0)
@@ -222,12 +222,12 @@ func TestHostilePeers(t *testing.T) {
 			}
 			return err
 		}))
-		// The accepted connections are closed when their handshake has taken too long.
+		// The server closes accepted connections whose handshake takes too long.
 		must(t, testbed.Poll(ctx, settle, "the end of the slow handshakes", func(ctx context.Context) error {
 			for i, conn := range flood[:64] {
 				_ = conn.SetReadDeadline(time.Now().Add(time.Millisecond))
 				if _, err := conn.Read(make([]byte, 64)); errors.Is(err, os.ErrDeadlineExceeded) {
-					return fmt.Errorf("connection %d is open", i)
+					return fmt.Errorf("connection %d without a handshake is still open", i)
 				}
 			}
 			return nil
@@ -246,7 +246,7 @@ func TestHostilePeers(t *testing.T) {
 				_, err = conn.Write([]byte("X-Slow: 1\r\n"))
 			}
 			if err == nil {
-				t.Errorf("%s still reads after %s", addr, settle)
+				t.Errorf("the server at %s still reads a request that has been incomplete for %s", addr, settle)
 			}
 		}
 	})
@@ -264,8 +264,8 @@ func secured(cfg *tls.Config) credentials.TransportCredentials {
 	return credentials.NewTLS(cfg.Clone())
 }
 
-// greet does a TLS handshake with the Raft port and waits for its reaction to a silent peer: the
-// port waits for an entitled peer and closes the connection of any other.
+// greet does a TLS handshake with the Raft port and waits for the port's reaction to a silent peer. The
+// port waits for an authorized peer and closes the connection of any other.
 func greet(ctx context.Context, addr string, cfg *tls.Config) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", addr)
@@ -292,8 +292,8 @@ func greet(ctx context.Context, addr string, cfg *tls.Config) error {
 	return err
 }
 
-// impostor serves gRPC on a new port with a certificate that clients must not trust. heard returns
-// the number of calls that it received.
+// impostor serves gRPC on a new port with a certificate that clients must not trust. The function heard
+// returns the number of calls that it received.
 func impostor(t *testing.T, cfg *tls.Config) (addr string, heard func() int) {
 	t.Helper()
 	calls := make(chan string, 100)
@@ -337,18 +337,18 @@ func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 			methods++
 			may := allowed[full] || m.Parent().FullName() == "grpc.health.v1.Health" || full == agentv1.AgentService_HealthCheck_FullMethodName ||
 				strings.HasPrefix(full, "/grpc.reflection.")
-			// An empty request, then one that names another node.
+			// Send an empty request, then a request that names another node.
 			for _, node := range []string{"", victim.NodeID} {
 				req := dynamicpb.NewMessage(m.Input())
 				foreign := named(req, node)
 				err := invoke(ctx, cc, full, m, req)
 				switch denied := status.Code(err) == codes.PermissionDenied; {
 				case !may && !denied:
-					t.Errorf("%s for %q: %v, want PermissionDenied", full, node, err)
+					t.Errorf("method %s for node %q: %v, want PermissionDenied", full, node, err)
 				case may && node == "" && denied:
-					t.Errorf("%s is the agent's to call: %v", full, err)
+					t.Errorf("an agent may call %s: %v", full, err)
 				case may && foreign && !denied && full != controlv1.AgentControl_GetNode_FullMethodName:
-					t.Errorf("%s as node %s: %v, want PermissionDenied", full, node, err)
+					t.Errorf("method %s as node %s: %v, want PermissionDenied", full, node, err)
 				}
 			}
 		}
@@ -356,7 +356,7 @@ func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 	if methods < 60 {
 		t.Errorf("only %d methods were found", methods)
 	}
-	// Each message of a control stream is checked for itself.
+	// Each message of a control stream is checked separately.
 	cc := got[*grpc.ClientConn](t)(c.Dial(c.Schedulers[0].GRPC, "agent/node-b"))
 	defer cc.Close()
 	control := controlv1.NewAgentControlClient(cc)
@@ -424,7 +424,7 @@ func served(t *testing.T, ctx context.Context, cc *grpc.ClientConn) []protorefle
 	return out
 }
 
-// named sets the fields of a request that name a node, and reports whether there are any.
+// named writes node into the fields of a request that name a node, and reports whether there are such fields.
 func named(req *dynamicpb.Message, node string) bool {
 	found := false
 	for _, name := range []protoreflect.Name{"node_id", "node"} {
@@ -463,9 +463,9 @@ func invoke(ctx context.Context, cc *grpc.ClientConn, full string, m protoreflec
 	return nil
 }
 
-// TestClocksOffByAnHour: the clocks of one scheduler and of one agent are an hour off, one
-// scheduler is an hour ahead and one an hour behind. The one ahead leads first and dies, so that
-// the time in the state is ahead of all clocks.
+// TestClocksOffByAnHour: one scheduler's clock is an hour ahead, one scheduler's clock and the agent's
+// clock are an hour behind. The scheduler that is ahead leads first and dies, so that the time in the
+// state is ahead of all clocks.
 func TestClocksOffByAnHour(t *testing.T) {
 	testbed.Need(t, "another process's clock", harness.CanShiftClock())
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, Clocks: []time.Duration{0, time.Hour, -time.Hour}, SchedulerEnv: fast(nil)})
@@ -502,7 +502,7 @@ func TestClocksOffByAnHour(t *testing.T) {
 	res := got[harness.CtlResult](t)(c.Ctl(ctx, "identity", "revoke", "agent/nobody", "--reason", "ahead", "--yes"))
 	must(t, c.Schedulers[1].Kill())
 
-	lead(2) // an hour behind, and two hours behind the state
+	lead(2) // the clock of this scheduler is one hour behind the real time, and two hours behind the time in the state
 	apply(t, c, "behind", contentSpec("y"))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "behind", settle, running))
 	if res.Code != 0 {
@@ -513,8 +513,8 @@ func TestClocksOffByAnHour(t *testing.T) {
 		if res.Code != 0 {
 			t.Fatalf("token: %s", res.Stderr)
 		}
-		// The name was revoked by the clock that was ahead: the new certificate is newer all the
-		// same.
+		// The scheduler whose clock was ahead revoked this name. The new certificate must count as newer than
+		// that revocation.
 		newAgent("nobody", strings.TrimSpace(res.Stdout), 0)
 	})
 	t.Run("leases are measured as durations", func(t *testing.T) {

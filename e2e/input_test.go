@@ -17,11 +17,11 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// Bad input over gRPC and persysctl is refused with the status code or the in-band error of the
-// contract. The error names the field, and nothing is stored.
+// TestBadInput: bad input over gRPC and persysctl is refused with the status code, or with the error in the
+// answer, that the legacy contract defines. The error names the field, and no workload is stored.
 func TestBadInput(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
-	cc := got[*grpc.ClientConn](t)(c.Pinned(follower(t, c))) // through a replica that forwards
+	cc := got[*grpc.ClientConn](t)(c.Pinned(follower(t, c))) // connect to a replica that forwards calls to the leader
 	control := controlv1.NewAgentControlClient(cc)
 
 	with := func(change func(*controlv1.WorkloadSpec)) *controlv1.WorkloadSpec {
@@ -34,33 +34,33 @@ func TestBadInput(t *testing.T) {
 		name string
 		id   string
 		spec *controlv1.WorkloadSpec
-		want []string // parts of the in-band message
+		want []string // texts that the error message in the answer must contain
 	}{
 		{"an id with a slash", "a/b", container("x:1"), []string{"a/b"}},
 		{"an id with a space", "a b", container("x:1"), []string{"a b"}},
 		{"an id that is too long", long, container("x:1"), []string{"workload_id", "127"}},
 		{"an id that begins with a dot", ".a", container("x:1"), []string{".a"}},
 		{"an empty spec", "bad", &controlv1.WorkloadSpec{}, []string{"spec", "container"}},
-		{"a type that is none", "bad", with(func(s *controlv1.WorkloadSpec) { s.Type = "pod" }), []string{"type", "pod"}},
+		{"an unknown type", "bad", with(func(s *controlv1.WorkloadSpec) { s.Type = "pod" }), []string{"type", "pod"}},
 		{"a type without its body", "bad", &controlv1.WorkloadSpec{Type: "vm"}, []string{"vm"}},
 		{"no image", "bad", container(""), []string{"image"}},
 		{"negative CPU", "bad", with(func(s *controlv1.WorkloadSpec) { s.Resources.CpuMillicores = -1 }), []string{"cpu", "-1"}},
 		{"negative memory", "bad", with(func(s *controlv1.WorkloadSpec) { s.Resources.MemoryMb = -5 }), []string{"memory", "-5"}},
 		{"negative disk", "bad", with(func(s *controlv1.WorkloadSpec) { s.Resources.DiskGb = -7 }), []string{"disk", "-7"}},
-		{"absurd CPU", "bad", with(func(s *controlv1.WorkloadSpec) { s.Resources.CpuMillicores = 1 << 62 }), []string{"cpu"}},
-		{"absurd memory", "bad", with(func(s *controlv1.WorkloadSpec) { s.Resources.MemoryMb = 1 << 62 }), []string{"memory"}},
+		{"impossible CPU", "bad", with(func(s *controlv1.WorkloadSpec) { s.Resources.CpuMillicores = 1 << 62 }), []string{"cpu"}},
+		{"impossible memory", "bad", with(func(s *controlv1.WorkloadSpec) { s.Resources.MemoryMb = 1 << 62 }), []string{"memory"}},
 		{"a port twice", "bad", with(func(s *controlv1.WorkloadSpec) {
 			s.GetContainer().Ports = []*controlv1.Port{{HostPort: 8080, ContainerPort: 80}, {HostPort: 8080, ContainerPort: 81}}
 		}), []string{"port", "8080"}},
-		{"a port that is none", "bad", with(func(s *controlv1.WorkloadSpec) {
+		{"an invalid port", "bad", with(func(s *controlv1.WorkloadSpec) {
 			s.GetContainer().Ports = []*controlv1.Port{{HostPort: 70000, ContainerPort: 80}}
 		}), []string{"port", "70000"}},
-		{"a restart policy that is none", "bad", with(func(s *controlv1.WorkloadSpec) { s.GetContainer().RestartPolicy = "maybe" }), []string{"maybe"}},
-		{"a negative count", "bad", with(func(s *controlv1.WorkloadSpec) { s.Count = -1 }), []string{"count", "-1"}},
-		{"an operator that is none", "bad", with(func(s *controlv1.WorkloadSpec) {
+		{"an unknown restart policy", "bad", with(func(s *controlv1.WorkloadSpec) { s.GetContainer().RestartPolicy = "maybe" }), []string{"maybe"}},
+		{"a negative count", "bad", with(func(s *controlv1.WorkloadSpec) { s.Count = new(int32(-1)) }), []string{"count", "-1"}},
+		{"an unknown operator", "bad", with(func(s *controlv1.WorkloadSpec) {
 			s.Constraints = []*controlv1.Constraint{{Key: "zone", Operator: "~", Values: []string{"a"}}}
 		}), []string{"~"}},
-		{"on_lost_lease that is none", "bad", with(func(s *controlv1.WorkloadSpec) { s.Exclusive, s.OnLostLease = true, "explode" }), []string{"on_lost_lease", "explode"}},
+		{"an unknown value of on_lost_lease", "bad", with(func(s *controlv1.WorkloadSpec) { s.Exclusive, s.OnLostLease = true, "explode" }), []string{"on_lost_lease", "explode"}},
 		{"a redacted secret", "bad", with(func(s *controlv1.WorkloadSpec) { s.GetContainer().Env = map[string]string{"TOKEN": "***"} }), []string{"TOKEN"}},
 		{"a spec over the limit", "bad", pad(600), []string{"spec", "524288"}},
 	} {
@@ -90,7 +90,7 @@ func TestBadInput(t *testing.T) {
 			_, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: " ", Spec: container("x:1")})
 			return err
 		}), codes.InvalidArgument, "workload_id"},
-		{"apply with a request id that is none", call(func() error {
+		{"apply with a request id that is not a UUID", call(func() error {
 			_, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: "bad", Spec: container("x:1"), RequestId: "42"})
 			return err
 		}), codes.InvalidArgument, "request_id"},
@@ -130,7 +130,7 @@ func TestBadInput(t *testing.T) {
 			_, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{GrpcEndpoint: "127.0.0.1:1"})
 			return err
 		}), codes.InvalidArgument, "node_id"},
-		{"register an endpoint that is none", call(func() error {
+		{"a registration with an invalid endpoint", call(func() error {
 			_, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{NodeId: "n", GrpcEndpoint: "127.0.0.1:http", Capabilities: capable(1000, 1000)})
 			return err
 		}), codes.InvalidArgument, "grpc_endpoint"},
@@ -146,7 +146,7 @@ func TestBadInput(t *testing.T) {
 			_, err := control.Heartbeat(ctx, &controlv1.HeartbeatRequest{NodeId: "nowhere"})
 			return err
 		}), codes.NotFound, "nowhere"},
-		{"a suggestion that is none", call(func() error {
+		{"an automation suggestion without content", call(func() error {
 			_, err := control.SubmitAutomationSuggestion(ctx, &controlv1.SubmitAutomationSuggestionRequest{})
 			return err
 		}), codes.InvalidArgument, "suggestion"},
@@ -159,7 +159,7 @@ func TestBadInput(t *testing.T) {
 		})
 	}
 
-	t.Run("in-band/delete of an unknown workload", func(t *testing.T) {
+	t.Run("in-band/deletion of an unknown workload", func(t *testing.T) {
 		resp, err := control.DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: "nothing"})
 		if err != nil || resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), "nothing") {
 			t.Errorf("got %v, %v", resp, err)
@@ -184,7 +184,7 @@ func TestBadInput(t *testing.T) {
 		t.Run("in-band/"+n.name, func(t *testing.T) {
 			resp, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{NodeId: n.id, GrpcEndpoint: "127.0.0.1:1", Capabilities: capable(n.cpu, n.mem)})
 			if err != nil || resp.GetAccepted() || !strings.Contains(resp.GetReason(), n.want) {
-				t.Errorf("got %v, %v, want a refusal that names %s", resp, err, n.want)
+				t.Errorf("RegisterNode returned %v, %v, want a refusal that names %s", resp, err, n.want)
 			}
 		})
 	}
@@ -208,7 +208,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("got %v, %v", resp, err)
 		}
 	})
-	t.Run("in-band/one bad workload of many does not affect the others", func(t *testing.T) {
+	t.Run("in the answer: one bad workload of many does not affect the others", func(t *testing.T) {
 		admin := clusterv1.NewClusterClient(cc)
 		resp, err := admin.ApplyWorkloads(ctx, &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{
 			{WorkloadId: "fine", Spec: contentSpec("fine")}, {WorkloadId: "bad", Spec: container("")},
@@ -228,8 +228,8 @@ func TestBadInput(t *testing.T) {
 		want       []string
 	}{
 		{"an unknown field", "id: bad\ncontainer:\n  image: x:1\n  comand: [a]\n", []string{"comand", "command", "4"}},
-		{"a quantity that is none", "id: bad\nresources: {cpu: lots}\ncontainer: {image: 'x:1'}\n", []string{"cpu", "lots"}},
-		{"no YAML", "id: [\n", []string{"bad.yaml"}},
+		{"an invalid quantity", "id: bad\nresources: {cpu: lots}\ncontainer: {image: 'x:1'}\n", []string{"cpu", "lots"}},
+		{"text that is not YAML", "id: [\n", []string{"bad.yaml"}},
 		{"an id twice", "id: bad\ncontainer: {image: 'x:1'}\n---\nid: bad\ncontainer: {image: 'x:1'}\n", []string{"bad"}},
 	} {
 		t.Run("persysctl/"+y.name, func(t *testing.T) {
@@ -248,11 +248,11 @@ func TestBadInput(t *testing.T) {
 		})
 	}
 
-	// Nothing was stored.
+	// No workload was stored.
 	all, err := control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{})
 	must(t, err)
 	for _, w := range all.GetWorkloads() {
-		t.Errorf("%s was stored", w.GetWorkloadId())
+		t.Errorf("workload %s was stored", w.GetWorkloadId())
 	}
 	nodes, err := control.ListNodes(ctx, &controlv1.ListNodesRequest{})
 	must(t, err)
@@ -265,7 +265,7 @@ func capable(cpu, memory int64) *controlv1.NodeCapabilities {
 	return &controlv1.NodeCapabilities{CpuTotalMillicores: cpu, MemoryTotalMb: memory}
 }
 
-// rawMessage and rawCodec send bytes as they are.
+// rawMessage and rawCodec send bytes without encoding them.
 type rawMessage []byte
 
 type rawCodec struct{}

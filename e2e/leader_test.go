@@ -14,8 +14,8 @@ import (
 
 const electionLimit = 15 * time.Second
 
-// Eight clients apply through all replicas while leaders are killed and restarted. It runs the
-// released build, because it measures the gap.
+// TestLeaderKilled: eight clients apply through all replicas while leaders are killed and restarted. The test
+// runs the released build, because it measures the time without acknowledged writes.
 func TestLeaderKilled(t *testing.T) {
 	c := start(t, harness.Options{Binaries: shipped(t)})
 	tr := load(t, c)
@@ -28,7 +28,7 @@ func TestLeaderKilled(t *testing.T) {
 		tr.more(100, 20*time.Second)
 		next := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 		if next == leader {
-			t.Fatalf("%s leads although it is dead", c.Schedulers[leader].Name)
+			t.Fatalf("scheduler %s is shown as leader although it is dead", c.Schedulers[leader].Name)
 		}
 		gaps = append(gaps, tr.gap(at))
 		must(t, c.Schedulers[leader].Start())
@@ -36,14 +36,14 @@ func TestLeaderKilled(t *testing.T) {
 	}
 	tr.end()
 	slices.Sort(gaps)
-	measured(t, "failover gap, leader killed, last acknowledged apply before to first after: median %s of %v", gaps[len(gaps)/2].Round(time.Millisecond), gaps)
+	measured(t, "failover gap, leader killed, last acknowledged apply before the kill to first after it: median %s of %v", gaps[len(gaps)/2].Round(time.Millisecond), gaps)
 	if worst := gaps[len(gaps)-1]; worst > 5*time.Second {
 		t.Errorf("the longest failover took %s, want at most 5 s even on a busy machine", worst)
 	}
 }
 
-// A leader that was frozen for longer than the election timeout must not answer a stale read after
-// it continues, nor lose what was written meanwhile.
+// TestLeaderPaused: a leader is frozen for longer than the election timeout. When it continues, it must not
+// answer a read with old data, and no write that was acknowledged meanwhile may be lost.
 func TestLeaderPaused(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -53,19 +53,20 @@ func TestLeaderPaused(t *testing.T) {
 		at := tr.rec.now()
 		must(t, c.Schedulers[leader].Pause())
 		next := got[int](t)(c.WaitLeader(t.Context(), electionLimit, leader))
-		tr.more(25, 30*time.Second) // slowly: every third call reaches the frozen replica
+		tr.more(25, 30*time.Second) // writes are slow, because every third call goes to the frozen replica
 		must(t, c.Schedulers[leader].Continue())
-		// It may still think that it leads: send it many reads at once.
+		// The replica may still consider itself the leader, so send it many reads at once.
 		for i := range 40 {
 			tr.read(t.Context(), &op{Client: clients + 1, Workload: workloadName(i % workloads), Via: leader}, leader)
 		}
-		measured(t, "%s frozen, %s leads; gap %s", c.Schedulers[leader].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
+		measured(t, "%s was frozen, %s leads; no write was acknowledged for %s", c.Schedulers[leader].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
 		must(t, c.WaitReady(t.Context(), 20*time.Second))
 	}
 	tr.end()
 }
 
-// Planned transfers of leadership and a stop by SIGTERM while applies run.
+// TestLeadershipMoves: leadership is transferred several times, and a leader is stopped by SIGTERM, while
+// clients apply.
 func TestLeadershipMoves(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -83,20 +84,20 @@ func TestLeadershipMoves(t *testing.T) {
 			return nil
 		}))
 		tr.more(40, 30*time.Second)
-		measured(t, "leadership moved to %s in %d ms; gap %s", c.Schedulers[i].Name, resp.GetTookMs(), tr.gap(at).Round(time.Millisecond))
+		measured(t, "leadership was transferred to %s in %d ms; no write was acknowledged for %s", c.Schedulers[i].Name, resp.GetTookMs(), tr.gap(at).Round(time.Millisecond))
 	}
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
 	resp, err := admin.TransferLeadership(t.Context(), &clusterv1.TransferLeadershipRequest{Replica: c.Schedulers[leader].Name})
 	if err != nil || resp.GetLeaderId() != selfID(t, c, leader) {
-		t.Errorf("handing leadership to who has it: %v, %v", resp, err)
+		t.Errorf("transferring leadership to the leader itself returned %v, %v; want success without a change", resp, err)
 	}
 	at := tr.rec.now()
 	if err := c.Schedulers[leader].Terminate(10 * time.Second); err != nil {
 		t.Errorf("SIGTERM at the leader: %v", err)
 	}
 	tr.more(40, 30*time.Second)
-	measured(t, "%s stopped by SIGTERM; gap %s", c.Schedulers[leader].Name, tr.gap(at).Round(time.Millisecond))
+	measured(t, "leader %s was stopped by SIGTERM; no write was acknowledged for %s", c.Schedulers[leader].Name, tr.gap(at).Round(time.Millisecond))
 	must(t, c.Schedulers[leader].Start())
 	must(t, c.WaitReady(t.Context(), 20*time.Second))
 	tr.end()

@@ -21,15 +21,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestLimitsHold: the schedulers and the agent by itself place no more on a node than its limits
-// allow, and the error has the figures. A container that uses more disk than its share is stopped
-// until there is room.
+// TestLimitsHold: the schedulers place no more workloads on a node than its limits allow, and the agent
+// itself also refuses more. The error has the figures. A container that uses more disk than its limit is
+// stopped until there is space.
 func TestLimitsHold(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Schedulers: 1, Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	id := onDocker(t, e, c)
 	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
-		// Half of one CPU, whatever this machine has.
+		// The settings make the agent offer half of one CPU, independent of the CPUs of this machine.
 		"PERSYS_RESOURCE_THRESHOLD": "50", "PERSYS_RESERVED_CPU": strconv.Itoa((runtime.NumCPU() - 1) * 1000),
 	}}))
 	order := func(id string) {
@@ -46,16 +46,16 @@ container:
 	order("first")
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, running))
 
-	// A demand above the limit is placed nowhere, with the reason.
+	// A workload that needs more than the node's limit is not placed, and its reason says why.
 	order("second")
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "second", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetReason().GetCode() != ""
 	}))
 	if view.GetAssignedNodeId() != "" || view.GetStatus() != "Pending" {
-		t.Errorf("it is %s on node %q", view.GetStatus(), view.GetAssignedNodeId())
+		t.Errorf("the workload is %s on node %q, want it Pending and unplaced", view.GetStatus(), view.GetAssignedNodeId())
 	}
 	if why := ctl(t, c, "why", "second", "-o", "json"); !strings.Contains(why, "CPU: needs 300 millicores, 200 free of 500 (300 promised)") {
-		t.Errorf("it has no figures:\n%s", why)
+		t.Errorf("the reason of the unplaced workload has no figures:\n%s", why)
 	}
 	if err := c.WaitNode(t.Context(), a.NodeID, "Ready", settle); err != nil {
 		t.Error(err)
@@ -68,7 +68,7 @@ container:
 	must(t, err)
 	must(t, unix.Fallocate(int(f.Fd()), 0, 0, 1200<<20))
 	must(t, f.Close())
-	again := func() { // disk usage is measured at the start of the agent, then every minute
+	again := func() { // restart the agent, because it measures disk usage at the start and then once a minute
 		t.Helper()
 		must(t, a.Terminate(settle))
 		must(t, a.Start())
@@ -84,7 +84,7 @@ container:
 		return n
 	}
 	again()
-	// Failed, or waiting for another attempt.
+	// The workload is Failed or waits for another attempt.
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetStatus() != "Running" && strings.Contains(w.GetReason().GetMessage(), "its limit is 1024 MiB; stopped")
 	}))
@@ -96,7 +96,7 @@ container:
 	}))
 	must(t, os.Remove(data))
 	again()
-	ctl(t, c, "retry", "first") // otherwise the workload would wait for its backoff, or would have used all attempts
+	ctl(t, c, "retry", "first") // without the retry, the workload would wait for its backoff or would have no attempts left
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, running))
 	must(t, testbed.Poll(t.Context(), settle, "use and limit", func(context.Context) error {
 		if out := ctl(t, c, "get", "first"); !strings.Contains(out, " of 1Gi (measured)") {
@@ -105,8 +105,8 @@ container:
 		return nil
 	}))
 
-	// The agent by itself refuses an order of schedulers that do not know its limits: here one of a
-	// much later term.
+	// The agent itself also refuses an order beyond its limits from schedulers that do not know these limits.
+	// The test acts as a scheduler with a much later term.
 	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer cc.Close()
@@ -122,6 +122,6 @@ container:
 	must(t, err)
 	if resp.GetApplied() || resp.GetStatus().GetMetadata()["failure_reason"] != "INSUFFICIENT_RESOURCES" ||
 		!strings.Contains(resp.GetMessage(), "CPU: needs 300 millicores, 300 of the 500 that node") {
-		t.Errorf("the agent answers %v", resp)
+		t.Errorf("the agent answers an order beyond its limits with %v, want a refusal with the figures", resp)
 	}
 }

@@ -46,7 +46,7 @@ func parseLine(text string) (line, error) {
 	return l, nil
 }
 
-// fault returns what is wrong with a line, or "".
+// fault says how a line differs from the documented format; "" if it does not.
 func (l line) fault() string {
 	at, _ := l.fields["time"].(string)
 	if _, err := time.Parse(time.RFC3339Nano, at); err != nil {
@@ -63,7 +63,7 @@ func (l line) fault() string {
 			return "the key " + k + " stands twice"
 		}
 		if slices.Contains([]string{"workload_id", "workloadId", "node_id", "nodeId", "error", "!BADKEY"}, k) {
-			return "the key " + k + " is none of ours: workload, node, epoch, index, err"
+			return "the key " + k + " is not one of our keys: workload, node, epoch, index, err"
 		}
 	}
 	for _, k := range []string{"workload", "node", "epoch"} {
@@ -81,8 +81,8 @@ func (l line) fault() string {
 	return ""
 }
 
-// logsHaveOneForm reads the logs of a whole test: every line is one JSON object of the documented
-// format, and the lines that an operator looks for exist, with the ids that connect the lines of
+// logsHaveOneForm reads the logs of a whole test. Every line must be a JSON object of the documented
+// format. The lines that an operator looks for must exist, with the ids that connect the lines of
 // different programs.
 func logsHaveOneForm(t *testing.T, c *harness.Cluster) {
 	t.Helper()
@@ -121,7 +121,7 @@ func logsHaveOneForm(t *testing.T, c *harness.Cluster) {
 			}
 		}
 		if lines == 0 {
-			t.Errorf("%s has logged nothing", p.Name)
+			t.Errorf("program %s has logged nothing", p.Name)
 		}
 	}
 	for i, w := range wanted {

@@ -16,18 +16,18 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// builds are the sets of programs under test, each built when the first test asks for it.
+// builds are the sets of programs under test. Each is built when the first test asks for it.
 type builds struct {
 	dir  string
-	made bool // built by another process
+	made bool // whether another process has built the programs
 	once map[string]func() (harness.Binaries, error)
 }
 
 var built builds
 
 func TestMain(m *testing.M) {
-	if os.Getenv(harness.NamespaceEnv) != "" {
-		if err := harness.RaiseLoopback(); err != nil {
+	if testbed.HasOwnNetwork() {
+		if err := testbed.RaiseLoopback(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 // shipped returns the static programs as they are released, without the gateway.
 func shipped(t *testing.T) harness.Binaries { return built.get(t, harness.ShippedSet) }
 
-// raced returns programs with the race detector: a data race that any log reports fails the test.
+// raced returns programs with the race detector. A data race in any log fails the test.
 func raced(t *testing.T) harness.Binaries {
 	b := built.get(t, harness.RaceSet)
 	b.Ctl = shipped(t).Ctl
@@ -100,8 +100,8 @@ func start(t *testing.T, opt harness.Options) *harness.Cluster {
 	return c
 }
 
-// guard closes a cluster at the end of the test and fails the test for races and panics in the
-// logs.
+// guard closes a cluster at the end of the test. It fails the test if a log reports a data race or a
+// panic.
 func guard(t *testing.T, c *harness.Cluster) {
 	t.Cleanup(func() {
 		for _, a := range c.Alarms() {
@@ -146,8 +146,8 @@ func keep(t *testing.T, name string, v any) {
 	}
 }
 
-// figuresEnv names the file of the figures that hack/test.sh prints at its end. Without it they
-// would be lost, as a test that passes prints nothing.
+// figuresEnv is the environment variable that names the file of measured figures, which hack/test.sh
+// prints at its end. A passing test prints nothing itself.
 const figuresEnv = "E2E_FIGURES"
 
 // measured logs a figure and appends it to the file of figures.
@@ -181,7 +181,7 @@ func got[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-// fast returns settings with the shortest leases: agents count whole seconds.
+// fast returns settings with the shortest possible leases, because agents count in whole seconds.
 func fast(more map[string]string) map[string]string {
 	env := map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "1s", "SCHEDULER_NODE_LEASE": "3s", "SCHEDULER_MISSING_GRACE_PERIOD": "3s"}
 	for k, v := range more {

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// follower returns the index of a scheduler that does not lead and is not in not.
+// follower returns the index of a scheduler that is not the leader and not listed in not.
 func follower(t *testing.T, c *harness.Cluster, not ...int) int {
 	t.Helper()
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
@@ -44,14 +44,14 @@ func caughtUp(t *testing.T, c *harness.Cluster, i int) {
 			return err
 		}
 		if st.GetAppliedIndex() < want.GetAppliedIndex() {
-			return fmt.Errorf("it is at %d of %d", st.GetAppliedIndex(), want.GetAppliedIndex())
+			return fmt.Errorf("the replica has applied only the log up to entry %d, want %d", st.GetAppliedIndex(), want.GetAppliedIndex())
 		}
 		return nil
 	}))
 }
 
-// Under load, one follower returns with its disk and keeps its identity. Another returns without
-// its disk and gets a new identity; the old voter is removed.
+// TestFollowerComesBack: under load, one follower restarts with its disk and keeps its identity. Another
+// restarts without its disk and gets a new identity; its old voter is removed.
 func TestFollowerComesBack(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -64,7 +64,7 @@ func TestFollowerComesBack(t *testing.T) {
 	must(t, c.Schedulers[kept].Start())
 	must(t, c.WaitReady(t.Context(), 20*time.Second))
 	if now := selfID(t, c, kept); now != id {
-		t.Errorf("%s came back from its disk as %s, it was %s", c.Schedulers[kept].Name, now, id)
+		t.Errorf("scheduler %s restarted with its disk and must keep its id, but has %s, before it had %s", c.Schedulers[kept].Name, now, id)
 	}
 	caughtUp(t, c, kept)
 
@@ -78,11 +78,11 @@ func TestFollowerComesBack(t *testing.T) {
 	must(t, c.WaitReady(t.Context(), 30*time.Second))
 	fresh := selfID(t, c, lost)
 	if fresh == old {
-		t.Errorf("%s lost its disk and still votes as %s", c.Schedulers[lost].Name, old)
+		t.Errorf("%s lost its disk and still votes under its old identity %s", c.Schedulers[lost].Name, old)
 	}
 	caughtUp(t, c, lost)
 
-	// The replacement is a voter: with one of the others dead it is part of the quorum.
+	// The replacement is a voter: while one of the other two is dead, it is part of the quorum.
 	must(t, c.Schedulers[kept].Kill())
 	tr.more(40, 30*time.Second)
 	must(t, c.Schedulers[kept].Start())
@@ -108,7 +108,7 @@ func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error 
 			voters := 0
 			for _, r := range st.GetReplicas() {
 				if r.GetId() == old {
-					return fmt.Errorf("%s still has %s as %s", s.Name, old, r.GetRole())
+					return fmt.Errorf("scheduler %s still lists %s as %s", s.Name, old, r.GetRole())
 				}
 				if r.GetRole() == "leader" || r.GetRole() == "voter" {
 					voters++
@@ -122,9 +122,9 @@ func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error 
 	})
 }
 
-// A replica that is removed while applies run stops by itself, says why, and can return with an
-// empty disk. The same holds for a leader, which transfers leadership first. A replica that is
-// asked to leave exits with code 0.
+// TestReplicaLeaves: a replica that is removed while clients apply stops by itself, gives the reason, and can
+// return with an empty disk. The same is true for a leader, which transfers leadership first. A replica that
+// is asked to leave exits with code 0.
 func TestReplicaLeaves(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -142,7 +142,7 @@ func TestReplicaLeaves(t *testing.T) {
 		t.Errorf("the removed replica exited with code %d, and its last lines do not give the reason:\n%s", code, s.Tail(5))
 	}
 	tr.more(40, 30*time.Second)
-	// Its disk still records that it was removed.
+	// The removed replica's disk records the removal, so the replica does not start again with it.
 	must(t, s.Start())
 	if code, err := s.Wait(ctx); err != nil || code == 0 {
 		t.Errorf("started again on its disk, the removed replica ended with code %d, %v; want a refusal", code, err)
@@ -156,7 +156,7 @@ func TestReplicaLeaves(t *testing.T) {
 	}
 	back(i, old)
 
-	// The leader, in both ways: it transfers leadership first, and nothing is lost.
+	// Remove the leader in both ways. The leader transfers leadership first, and no write is lost.
 	for _, verb := range []string{"leave", "remove"} {
 		i := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 		s, old := c.Schedulers[i], selfID(t, c, i)
@@ -169,7 +169,7 @@ func TestReplicaLeaves(t *testing.T) {
 		cancel()
 		must(t, err)
 		if want := map[string]bool{"leave": true, "remove": false}[verb]; (code == 0) != want {
-			t.Errorf("after %s the leader ended with code %d:\n%s", verb, code, s.Tail(5))
+			t.Errorf("after persysctl replica %s the leader exited with the wrong code %d (want 0 only after leave):\n%s", verb, code, s.Tail(5))
 		}
 		tr.more(40, 30*time.Second)
 		back(i, old)

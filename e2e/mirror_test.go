@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// cursors records who moves the mirror's cursor.
+// cursors records which leaders move the mirror's cursor.
 type cursors struct {
 	t    *testing.T
 	stop context.CancelFunc
@@ -57,12 +57,12 @@ func (w *cursors) last() cursorText {
 	return w.seen[len(w.seen)-1]
 }
 
-// awaits waits for a write of a later leader than the given one.
+// awaits waits until a leader of a later term than that in after has written to etcd.
 func (w *cursors) awaits(after cursorText) {
 	w.t.Helper()
 	must(w.t, testbed.Poll(w.t.Context(), settle, "another leader to write the mirror", func(context.Context) error {
 		if now := w.last(); now.Term <= after.Term {
-			return fmt.Errorf("the cursor is of term %d", now.Term)
+			return fmt.Errorf("the mirror's cursor was last written by the leader of term %d, want a later term", now.Term)
 		}
 		return nil
 	}))
@@ -73,7 +73,7 @@ func (w *cursors) end() {
 	w.wg.Wait()
 }
 
-// onlyForward checks that no leader wrote after a later leader had written.
+// onlyForward checks that no leader wrote to etcd after a later leader had written.
 func (w *cursors) onlyForward() {
 	w.t.Helper()
 	w.end()
@@ -81,13 +81,13 @@ func (w *cursors) onlyForward() {
 	for i, c := range w.seen {
 		terms[c.Term] = true
 		if i > 0 && (c.Incarnation != w.seen[i-1].Incarnation || c.Term < w.seen[i-1].Term) {
-			w.t.Errorf("the leader of term %d wrote after that of term %d", c.Term, w.seen[i-1].Term)
+			w.t.Errorf("the leader of term %d wrote to etcd after the later leader of term %d had written", c.Term, w.seen[i-1].Term)
 		}
 	}
-	w.t.Logf("%d transactions of %d leaders, in order", len(w.seen), len(terms))
+	w.t.Logf("etcd has %d transactions of %d leaders, in the order of their terms", len(w.seen), len(terms))
 }
 
-// mirrorStory is a cluster at work beside an etcd with faults.
+// mirrorStory is a cluster under load with a mirror in an etcd, in which the test causes faults.
 type mirrorStory struct {
 	t    *testing.T
 	c    *harness.Cluster
@@ -97,7 +97,7 @@ type mirrorStory struct {
 	dir  string // data directory of etcd
 }
 
-// kill kills the leader and waits for the next one. The returned function starts the dead one
+// kill kills the leader and waits for the next one. The function that it returns starts the dead one
 // again.
 func (s *mirrorStory) kill() (again func()) {
 	s.t.Helper()
@@ -111,7 +111,7 @@ func (s *mirrorStory) kill() (again func()) {
 	}
 }
 
-// well checks that everything goes on by itself and that etcd holds the whole state.
+// well checks that the cluster works again without a person's help, and that etcd has the whole state.
 func (s *mirrorStory) well(after string) {
 	s.t.Helper()
 	waitMode(s.t, s.c, "normal")
@@ -138,7 +138,7 @@ func (s *mirrorStory) stopped() {
 	s.well("after it was stopped")
 }
 
-// slow pauses etcd with requests on their way. It takes some of them after it continues, although
+// slow pauses etcd while requests are in flight. When etcd continues, it accepts some of them, although
 // the leader that sent them is dead by then.
 func (s *mirrorStory) slow() {
 	must(s.t, s.etcd.Pause())
@@ -149,7 +149,7 @@ func (s *mirrorStory) slow() {
 	s.well("after it stood still")
 }
 
-// deposed pauses the leader while it writes, and continues it when another one leads.
+// deposed pauses the leader while it writes to etcd, and lets it continue when another replica leads.
 func (s *mirrorStory) deposed(w *cursors) {
 	leader := got[int](s.t)(s.c.WaitLeader(s.t.Context(), electionLimit))
 	s.tr.more(20, settle)
@@ -162,7 +162,7 @@ func (s *mirrorStory) deposed(w *cursors) {
 	s.well("after the leader slept")
 }
 
-// full fills the quota of etcd, so that it refuses every write.
+// full fills etcd to its quota, so that it refuses every write.
 func (s *mirrorStory) full() {
 	t := s.t
 	must(t, s.etcd.Kill())
@@ -176,13 +176,13 @@ func (s *mirrorStory) full() {
 		_, err = s.kv.Put(t.Context(), fmt.Sprintf("/junk/%d", i), junk)
 	}
 	if err == nil || !strings.Contains(err.Error(), "space") {
-		t.Fatalf("etcd took 100 MiB into 64: %v", err)
+		t.Fatalf("writing 100 MiB to an etcd with a quota of 64 MiB returned %v, want the error that its space is exceeded", err)
 	}
 	waitMode(t, s.c, "degraded")
 	again := s.kill()
 	waitMode(t, s.c, "degraded")
 
-	// The repair by an operator.
+	// Repair etcd as an operator does after it was full.
 	ctx, cancel := context.WithTimeout(t.Context(), settle)
 	defer cancel()
 	r, err := s.kv.Delete(ctx, "/junk/", clientv3.WithPrefix())
@@ -218,7 +218,7 @@ func (s *mirrorStory) older() {
 	s.well("after it went back")
 }
 
-// wiped empties etcd: only an operator can decide whether the state or the empty etcd is right.
+// wiped empties etcd. Only an operator can decide whether the state or the empty etcd is right.
 func (s *mirrorStory) wiped() {
 	must(s.t, s.etcd.Kill())
 	must(s.t, os.RemoveAll(s.dir))
@@ -233,9 +233,9 @@ func (s *mirrorStory) wiped() {
 	s.well("after it was wiped")
 }
 
-// Etcd fails in many ways while applies run and leaders die. No acknowledged write is lost, etcd
-// equals the state again in the end, key by key, no former leader writes, every change of mode is
-// in the logs, and running workloads are not touched.
+// TestMirrorSurvivesFaultsOfEtcd: etcd fails in many ways while clients apply and leaders die. No
+// acknowledged write is lost. In the end etcd equals the state again, key by key. No former leader writes to
+// etcd, every change of mode is in the logs, and workloads that run are not touched.
 func TestMirrorSurvivesFaultsOfEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
@@ -257,7 +257,7 @@ func TestMirrorSurvivesFaultsOfEtcd(t *testing.T) {
 	story("stands still", s.slow)
 	story("a deposed leader", func() { s.deposed(w) })
 	story("full", s.full)
-	w.onlyForward() // from here on revisions go back
+	w.onlyForward() // check now which leaders have written, because the following steps set etcd back to older revisions
 	story("older", s.older)
 	story("wiped", s.wiped)
 	s.tr.end()
@@ -289,10 +289,10 @@ func logged(t *testing.T, c *harness.Cluster) {
 				return true
 			}
 		}
-		t.Errorf("no log has the change to %s at %s", e.Reason, at)
+		t.Errorf("no log has the change of mode with reason %s at %s", e.Reason, at)
 		return true
 	})
 	if changes < 8 {
-		t.Errorf("%d changes of mode are kept in the history", changes)
+		t.Errorf("the history has %d changes of mode, want at least 8", changes)
 	}
 }

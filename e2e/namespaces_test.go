@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -24,11 +22,11 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// shell matches the command blocks of a page, with their run comment, and its YAML files.
+// shell matches the command blocks of a page, with the comment above each block, and its YAML files.
 var shell = regexp.MustCompile("(?s)<!-- run: ([^\n]*) -->\n```sh\n(.*?)```|```yaml\n(.*?)```")
 
-// TestNamespaces runs the commands of the namespaces page. Then an operator of one namespace tries
-// everything in the other ones, through every replica.
+// TestNamespaces runs the commands of the pages on namespaces and security. Then an operator of one
+// namespace tries every call in other namespaces, through every replica.
 func TestNamespaces(t *testing.T) {
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 3, SchedulerEnv: fast(nil)}))
 	guard(t, c)
@@ -56,27 +54,7 @@ func TestNamespaces(t *testing.T) {
 		return err
 	}
 	t.Run("the commands of the page", func(t *testing.T) {
-		page := got[[]byte](t)(os.ReadFile("../docs/guides/namespaces.md"))
-		dir, blocks := t.TempDir(), 0
-		for _, m := range shell.FindAllStringSubmatch(string(page), -1) {
-			if m[3] != "" {
-				if strings.HasPrefix(m[3], "id: cart\n") {
-					must(t, os.WriteFile(filepath.Join(dir, "cart.yaml"), []byte(m[3]), 0o644))
-				}
-				continue
-			}
-			blocks++
-			cmd := exec.CommandContext(ctx, "sh", "-e", "-c", m[2])
-			cmd.Dir, cmd.Env = dir, append(c.CtlEnv(), "PATH="+filepath.Dir(raced(t).Ctl)+":"+os.Getenv("PATH"))
-			out, err := cmd.CombinedOutput()
-			if (err != nil) != strings.Contains(m[1], "exit 1") {
-				t.Fatalf("%s: %v\n%s", m[2], err, out)
-			}
-			t.Logf("%s\n%s", m[2], out)
-		}
-		if blocks < 4 {
-			t.Fatalf("the page has %d blocks of commands", blocks)
-		}
+		runPage(t, c, 6, map[string]string{"cart.yaml": "id: cart\n"}, "namespaces", "security")
 	})
 
 	for name, users := range map[string][]string{"a": {"ada"}, "b": {"bob"}} {
@@ -106,9 +84,9 @@ func TestNamespaces(t *testing.T) {
 		for _, ns := range []string{"b", fsm.DefaultNamespace} {
 			id := "in-" + ns
 			for what, do := range map[string]func() error{
-				"apply":            func() error { return apply(ada, id, ns) },
-				"apply without it": func() error { return apply(ada, id, "") },
-				"apply a new one":  func() error { return apply(ada, "new-"+ns, ns) },
+				"apply":                     func() error { return apply(ada, id, ns) },
+				"apply without a namespace": func() error { return apply(ada, id, "") },
+				"apply a new workload":      func() error { return apply(ada, "new-"+ns, ns) },
 				"stop": func() error {
 					return errorOf(control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: "stopped"}))
 				},
@@ -141,7 +119,7 @@ func TestNamespaces(t *testing.T) {
 				},
 			} {
 				if err := do(); status.Code(err) != codes.PermissionDenied {
-					t.Errorf("%s in %s through %s: %v, want PermissionDenied", what, ns, c.Schedulers[i].Name, err)
+					t.Errorf("call %s in namespace %s through %s: %v, want PermissionDenied", what, ns, c.Schedulers[i].Name, err)
 				}
 			}
 		}
@@ -165,7 +143,7 @@ func TestNamespaces(t *testing.T) {
 	}
 	for _, id := range []string{"in-b", "in-default"} {
 		if _, err := c.WaitWorkload(ctx, id, settle, running); err != nil {
-			t.Errorf("%s was touched: %v", id, err)
+			t.Errorf("workload %s was changed: %v", id, err)
 		}
 	}
 }
@@ -173,8 +151,8 @@ func TestNamespaces(t *testing.T) {
 // errorOf returns the error of a call without its answer.
 func errorOf[T any](_ T, err error) error { return err }
 
-// TestQuotaHolds applies and deletes through all replicas at once while the leader is killed. No
-// replica ever shows more than the quota, and every acknowledged workload exists.
+// TestQuotaHolds applies and deletes through all replicas concurrently while the leader is killed. No replica
+// ever shows more reserved resources than the quota allows, and every acknowledged workload exists.
 func TestQuotaHolds(t *testing.T) {
 	const limit = 12
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -185,7 +163,7 @@ func TestQuotaHolds(t *testing.T) {
 	must(t, err)
 
 	var mu sync.Mutex
-	acknowledged := map[string]bool{} // and not deleted since
+	acknowledged := map[string]bool{} // workloads whose apply was acknowledged and which were not deleted afterwards
 	var refused atomic.Int64
 	most := int64(0)
 	saw := func(n int64) {
@@ -206,7 +184,7 @@ func TestQuotaHolds(t *testing.T) {
 				call, done := context.WithTimeout(traffic, 5*time.Second)
 				r, err := via.ApplyWorkload(call, &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: s})
 				switch {
-				case err != nil: // the outcome is unknown, or no leader answered
+				case err != nil: // the call failed: its outcome is unknown, or no leader answered
 				case r.GetSuccess():
 					own = append(own, id)
 					mu.Lock()
@@ -214,7 +192,7 @@ func TestQuotaHolds(t *testing.T) {
 					mu.Unlock()
 				default:
 					refused.Add(1)
-					if len(own) > 0 { // makes room for another client
+					if len(own) > 0 { // delete one of the own workloads, which makes room for another client
 						mu.Lock()
 						delete(acknowledged, own[0])
 						mu.Unlock()
@@ -273,14 +251,14 @@ func TestQuotaHolds(t *testing.T) {
 	r, err := whole.ListNamespaces(ctx, &clusterv1.ListNamespacesRequest{Name: "n"})
 	must(t, err)
 	used := r.GetNamespaces()[0].GetUsed().GetWorkloads()
-	t.Logf("%d refusals, at most %d of %d at once, %d acknowledged, %d used at the end", refused.Load(), most, limit, len(acknowledged), used)
+	t.Logf("%d refusals, at most %d of %d at the same time, %d acknowledged, %d used at the end", refused.Load(), most, limit, len(acknowledged), used)
 	if most > limit || used > limit || most < limit/2 {
-		t.Errorf("at most %d were seen at once and %d are used, of %d", most, used, limit)
+		t.Errorf("at most %d workloads existed at the same time and the namespace counts %d; want no more than the quota, %d, and at least half of it", most, used, limit)
 	}
 	control := got[controlv1.AgentControlClient](t)(c.Any(ctx))
 	for id := range acknowledged {
 		if _, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: id}); err != nil {
-			t.Errorf("%s was acknowledged: %v", id, err)
+			t.Errorf("workload %s was acknowledged, but reading it returns %v", id, err)
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// moved is the set of metrics that have ever had a value other than zero.
+// moved is the set of metrics that ever had a value other than zero.
 type moved map[string]bool
 
 // scrape reads the metrics of one program as Prometheus does.
@@ -64,7 +64,7 @@ func declared(t *testing.T) []string {
 		}
 	}
 	if len(names) < 70 {
-		t.Fatalf("only %d metrics were read from the reference", len(names))
+		t.Fatalf("only %d metrics were read from the reference page", len(names))
 	}
 	return names
 }
@@ -84,7 +84,7 @@ func (m moved) all(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// traced checks that an apply by persysctl through a follower is one trace from the command to the
+// traced checks that one trace contains an apply by persysctl through a follower, from the command to the
 // container: client, replica, forwarding, leader, Raft, order, agent, convergence.
 func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	t.Helper()
@@ -99,12 +99,13 @@ func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	oneTrace(t, c, otlp, "traced", at, "persysctl apply", "persysctl: persysctl apply")
 }
 
-// tracedByREST checks the same by REST, through a gateway that knows one replica, a follower. The
-// span of the request is the first one, below the span of the caller if there is one.
+// tracedByREST makes the checks of traced for REST, through a gateway that knows only one replica, a
+// follower. The span of the request is the first span, or the child of the caller's span if the caller has a
+// trace.
 func tracedByREST(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	t.Helper()
 	at := c.Schedulers[follower(t, c)]
-	// Calls stay with the one known replica; otherwise the gateway would learn the leader.
+	// Calls go only to the one known replica. With other addresses the gateway would find the leader.
 	clusters := filepath.Join(t.TempDir(), "cluster.yaml")
 	must(t, os.WriteFile(clusters, fmt.Appendf(nil, "scheduler:\n  clusters:\n  - {id: main, routing_strategy: sticky, schedulers: [{id: one, address: %q}]}\n", at.GRPC), 0o600))
 	addr := gatewayWith(t, c, map[string]string{"PERSYS_INSECURE": "true", "PERSYS_GATEWAY_CLUSTER_CONFIG": clusters, "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL})
@@ -126,8 +127,8 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 	leader := c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))]
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 	want := append(before,
-		at.Name+": persys.control.v1.AgentControl/ApplyWorkload",     // the replica that was called
-		leader.Name+": persys.control.v1.AgentControl/ApplyWorkload", // the leader, to which the call was forwarded
+		at.Name+": persys.control.v1.AgentControl/ApplyWorkload",     // this span is from the replica that persysctl called
+		leader.Name+": persys.control.v1.AgentControl/ApplyWorkload", // this span is from the leader, to which the call was forwarded
 		leader.Name+": raft propose",
 		leader.Name+": order apply",
 		view.GetAssignedNodeId()+": persys.agent.v1.AgentService/ApplyWorkload",
@@ -136,13 +137,13 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 	must(t, testbed.Poll(t.Context(), settle, "the trace of one apply", func(context.Context) error {
 		steps, whole := otlp.path(root, "converge ensure")
 		if !whole {
-			return fmt.Errorf("it is not whole: %q", steps)
+			return fmt.Errorf("the trace is not complete: %q", steps)
 		}
 		rest := steps
 		for _, w := range want {
 			i := slices.Index(rest, w)
 			if i < 0 {
-				return testbed.Final(fmt.Errorf("%q is missing, or not in its place, in %q", w, steps))
+				return testbed.Final(fmt.Errorf("the trace lacks the span %q, or has it at the wrong place: %q", w, steps))
 			}
 			rest = rest[i+1:]
 		}
@@ -150,24 +151,33 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 	}))
 }
 
-// Every metric that the programs declare shows a value other than zero at some time in this test.
+// TestEveryMetricIsSet: every metric that the programs declare has a value other than zero at some time in
+// this test.
 func TestEveryMetricIsSet(t *testing.T) {
-	// Metrics that do not change in this test, and the test that covers each.
+	// Metrics that stay 0 in this test, each with the test in which it changes.
 	elsewhere := map[string]string{
-		"persys_scheduler_ca_not_after_seconds":                      "replica TestTheEndOfTheCAIsReported; this story has no CA",
+		"persys_scheduler_ca_not_after_seconds":                      "replica TestTheEndOfTheCAIsReported; the cluster of this test has no CA",
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
 		"persys_scheduler_drifts_open":                               "TestDriftOnDocker",
+		"persys_scheduler_audit_sink_failures_total":                 "replica/auditsink TestBatchesAreRepeatedUntilStored",
+		"persys_scheduler_audit_sink_lost_records_total":             "replica/auditsink TestDroppedRecordsAreCounted",
+		"persys_scheduler_audit_sink_waiting_records":                "replica/auditsink TestBatchesAreRepeatedUntilStored",
 		"persys_scheduler_refused_by_limit_total":                    "TestHostilePeers, by a flood",
-		"persys_agent_refused_by_limit_total":                        "rpc/guard TestConnectionFlood, for what it counts",
-		"persys_scheduler_paused_seconds_total":                      "replica TestRareFigures",
+		"persys_agent_refused_by_limit_total":                        "rpc/limits TestAFloodOfConnectionsIsClosed, for what it counts",
+		"persys_scheduler_paused_seconds_total":                      "replica TestRareMetricsAreCounted",
+		"persys_scheduler_raft_copies":                               "TestACopiedScheduler",
+		"persys_scheduler_raft_repaired_timestamp_seconds":           "replica TestDamagedDataIsRepaired",
+		"persys_scheduler_raft_terms_refused_total":                  "cluster TestAnImplausibleTermIsNotAdopted",
+		"persys_scheduler_repair_waiting":                            "replica TestDamagedDataIsRepaired",
+		"persys_scheduler_raft_leader_stalls_total":                  "cluster TestALeaderWhoseDiskHangsIsReplaced",
 		"persys_scheduler_raft_snapshots_total":                      "cluster TestMetricsAreTold",
 		"persys_scheduler_raft_snapshot_duration_seconds":            "cluster TestMetricsAreTold",
 		"persys_scheduler_raft_halted":                               "cluster, whatever halts a replica",
-		"persys_scheduler_feed_dropped_entries_total":                "fsm/store TestStats",
-		"persys_scheduler_feed_compactions_total":                    "fsm/store TestStats",
-		"persys_scheduler_feed_waiters":                              "fsm/store TestStats",
-		"persys_scheduler_planner_orders_in_flight":                  "sched/leader TestStats",
-		"persys_scheduler_planner_reports_pending":                   "sched/leader TestStats",
+		"persys_scheduler_feed_dropped_entries_total":                "fsm/store TestStatsFollowTheFeed",
+		"persys_scheduler_feed_compactions_total":                    "fsm/store TestStatsFollowTheFeed",
+		"persys_scheduler_feed_waiters":                              "fsm/store TestStatsFollowTheFeed",
+		"persys_scheduler_planner_orders_in_flight":                  "sched/leader TestStatsCountOrdersAndReports",
+		"persys_scheduler_planner_reports_pending":                   "sched/leader TestStatsCountOrdersAndReports",
 		"persys_scheduler_mirror_fenced_total":                       "mirror TestDeposedWriterWritesNothing",
 		"persys_agent_orders_fenced_total":                           "agent TestHealthAndMetrics",
 		"persys_agent_garbage_collection_old_failed_workloads_found": "agent TestHealthAndMetrics",
@@ -177,7 +187,7 @@ func TestEveryMetricIsSet(t *testing.T) {
 	want := declared(t)
 	for name := range elsewhere {
 		if !slices.Contains(want, name) {
-			t.Errorf("%s is not exported any more", name)
+			t.Errorf("metric %s is not exported any more", name)
 		}
 	}
 	dir := t.TempDir()
@@ -188,7 +198,7 @@ func TestEveryMetricIsSet(t *testing.T) {
 	otlp := receive(t)
 	c := start(t, harness.Options{
 		Binaries:     shipped(t),
-		SchedulerEnv: fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "500ms", "ETCD_TIMEOUT": "500ms", "LOG_FORMAT": "json", "LOG_LEVEL": "debug", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL}),
+		SchedulerEnv: fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "500ms", "ETCD_TIMEOUT": "500ms", "LOG_FORMAT": "json", "LOG_LEVEL": "debug", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL, "SCHEDULER_AUDIT_SINK": "file://" + filepath.Join(dir, "audit.jsonl")}),
 		AgentEnv:     map[string]string{"LOG_FORMAT": "json", "LOG_LEVEL": "debug", "PERSYS_RECONCILE_INTERVAL": "1s", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL},
 	})
 	for range 2 {
@@ -201,6 +211,13 @@ func TestEveryMetricIsSet(t *testing.T) {
 		apply(t, c, fmt.Sprintf("story-%d", i), container(image))
 		seen.all(t, c)
 	}
+	job := container("sim/exit")
+	job.Kind, job.GetContainer().Ports, job.GetContainer().RestartPolicy = "job", nil, ""
+	apply(t, c, "story-job", job)
+	_ = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "story-job", settle, func(w *controlv1.WorkloadView) bool {
+		seen.all(t, c)
+		return w.GetJobResult().GetSucceeded()
+	}))
 	for _, id := range []string{"story-0", "story-1", "story-2"} {
 		_ = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 	}
@@ -213,13 +230,13 @@ func TestEveryMetricIsSet(t *testing.T) {
 
 	must(t, testbed.Poll(t.Context(), settle, "the delete counted", func(context.Context) error {
 		if seen.all(t, c); !seen["persys_agent_workload_deleted_total"] {
-			return errors.New("no agent has counted one")
+			return errors.New("no agent's metric has counted the deleted workload yet")
 		}
 		return nil
 	}))
 
-	// The leader dies: an election. A node dies: its lease expires. Etcd dies: the mirror fails,
-	// and the mode changes.
+	// The leader dies, which causes an election. A node dies, and its lease expires. Etcd dies: the mirror
+	// fails, and the cluster changes from the mode normal to degraded.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	must(t, c.Schedulers[leader].Kill())
 	_ = got[int](t)(c.WaitLeader(t.Context(), electionLimit, leader))
@@ -236,9 +253,13 @@ func TestEveryMetricIsSet(t *testing.T) {
 			}
 		}
 		if len(still) > 0 {
-			return fmt.Errorf("these never moved: %v", still)
+			return fmt.Errorf("these metrics never changed: %v", still)
 		}
 		return nil
 	}))
 	logsHaveOneForm(t, c)
+	exported := got[harness.CtlResult](t)(c.Ctl(t.Context(), "audit", "verify", "--file", filepath.Join(dir, "audit.jsonl")))
+	if exported.Code != 0 || !strings.Contains(exported.Stdout, "changes") {
+		t.Errorf("the exported audit logs: %s%s", exported.Stdout, exported.Stderr)
+	}
 }

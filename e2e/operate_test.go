@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// The commands of operators on the real programs: cordon, uncordon, drain, the end of a drain,
-// retry, stop twice, start.
+// TestOperatorCommands runs the commands of operators on the real programs: cordon, uncordon, drain, the end
+// of a drain, retry, stop twice, start.
 func TestOperatorCommands(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -39,14 +39,14 @@ func TestOperatorCommands(t *testing.T) {
 	ctl(t, c, "uncordon", holder.NodeID)
 
 	if out := ctl(t, c, "drain", other.NodeID, "--preview"); !strings.Contains(out, holder.NodeID) {
-		t.Errorf("the preview does not say where it would go:\n%s", out)
+		t.Errorf("the preview does not name the new node:\n%s", out)
 	}
 	ctl(t, c, "drain", other.NodeID, "--wait", "--timeout", "30s")
 	for i := range 3 {
 		id := fmt.Sprintf("new-%d", i)
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, runningOn(holder.NodeID)))
 		if runs := runsOf(t, c, id); len(runs) != 2 || len(sim.Overlaps(runs)) > 0 {
-			t.Errorf("%s was not moved once, one run after the other: %+v", id, runs)
+			t.Errorf("workload %s was not moved exactly once, with one run after the other: %+v", id, runs)
 		}
 	}
 	must(t, c.WaitNode(t.Context(), other.NodeID, "Draining", settle))
@@ -54,14 +54,14 @@ func TestOperatorCommands(t *testing.T) {
 	must(t, c.WaitNode(t.Context(), other.NodeID, "Ready", settle))
 
 	before := len(runsOf(t, c, "web"))
-	ctl(t, c, "retry", "web", "--wait", "--timeout", "30s")
+	ctl(t, c, "restart", "web", "--wait", "--timeout", "30s")
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, func(w *controlv1.WorkloadView) bool {
 		return running(w) && strings.HasSuffix(w.GetRevisionId(), "-r1")
 	}))
 	if runs := runsOf(t, c, "web"); len(runs) != before+1 {
-		t.Errorf("retry: want one more run than %d, got %+v", before, runs)
+		t.Errorf("after a restart the workload must have one more run than the %d before, got %+v", before, runs)
 	}
-	// A failed workload without attempts left is tried again at once.
+	// A failed workload that has used all attempts is tried again at once.
 	broken := container("sim/missing")
 	broken.GetContainer().Env = map[string]string{"SIM_FAIL": "INVALID_IMAGE"}
 	apply(t, c, "broken", broken)
@@ -74,17 +74,17 @@ func TestOperatorCommands(t *testing.T) {
 
 	ctl(t, c, "stop", "web", "--wait", "--timeout", "30s")
 	if runs := runsOf(t, c, "web"); runs[len(runs)-1].To == 0 {
-		t.Errorf("it is stopped, and runs: %+v", runs)
+		t.Errorf("the stopped workload has a run that has not ended: %+v", runs)
 	}
 	ctl(t, c, "stop", "web")
 	ctl(t, c, "start", "web", "--wait", "--timeout", "30s")
 	if runs := runsOf(t, c, "web"); runs[len(runs)-1].To != 0 || len(sim.Overlaps(runs)) > 0 {
-		t.Errorf("it was started: %+v", runs)
+		t.Errorf("the started workload does not run exactly once: %+v", runs)
 	}
 }
 
-// Leaders die while eight clients change ordinary workloads and drains move them. The history is
-// linearizable, and no workload runs twice at one time.
+// TestNoWorkloadRunsTwiceWhileLeadersDie: leaders die while eight clients change workloads and drains move
+// them. The history is linearizable, and no workload runs twice at the same time.
 func TestNoWorkloadRunsTwiceWhileLeadersDie(t *testing.T) {
 	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -121,7 +121,7 @@ func TestNoWorkloadRunsTwiceWhileLeadersDie(t *testing.T) {
 		id := workloadName(i)
 		runs := runsOf(t, c, id)
 		if pairs := sim.Overlaps(runs); len(pairs) > 0 {
-			t.Errorf("%s ran twice at one time: %+v", id, pairs[0])
+			t.Errorf("%s ran twice at the same time: %+v", id, pairs[0])
 		}
 		open := 0
 		for j, r := range runs {
@@ -133,18 +133,18 @@ func TestNoWorkloadRunsTwiceWhileLeadersDie(t *testing.T) {
 			}
 		}
 		if open != 1 {
-			t.Errorf("%s: %d of %d runs go on, want one", id, open, len(runs))
+			t.Errorf("workload %s: %d of its %d runs have not ended, want one", id, open, len(runs))
 		}
 		total += len(runs)
 	}
 	if moved < 3 {
-		t.Errorf("only %d moves between the nodes: too few to prove anything", moved)
+		t.Errorf("the drains moved workloads only %d times between the nodes; this test needs at least 3", moved)
 	}
 	t.Logf("%d workloads, %d runs, %d moves, no overlap", workloads, total, moved)
 }
 
-// persysctl logs -f follows a real container while one scheduler after the other dies and returns.
-// No line is lost.
+// TestLogsFollowed: persysctl logs -f follows a real container while the schedulers die and return one after
+// another. No line is lost.
 func TestLogsFollowed(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -179,7 +179,7 @@ func TestLogsFollowed(t *testing.T) {
 		t.Helper()
 		must(t, testbed.Poll(t.Context(), settle, "the line "+text, func(context.Context) error {
 			if !out.Has(text) {
-				return fmt.Errorf("it is not there:\n%s%s", out.String(), errs.String())
+				return fmt.Errorf("the line is missing in:\n%s%s", out.String(), errs.String())
 			}
 			return nil
 		}))
@@ -201,7 +201,7 @@ func TestLogsFollowed(t *testing.T) {
 	for i := 1; i <= n; i++ {
 		at := strings.Index(text, fmt.Sprintf("line=%03d", i))
 		if at <= last {
-			t.Errorf("line %d is not there, or not after the one before:\n%s", i, text)
+			t.Errorf("line %d is missing, or not after the previous line:\n%s", i, text)
 		}
 		last = at
 	}

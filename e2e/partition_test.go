@@ -2,12 +2,8 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,28 +17,17 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// inside runs the calling test again in a network namespace of its own, unless it has one already. It
-// reports whether this process has the namespace, and returns its network.
+// inside runs the calling test again in a network namespace of its own, unless the process already has one.
+// It reports whether this process has the namespace, and returns the network of the namespace.
 func inside(t *testing.T) (*harness.Wire, bool) {
 	t.Helper()
-	if os.Getenv(harness.NamespaceEnv) != "" {
-		return got[*harness.Wire](t)(harness.OpenWire(t.Context())), true
+	if !testbed.HasOwnNetwork() {
+		raced(t) // build the programs once; the other process uses them too
 	}
-	if os.Getuid() != 0 {
-		testbed.Need(t, "a network namespace", errors.New("it takes root"))
+	if !testbed.OwnNetwork(t, harness.BuildsEnv+"="+built.dir) {
+		return nil, false
 	}
-	raced(t) // built once, for the other process too
-	args := []string{"-test.run=^" + t.Name() + "$", "-test.v"}
-	if at, ok := t.Deadline(); ok {
-		args = append(args, "-test.timeout="+(time.Until(at)-5*time.Second).String())
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
-	cmd.Env = append(os.Environ(), harness.NamespaceEnv+"=1", harness.BuildsEnv+"="+built.dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.CombinedOutput()
-	t.Logf("in a network namespace:\n%s", out)
-	must(t, err)
-	return nil, false
+	return got[*harness.Wire](t)(harness.OpenWire(t.Context())), true
 }
 
 // wired starts a cluster in which each scheduler has a group id for the packet filter.
@@ -65,7 +50,7 @@ func raftPort(s *harness.Scheduler) string   { return s.Raft }
 func gossipPort(s *harness.Scheduler) string { return s.Gossip }
 func grpcPort(s *harness.Scheduler) string   { return s.GRPC }
 
-// between cuts ports between two schedulers in both directions.
+// between blocks the traffic between two schedulers at the given ports, in both directions.
 func between(t *testing.T, w *harness.Wire, how harness.How, a, b *harness.Scheduler, ports ...port) {
 	t.Helper()
 	for _, p := range ports {
@@ -91,8 +76,8 @@ func term(t *testing.T, c *harness.Cluster, i int) uint64 {
 	return st.GetTerm()
 }
 
-// fewElections calls do up to three times until one call caused at most the given number of
-// elections: a busy machine may miss heartbeats and cause one more.
+// fewElections calls do up to three times, until one call causes at most the given number of elections. On
+// a busy machine a missed heartbeat may cause one more.
 func fewElections(t *testing.T, c *harness.Cluster, elections uint64, do func(leader int)) {
 	t.Helper()
 	var rose []uint64
@@ -107,12 +92,12 @@ func fewElections(t *testing.T, c *harness.Cluster, elections uint64, do func(le
 		}
 		rose = append(rose, by)
 	}
-	t.Errorf("%d elections in three rounds, want at most %d in one of them", rose, elections)
+	t.Errorf("three rounds had %d elections, want at most %d in one of them", rose, elections)
 }
 
-// Ports between replicas are cut one by one and together, by dropping and by refusing packets,
-// while eight clients apply through all replicas. No acknowledged write is lost, no read is stale,
-// every replica that can work does, and all replicas keep their identity.
+// TestPartition: ports between replicas are cut one by one and together, by dropping and by refusing packets,
+// while eight clients apply through all replicas. No acknowledged write is lost, no read is stale, every
+// replica that has a quorum works, and all replicas keep their identity.
 func TestPartition(t *testing.T) {
 	w, ok := inside(t)
 	if !ok {
@@ -125,7 +110,7 @@ func TestPartition(t *testing.T) {
 	}
 	tr := load(t, c)
 	lead := func() int { t.Helper(); return got[int](t)(c.WaitLeader(t.Context(), electionLimit)) }
-	// ask makes one linearizable read at one replica.
+	// ask makes one linearizable read through the replica with index via.
 	ask := func(via int) error {
 		control := got[controlv1.AgentControlClient](t)(c.Control(via))
 		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
@@ -140,7 +125,7 @@ func TestPartition(t *testing.T) {
 		how   harness.How
 	}{
 		{"the leader is cut off on all ports", []port{raftPort, gossipPort, grpcPort}, harness.Silence},
-		{"the leader is refused on its Raft port", []port{raftPort}, harness.Refusal},
+		{"connections to the leader's Raft port are refused", []port{raftPort}, harness.Refusal},
 		{"the leader is cut off on its Raft port", []port{raftPort}, harness.Silence},
 	} {
 		t.Run(cut.name, func(t *testing.T) {
@@ -151,23 +136,24 @@ func TestPartition(t *testing.T) {
 				between(t, w, cut.how, c.Schedulers[old], o, cut.ports...)
 			}
 			at := tr.rec.now()
-			// Ask many times from the first moment: the old leader does not know yet.
+			// Ask many times from the first moment, while the old leader does not know yet that it was
+			// replaced.
 			for i := range 40 {
 				tr.read(t.Context(), &op{Client: clients + 1, Workload: workloadName(i % workloads), Via: old}, old)
 			}
 			next := got[int](t)(c.WaitLeader(t.Context(), electionLimit, old))
-			tr.more(12, settle) // slowly: every third call reaches the replica that is cut off
+			tr.more(12, settle) // writes are slow, because every third call goes to the isolated replica
 			if err := ask(next); err != nil {
-				t.Errorf("the new leader does not answer: %v", err)
+				t.Errorf("the new leader does not answer a linearizable read: %v", err)
 			}
 			if err := ask(old); err == nil && len(cut.ports) == 3 {
-				t.Errorf("%s is cut off from everybody and answers a linearizable read", c.Schedulers[old].Name)
+				t.Errorf("scheduler %s is cut off from all other replicas, but answers a linearizable read", c.Schedulers[old].Name)
 			} else if err != nil && (status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded) {
-				t.Errorf("the replica that is cut off answers %v", err)
+				t.Errorf("a replica that is cut off answers a read with %v, want Unavailable or a timeout", err)
 			} else {
-				t.Logf("%s, cut off, answers: %v", c.Schedulers[old].Name, err)
+				t.Logf("the former leader %s, which is cut off, answered a read with %v, as it must", c.Schedulers[old].Name, err)
 			}
-			measured(t, "leadership went from %s to %s; gap %s", c.Schedulers[old].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
+			measured(t, "leadership went from %s to %s; no write was acknowledged for %s", c.Schedulers[old].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
 			must(t, w.Heal(t.Context()))
 			must(t, c.WaitReady(t.Context(), settle))
 			caughtUp(t, c, old)
@@ -179,17 +165,17 @@ func TestPartition(t *testing.T) {
 		ports []port
 		how   harness.How
 	}{
-		{"one follower is cut off from the leader alone", []port{raftPort}, harness.Silence},
-		{"one follower is refused by the leader alone", []port{raftPort}, harness.Refusal},
+		{"one follower is cut off only from the leader", []port{raftPort}, harness.Silence},
+		{"only the leader refuses one follower", []port{raftPort}, harness.Refusal},
 	} {
 		t.Run(cut.name, func(t *testing.T) {
 			tr.t = t
-			// The follower may win one election with the vote of the third replica; then the
-			// cluster is stable.
+			// The follower may win one election with the vote of the third replica. After that the cluster
+			// is stable.
 			fewElections(t, c, 2, func(leader int) {
 				tr.more(20, settle)
 				between(t, w, cut.how, c.Schedulers[leader], others(c, leader)[0], cut.ports...)
-				pause(t.Context(), 2*time.Second) // several election timeouts
+				pause(t.Context(), 2*time.Second) // wait for several election timeouts
 				tr.more(20, settle)
 			})
 			must(t, w.Heal(t.Context()))
@@ -209,13 +195,13 @@ func TestPartition(t *testing.T) {
 			}
 		}
 		fewElections(t, c, 0, func(leader int) {
-			tr.more(8, settle) // through the leader; the other clients hang
+			tr.more(8, settle) // write through the leader, because calls through the other replicas hang
 			if err := ask(leader); err != nil {
-				t.Errorf("%s leads and answers %v", c.Schedulers[leader].Name, err)
+				t.Errorf("the leader %s must answer a linearizable read, but returns %v", c.Schedulers[leader].Name, err)
 			}
 			for _, s := range others(c, leader) {
 				if err := ask(s.Index); status.Code(err) != codes.Unavailable || !strings.Contains(status.Convert(err).Message(), c.Schedulers[leader].GRPC) {
-					t.Errorf("%s cannot reach the leader and answers %v, want Unavailable with the leader's address", s.Name, err)
+					t.Errorf("scheduler %s cannot reach the leader and answers with %v, want Unavailable with the leader's address", s.Name, err)
 				}
 			}
 		})
@@ -233,11 +219,11 @@ func TestPartition(t *testing.T) {
 			}
 		}
 		fewElections(t, c, 0, func(int) {
-			pause(t.Context(), 4*time.Second) // until every replica considers all others dead
+			pause(t.Context(), 4*time.Second) // wait until every replica considers all others to be dead
 			tr.more(20, settle)
 			for i := range c.Schedulers {
 				if err := ask(i); err != nil {
-					t.Errorf("%s without gossip: %v", c.Schedulers[i].Name, err)
+					t.Errorf("scheduler %s, whose gossip is cut, must answer a read, but returns %v", c.Schedulers[i].Name, err)
 				}
 			}
 		})
@@ -249,14 +235,14 @@ func TestPartition(t *testing.T) {
 	tr.end()
 	for i, id := range ids {
 		if now := selfID(t, c, i); now != id {
-			t.Errorf("%s is %s now and was %s: it was replaced although it kept its disk", c.Schedulers[i].Name, now, id)
+			t.Errorf("scheduler %s has id %s and had %s: a replica that kept its disk was replaced", c.Schedulers[i].Name, now, id)
 		}
 	}
 }
 
-// An agent that is cut off from all schedulers keeps its workloads running. Ordinary workloads
-// start elsewhere after its lease, the exclusive one does not. When the agent is reachable again it
-// ends the workloads that have moved.
+// TestAgentCutOff: an agent that is cut off from all schedulers keeps its workloads running. After its lease,
+// ordinary workloads start on the other node, but the exclusive one does not. When the agent is reachable
+// again, it ends the workloads that have moved.
 func TestAgentCutOff(t *testing.T) {
 	w, ok := inside(t)
 	if !ok {
@@ -286,7 +272,7 @@ func TestAgentCutOff(t *testing.T) {
 		}
 	}
 	if len(moved) == 0 {
-		t.Fatalf("none of six workloads went to %s", holder.NodeID)
+		t.Fatalf("none of the six workloads was placed on %s, the node to be cut off, so this test checks nothing", holder.NodeID)
 	}
 
 	at := sim.Boottime()
@@ -298,10 +284,10 @@ func TestAgentCutOff(t *testing.T) {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, runningOn(other.NodeID)))
 		runs := runsOf(t, c, id)
 		if len(runs) != 2 || runs[0].NodeID != holder.NodeID || runs[0].To != 0 {
-			t.Fatalf("%s: want the old run left alone and a new one, got %+v", id, runs)
+			t.Fatalf("workload %s must have a run that has not ended on the node that is cut off, and a new one; got %+v", id, runs)
 		}
 		if early := runs[1].From - at; early < lease-interval-200*time.Millisecond {
-			t.Errorf("%s was started elsewhere %s after the cut: the lease of %s could not have ended", id, early, lease)
+			t.Errorf("workload %s was started on the other node %s after the cut, before the lease of %s could end", id, early, lease)
 		}
 	}
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, func(v *controlv1.WorkloadView) bool {
@@ -319,13 +305,13 @@ func TestAgentCutOff(t *testing.T) {
 				}
 			}
 			if len(open) != 1 || open[0] != other.NodeID {
-				return fmt.Errorf("it runs on %v", open)
+				return fmt.Errorf("the workload has open runs on the nodes %v, want only the node to which it moved", open)
 			}
 			return nil
 		}))
 	}
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, runningOn(holder.NodeID)))
 	if runs := runsOf(t, c, "single"); len(runs) != 1 || runs[0].To != 0 {
-		t.Errorf("the exclusive workload was not left alone: %+v", runs)
+		t.Errorf("the exclusive workload must keep its only run, but has the runs %+v", runs)
 	}
 }

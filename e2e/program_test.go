@@ -58,7 +58,7 @@ func set(p *harness.Process, env map[string]string) {
 	p.Env = out
 }
 
-// refuses waits until a process exits with a code other than 0 and a last line that contains all of
+// refuses waits until a process exits with a code other than 0 and a last line that contains all texts of
 // want.
 func refuses(t *testing.T, p *harness.Process, want ...string) {
 	t.Helper()
@@ -68,19 +68,19 @@ func refuses(t *testing.T, p *harness.Process, want ...string) {
 	if err != nil {
 		t.Fatalf("%v; its output ends with:\n%s", err, p.Tail(10))
 	}
-	// The last line is the message to the user; the lines before are log.
+	// The last line is the message to the user; earlier lines are the log.
 	last := p.Tail(1)
 	if code <= 0 {
-		t.Errorf("it ended with code %d, want a failure: %s", code, last)
+		t.Errorf("the program ended with code %d, want a failure: %s", code, last)
 	}
 	for _, w := range want {
 		if !strings.Contains(last, w) {
-			t.Errorf("its last line does not name %q: %s", w, last)
+			t.Errorf("the last line of the program's output does not name %q: %s", w, last)
 		}
 	}
 }
 
-// A wrong setting ends the program at once with an error that names it.
+// TestWrongSettings: a wrong setting ends the program at once with an error that names it.
 func TestWrongSettings(t *testing.T) {
 	bin := shipped(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -135,8 +135,9 @@ func TestWrongSettings(t *testing.T) {
 		{"port in use", map[string]string{"PERSYS_GRPC_PORT": port}, []string{"PERSYS_GRPC_PORT", port, "in use"}},
 		{"HTTP port in use", map[string]string{"PERSYS_METRICS_PORT": port}, []string{"PERSYS_METRICS_PORT", port, "in use"}},
 		{"a node id with a slash", map[string]string{"PERSYS_NODE_ID": "a/b"}, []string{"PERSYS_NODE_ID", "a/b"}},
-		{"labels that are none", map[string]string{"PERSYS_NODE_LABELS": "nolabel"}, []string{"PERSYS_NODE_LABELS", "nolabel"}},
-		{"a scheduler address that is none", map[string]string{"PERSYS_SCHEDULER_ADDR": "a:b:c"}, []string{"a:b:c"}},
+		{"invalid labels", map[string]string{"PERSYS_NODE_LABELS": "nolabel"}, []string{"PERSYS_NODE_LABELS", "nolabel"}},
+		{"a taint without an effect", map[string]string{"PERSYS_NODE_TAINTS": "gpu=a"}, []string{"PERSYS_NODE_TAINTS", "gpu=a"}},
+		{"an invalid scheduler address", map[string]string{"PERSYS_SCHEDULER_ADDR": "a:b:c"}, []string{"a:b:c"}},
 		{"neither TLS nor -insecure", map[string]string{"PERSYS_INSECURE": ""}, []string{"PERSYS_TLS_", "-insecure"}},
 		{"a state file below a file", map[string]string{"PERSYS_STATE_PATH": filepath.Join(file, "state.db")}, []string{"PERSYS_STATE_PATH", file}},
 	} {
@@ -165,7 +166,7 @@ func TestWrongSettings(t *testing.T) {
 	})
 }
 
-// A replica of one cluster never becomes part of another one.
+// TestWrongCluster: a replica of one cluster never joins another cluster.
 func TestWrongCluster(t *testing.T) {
 	bin := shipped(t)
 	a := solo(t, harness.Options{Binaries: bin})
@@ -174,7 +175,7 @@ func TestWrongCluster(t *testing.T) {
 	must(t, err)
 	idA := st.GetClusterId()
 
-	t.Run("the data belong to another cluster than SCHEDULER_CLUSTER_ID", func(t *testing.T) {
+	t.Run("the data belong to another cluster than SCHEDULER_CLUSTER_ID names", func(t *testing.T) {
 		s := a.Schedulers[0]
 		must(t, s.Kill())
 		set(s.Process, map[string]string{"SCHEDULER_CLUSTER_ID": "another"})
@@ -193,7 +194,7 @@ func TestWrongCluster(t *testing.T) {
 		set(s.Process, map[string]string{"SCHEDULER_JOIN": b.Schedulers[0].Gossip})
 		must(t, s.Start())
 		must(t, a.WaitReady(t.Context(), settle))
-		// One of the two logs it, with both cluster ids.
+		// One of the two replicas logs the attempt with both cluster ids.
 		must(t, testbed.Poll(t.Context(), settle, "a log line about the wrong cluster", func(context.Context) error {
 			for _, p := range []*harness.Process{s.Process, b.Schedulers[0].Process} {
 				text, err := p.Output()
@@ -206,7 +207,7 @@ func TestWrongCluster(t *testing.T) {
 					}
 				}
 			}
-			return errors.New("neither log has a line with both ids")
+			return errors.New("the log of neither replica has a line with the ids of both clusters")
 		}))
 		for _, c := range []struct {
 			c  *harness.Cluster
@@ -215,22 +216,39 @@ func TestWrongCluster(t *testing.T) {
 			st, err := c.c.Status(t.Context(), 0)
 			must(t, err)
 			if st.GetClusterId() != c.id || len(st.GetReplicas()) != 1 {
-				t.Errorf("cluster %s has become %s with %d replicas", c.id, st.GetClusterId(), len(st.GetReplicas()))
+				t.Errorf("cluster %s is now cluster %s with %d replicas; want no change and one replica", c.id, st.GetClusterId(), len(st.GetReplicas()))
 			}
 		}
 	})
 }
 
-// pad returns a specification of about a size in KiB that does not compress.
+// pad returns a specification of about a size in KiB that cannot be compressed.
 func pad(kib int) *controlv1.WorkloadSpec {
 	s := contentSpec("needle")
-	noise := make([]byte, kib<<9)
-	_, _ = rand.Read(noise) // never fails
-	s.GetContainer().Command = []string{"needle", hex.EncodeToString(noise)}
+	s.GetContainer().Command = []string{"needle"}
+	noise := make([]byte, min(kib, 100)<<9) // Linux takes at most 128 KiB in one argument
+	for range max(1, kib/100) {
+		_, _ = rand.Read(noise) // rand.Read never fails
+		s.GetContainer().Command = append(s.GetContainer().Command, hex.EncodeToString(noise))
+	}
 	return s
 }
 
-// Damaged data are refused with an error that names the file.
+// noted waits until a scheduler has written the file with the members of its cluster, which it needs to join
+// again if its data is damaged.
+func noted(t *testing.T, s *harness.Scheduler, replicas int) {
+	t.Helper()
+	must(t, testbed.Poll(t.Context(), settle, "a note of all schedulers", func(context.Context) error {
+		b, err := os.ReadFile(filepath.Join(s.DataDir, "peers.json"))
+		if n := bytes.Count(b, []byte(`"gossip"`)); err == nil && n != replicas {
+			err = fmt.Errorf("%d gossip addresses in %s", n, b)
+		}
+		return err
+	}))
+}
+
+// TestDamagedData: a scheduler with damaged data repairs itself while the other replicas are healthy. If it
+// cannot, it refuses to start with an error that names the file.
 func TestDamagedData(t *testing.T) {
 	bin := shipped(t)
 	damage := func(t *testing.T, path string, find []byte) {
@@ -240,9 +258,9 @@ func TestDamagedData(t *testing.T) {
 		if find == nil {
 			b[len(b)/2] ^= 0xff
 		} else if !bytes.Contains(b, find) {
-			t.Fatalf("%s does not contain %q", path, find)
+			t.Fatalf("the file %s, which the test damages, does not contain %q", path, find)
 		} else {
-			// Everywhere: unused pages contain old copies.
+			// Replace all copies, because unused pages of the file contain old ones.
 			b = bytes.ReplaceAll(b, find, bytes.ToUpper(find))
 		}
 		must(t, os.WriteFile(path, b, 0o600))
@@ -252,18 +270,49 @@ func TestDamagedData(t *testing.T) {
 		up(t, c)
 		apply(t, c, "needle", pad(1))
 		s := c.Schedulers[0]
+		noted(t, s, 1)
 		must(t, s.Kill())
 		log := filepath.Join(s.DataDir, "raft", "log.db")
 		damage(t, log, []byte("needle"))
 		must(t, s.Start())
-		refuses(t, s.Process, "corrupt", log, "mv "+filepath.Dir(log))
+		refuses(t, s.Process, "corrupt", log, "the only replica of its cluster", "mv "+filepath.Dir(log))
+	})
+	t.Run("term and vote", func(t *testing.T) {
+		c := solo(t, harness.Options{Binaries: bin})
+		up(t, c)
+		s := c.Schedulers[0]
+		noted(t, s, 1)
+		must(t, s.Kill())
+		log := filepath.Join(s.DataDir, "raft", "log.db")
+		whole := got[[]byte](t)(os.ReadFile(log))
+		for _, key := range []string{"CurrentTerm", "LastVoteTerm", "LastVoteCand"} {
+			// bbolt stores a value directly after its key. The test flips a bit in every copy of the value.
+			bad := bytes.Clone(whole)
+			copies := 0
+			for at := 0; ; copies++ {
+				i := bytes.Index(bad[at:], []byte(key))
+				if i < 0 {
+					break
+				}
+				at += i + len(key)
+				bad[at] ^= 0x40
+			}
+			if copies == 0 {
+				t.Fatalf("the key %s is not in %s", key, log)
+			}
+			must(t, os.WriteFile(log, bad, 0o600))
+			must(t, s.Start())
+			refuses(t, s.Process, "corrupt", log, "value "+key+" fails its checksum", "mv "+filepath.Dir(log))
+		}
+		must(t, os.WriteFile(log, whole, 0o600))
+		up(t, c)
 	})
 	t.Run("snapshot", func(t *testing.T) {
 		c := solo(t, harness.Options{Binaries: bin})
 		up(t, c)
 		s := c.Schedulers[0]
 		snapshots := filepath.Join(s.DataDir, "raft", "snapshots")
-		// A snapshot is taken after 64 MiB of log.
+		// The scheduler takes a snapshot after 64 MiB of log.
 		i := 0
 		must(t, testbed.Poll(t.Context(), 90*time.Second, "a snapshot", func(context.Context) error {
 			for range 8 {
@@ -276,7 +325,7 @@ func TestDamagedData(t *testing.T) {
 			}
 			done, err := filepath.Glob(filepath.Join(snapshots, "*", "state.bin"))
 			if err == nil && (len(done) == 0 || strings.HasSuffix(filepath.Dir(done[0]), ".tmp")) {
-				err = fmt.Errorf("none after %d applies", i)
+				err = fmt.Errorf("no snapshot after %d applies", i)
 			}
 			return err
 		}))
@@ -287,33 +336,68 @@ func TestDamagedData(t *testing.T) {
 		must(t, s.Start())
 		refuses(t, s.Process, "corrupt", filepath.Dir(done[len(done)-1]), "mv "+filepath.Dir(snapshots))
 	})
-	// The last line names the repair, which loses nothing.
-	t.Run("one of three", func(t *testing.T) {
-		c := start(t, harness.Options{Binaries: bin})
-		const n = 20
+	// damaged stops one of three schedulers and damages its log.
+	const n = 20
+	damaged := func(t *testing.T, env map[string]string) (c *harness.Cluster, i int, old string) {
+		c = start(t, harness.Options{Binaries: bin, SchedulerEnv: env})
 		for i := range n {
 			apply(t, c, fmt.Sprintf("w%d", i), pad(1))
 		}
-		i := follower(t, c)
-		s, old := c.Schedulers[i], selfID(t, c, i)
+		i = follower(t, c)
+		old = selfID(t, c, i)
 		caughtUp(t, c, i)
-		must(t, s.Kill())
-		dir := filepath.Join(s.DataDir, "raft")
-		damage(t, filepath.Join(dir, "log.db"), []byte("needle"))
-		must(t, s.Start())
-		refuses(t, s.Process, "corrupt", "mv "+dir+" "+dir+".damaged")
-		apply(t, c, "meanwhile", pad(1))
-		must(t, os.Rename(dir, dir+".damaged"))
-		must(t, s.Start())
+		noted(t, c.Schedulers[i], len(c.Schedulers))
+		must(t, c.Schedulers[i].Kill())
+		damage(t, filepath.Join(c.Schedulers[i].DataDir, "raft", "log.db"), []byte("needle"))
+		return c, i, old
+	}
+	complete := func(t *testing.T, c *harness.Cluster, i int, old string, want int) {
+		t.Helper()
 		must(t, replaced(t.Context(), c, i, old))
 		must(t, c.WaitReady(t.Context(), settle))
 		caughtUp(t, c, i)
 		control := got[controlv1.AgentControlClient](t)(c.Control(i))
 		all, err := control.ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{Level: controlv1.ReadLevel_READ_LEVEL_STALE})
 		must(t, err)
-		if len(all.GetWorkloads()) != n+1 {
-			t.Errorf("the replaced scheduler has %d workloads of %d", len(all.GetWorkloads()), n+1)
+		if len(all.GetWorkloads()) != want {
+			t.Errorf("the replaced scheduler has %d workloads, want %d", len(all.GetWorkloads()), want)
 		}
+	}
+	t.Run("one of three schedulers repairs itself", func(t *testing.T) {
+		c, i, old := damaged(t, nil)
+		s := c.Schedulers[i]
+		must(t, s.Start())
+		complete(t, c, i, old, n)
+		kept, err := filepath.Glob(filepath.Join(s.DataDir, "raft.damaged-*", "log.db"))
+		must(t, err)
+		if len(kept) != 1 {
+			t.Fatalf("the damaged log was kept as %v, want one file", kept)
+		}
+		if b, err := os.ReadFile(kept[0]); err != nil || !bytes.Contains(b, []byte("NEEDLE")) {
+			t.Errorf("the damaged log was not stored unchanged: %v", err)
+		}
+		for _, kind := range []string{"ReplicaDamaged", "ReplicaRepaired"} {
+			if k := count(t, c, kind); k != 1 {
+				t.Errorf("%d events %s, want 1", k, kind)
+			}
+		}
+		// If a disk keeps damaging data, the scheduler does not repair itself again.
+		must(t, s.Kill())
+		damage(t, filepath.Join(s.DataDir, "raft", "log.db"), []byte("needle"))
+		must(t, s.Start())
+		refuses(t, s.Process, "corrupt", filepath.Base(filepath.Dir(kept[0])), "at most once in 1h", "check the disk")
+	})
+	// The last line names the repair, which loses no data.
+	t.Run("one of three schedulers does not repair itself with SCHEDULER_REPAIR=off", func(t *testing.T) {
+		c, i, old := damaged(t, map[string]string{"SCHEDULER_REPAIR": "off"})
+		s := c.Schedulers[i]
+		dir := filepath.Join(s.DataDir, "raft")
+		must(t, s.Start())
+		refuses(t, s.Process, "corrupt", "mv "+dir+" "+dir+".damaged")
+		apply(t, c, "meanwhile", pad(1))
+		must(t, os.Rename(dir, dir+".damaged"))
+		must(t, s.Start())
+		complete(t, c, i, old, n+1)
 	})
 }
 
@@ -334,10 +418,11 @@ func small(t *testing.T, s *harness.Scheduler) (grow func()) {
 	}
 }
 
-// A full disk stops the replica with the reason. After there is room again, every acknowledged
+// TestFullDisk: a full disk stops the replica with that reason. After space is free again, every acknowledged
 // write exists.
 func TestFullDisk(t *testing.T) {
-	// fill applies until a write is not acknowledged, or until ended returns true for its error.
+	// fill applies workloads until an apply is not acknowledged, or until the function ended returns true for
+	// the error of an apply.
 	fill := func(t *testing.T, control controlv1.AgentControlClient, prefix string, ended func(error) bool) map[string]string {
 		t.Helper()
 		acked := map[string]string{}
@@ -374,7 +459,7 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("%d acknowledged applies are lost: %v", len(acked), acked)
 		}
 	}
-	t.Run("of the only scheduler", func(t *testing.T) {
+	t.Run("the only scheduler has damaged data", func(t *testing.T) {
 		c := solo(t, harness.Options{Binaries: shipped(t)})
 		s := c.Schedulers[0]
 		grow := small(t, s)
@@ -382,14 +467,14 @@ func TestFullDisk(t *testing.T) {
 		control := got[controlv1.AgentControlClient](t)(c.Control(0))
 		acked := fill(t, control, "w", func(err error) bool { return err != nil })
 		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "make room for "+s.DataDir)
-		// Without more room it stops with the same error again.
+		// Started again without more space, the replica stops with the same error.
 		must(t, s.Start())
 		refuses(t, s.Process, s.DataDir, "no space left on device")
 		grow()
 		up(t, c)
 		lost(t, control, controlv1.ReadLevel_READ_LEVEL_UNSPECIFIED, acked)
 	})
-	t.Run("of the leader of three", func(t *testing.T) {
+	t.Run("the leader of three schedulers has damaged data", func(t *testing.T) {
 		c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Schedulers: 3, Binaries: shipped(t)}))
 		guard(t, c)
 		s := c.Schedulers[0]
@@ -398,7 +483,7 @@ func TestFullDisk(t *testing.T) {
 		admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
 		_, err := admin.TransferLeadership(t.Context(), &clusterv1.TransferLeadershipRequest{Replica: s.Name})
 		must(t, err)
-		// Through another replica, so that answers continue after the end of the leader.
+		// Call another replica, so that calls are still answered after the leader has stopped.
 		control := got[controlv1.AgentControlClient](t)(c.Control(1))
 		over := 0
 		acked := fill(t, control, "w", func(err error) bool {

@@ -14,9 +14,9 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// All schedulers are lost with their disks, but etcd is not. A new scheduler shows and then imports
-// the state in etcd, and running workloads are not touched. Then etcd is wiped: the scheduler shows
-// the difference and writes the state back.
+// TestRecoveryFromAndIntoEtcd: all schedulers are lost with their disks, but etcd is not. A new scheduler
+// shows the state in etcd and imports it; workloads that run are not touched. Then etcd is wiped: the
+// scheduler shows the difference and writes the state back.
 func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
@@ -27,10 +27,10 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	st := got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), 0))
 	old := st.GetIncarnation()
 	if show := ctl(t, c, "recovery", "show"); !strings.Contains(show, "healthy") || !strings.Contains(show, "4 workloads, 2 nodes") {
-		t.Errorf("recovery show, with nothing wrong:\n%s", show)
+		t.Errorf("in a healthy cluster persysctl recovery show must print the state of etcd, but prints:\n%s", show)
 	}
 	if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "recovery", "import", "--yes")); res.Code == 0 || !strings.Contains(res.Stderr, "without workloads") {
-		t.Errorf("an import over work: exit %d\n%s", res.Code, res.Stderr)
+		t.Errorf("persysctl recovery import into a cluster with workloads ended with exit code %d, want a refusal\n%s", res.Code, res.Stderr)
 	}
 
 	s := c.Schedulers[0]
@@ -41,12 +41,12 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	must(t, c.WaitReady(t.Context(), settle))
 	waitMode(t, c, "recovery")
 	if show := ctl(t, c, "recovery", "show"); !strings.Contains(show, "foreign") || !strings.Contains(show, "0 workloads") {
-		t.Errorf("recovery show, with an empty state:\n%s", show)
+		t.Errorf("in a cluster without workloads persysctl recovery show must call etcd foreign, but prints:\n%s", show)
 	}
 	resp := got[*controlv1.ApplyWorkloadResponse](t)(got[controlv1.AgentControlClient](t)(c.Control(0)).ApplyWorkload(t.Context(),
 		&controlv1.ApplyWorkloadRequest{WorkloadId: "frozen", Spec: container("persys/any:1")}))
 	if resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), "recovery") {
-		t.Errorf("an apply while frozen: %v", resp)
+		t.Errorf("an apply in mode recovery returned %v, want a refusal that names the mode", resp)
 	}
 	before := got[map[string]string](t)(allKeys(t.Context(), kv))
 	preview := ctl(t, c, "recovery", "import", "--dry-run")
@@ -54,7 +54,7 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 		t.Errorf("the preview:\n%s", preview)
 	}
 	if after := got[map[string]string](t)(allKeys(t.Context(), kv)); len(after) != len(before) {
-		t.Errorf("a preview changed etcd: %d keys, then %d", len(before), len(after))
+		t.Errorf("a preview must not change etcd, but it had %d keys and has %d", len(before), len(after))
 	}
 	if out := ctl(t, c, "recovery", "import", "--yes"); !strings.Contains(out, "mode is normal") {
 		t.Errorf("import:\n%s", out)
@@ -77,7 +77,7 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	must(t, etcd.Start())
 	waitMode(t, c, "recovery")
 	if show := ctl(t, c, "recovery", "show"); !strings.Contains(show, "emptied") || !strings.Contains(show, "5 workloads") {
-		t.Errorf("recovery show, with an empty etcd:\n%s", show)
+		t.Errorf("after etcd was emptied persysctl recovery show must say so, but prints:\n%s", show)
 	}
 	if out := ctl(t, c, "recovery", "restore", "--dry-run"); !strings.Contains(out, "0 changed, 0 removed; 0 equal") || !strings.Contains(out, "create /workloads/new") {
 		t.Errorf("the preview:\n%s", out)
@@ -93,7 +93,7 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 }
 
 // legacyEtcd writes the records of the legacy v1 implementation into an etcd, as
-// contract/state-etcd.md lists them: both layouts, and what goes with them.
+// contract/state-etcd.md lists them, in both layouts.
 func legacyEtcd(ctx context.Context, kv *clientv3.Client, endpoint string) error {
 	const unset = `"0001-01-01T00:00:00Z"`
 	for k, v := range map[string]string{
@@ -121,9 +121,9 @@ func legacyEtcd(ctx context.Context, kv *clientv3.Client, endpoint string) error
 	return nil
 }
 
-// A new cluster imports the state of the legacy v1 implementation. It writes nothing before an
-// operator asks for it, records that cannot be imported stop the import, secrets are sealed, and
-// afterwards etcd is a mirror.
+// TestImportFromLegacyEtcd: a new cluster imports the state of the legacy v1 implementation from etcd. It
+// writes nothing to this etcd until an operator asks for the import. Records that cannot be imported stop the
+// import. Secrets are sealed, and afterwards etcd is a mirror.
 func TestImportFromLegacyEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
@@ -136,12 +136,12 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 	}
 	res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "recovery", "import", "--yes"))
 	if res.Code == 0 || !strings.Contains(res.Stderr, "/workloads/odd") || !strings.Contains(res.Stderr, "--skip-unreadable") {
-		t.Errorf("an import of an unreadable record: exit %d\n%s", res.Code, res.Stderr)
+		t.Errorf("persysctl recovery import with an unreadable record ended with exit %d, want an error that names the record and --skip-unreadable\n%s", res.Code, res.Stderr)
 	}
 	after := got[map[string]string](t)(allKeys(t.Context(), kv))
 	for k, v := range before {
 		if after[k] != v {
-			t.Errorf("%s was changed before the import: %q", k, after[k])
+			t.Errorf("etcd key %s was changed before the import: %q", k, after[k])
 		}
 	}
 	if len(after) != len(before) {
@@ -158,10 +158,10 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 	equals(t, c, kv, "after the import")
 	for k, v := range got[map[string]string](t)(allKeys(t.Context(), kv)) {
 		if strings.Contains(v, "hunter2") {
-			t.Errorf("a secret stands in %s as it is", k)
+			t.Errorf("the mirror has a secret in plain text in key %s", k)
 		}
 	}
 	if v := got[map[string]string](t)(allKeys(t.Context(), kv))["/somewhere/else"]; v != "stays" {
-		t.Errorf("a key of another program is %q", v)
+		t.Errorf("the key of another program has changed to %q", v)
 	}
 }

@@ -26,9 +26,9 @@ import (
 // identities every five seconds.
 const refusedWithin = 10 * time.Second
 
-// TestRevokedScheduler: a scheduler with a revoked identity is cut off on every connection within
-// seconds, even on open ones. The others stop replicating to it, agents end their streams and
-// refuse its calls, and the cluster works without it.
+// TestRevokedScheduler: within seconds after a scheduler's identity is revoked, all its connections are
+// closed, even those that are open. The others stop replicating to it, agents end their streams and refuse
+// its calls, and the cluster works without it.
 func TestRevokedScheduler(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, SchedulerEnv: fast(nil)})
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -41,7 +41,7 @@ func TestRevokedScheduler(t *testing.T) {
 	// An attacker with the key of the scheduler calls the agent directly.
 	dir := filepath.Join(c.Schedulers[out].DataDir, "tls")
 	p := pki.IdentityStore{Dir: dir}.Paths()
-	files := got[*pki.Files](t)(pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.DefaultMapping("")}))
+	files := got[*pki.Files](t)(pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.Mapping{}}))
 	cc := got[*grpc.ClientConn](t)(grpc.NewClient("passthrough:///"+agent.Addr, grpc.WithNoProxy(),
 		grpc.WithTransportCredentials(credentials.NewTLS(files.ClientConfig(pki.Peer{Hosts: []string{"127.0.0.1"}, Role: pki.RoleAgent})))))
 	defer cc.Close()
@@ -57,12 +57,12 @@ func TestRevokedScheduler(t *testing.T) {
 	if opened.GetOpened() == nil {
 		t.Fatalf("the session begins with %v", opened)
 	}
-	// Another one calls through the scheduler itself.
+	// Another attacker calls through the scheduler itself.
 	through := got[clusterv1.ClusterClient](t)(c.Admin(out))
 	person := got[clusterv1.Cluster_ExecClient](t)(through.Exec(ctx))
 	must(t, person.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: &clusterv1.ExecOpen{WorkloadId: "first", Command: []string{"cat"}, Input: true}}}))
 	if m := got[*clusterv1.ExecResponse](t)(person.Recv()); m.GetOpened() == nil {
-		t.Fatalf("the person's session begins with %v", m)
+		t.Fatalf("the first message of the exec session is %v, want that the session is open", m)
 	}
 	type end struct {
 		what string
@@ -106,11 +106,11 @@ func TestRevokedScheduler(t *testing.T) {
 		}
 	}
 	if time.Since(at) > refusedWithin {
-		t.Errorf("it took %s", time.Since(at))
+		t.Errorf("ending all streams took %s", time.Since(at))
 	}
 	_, err = drive.ListWorkloads(ctx, &agentv1.ListWorkloadsRequest{})
 	if code := status.Code(err); code != codes.Unauthenticated && code != codes.Unavailable {
-		t.Errorf("the agent answers a revoked scheduler: %v", err)
+		t.Errorf("the agent answers a call of a revoked scheduler with %v, want Unauthenticated or Unavailable", err)
 	}
 
 	// Writes succeed, and the revoked replica receives none of them.
@@ -120,10 +120,10 @@ func TestRevokedScheduler(t *testing.T) {
 			keeps = i
 		}
 	}
-	must(t, testbed.Poll(ctx, refusedWithin, "the revoked replica to hear of nobody", func(ctx context.Context) error {
+	must(t, testbed.Poll(ctx, refusedWithin, "the revoked replica to have no contact with any other", func(ctx context.Context) error {
 		st, err := c.Status(ctx, out)
 		if err == nil && st.GetLeaderId() != "" && st.GetLeaderId() != st.GetSelfId() {
-			return fmt.Errorf("it follows %s", st.GetLeaderId())
+			return fmt.Errorf("the revoked replica still follows the leader %s", st.GetLeaderId())
 		}
 		return err
 	}))
@@ -139,21 +139,21 @@ func TestRevokedScheduler(t *testing.T) {
 		return err
 	}))
 	if has := got[uint64](t)(applied(ctx, c, out)); has > stands {
-		t.Errorf("the revoked replica received entries %d to %d", stands+1, has)
+		t.Errorf("the revoked replica received the log entries %d to %d after its revocation", stands+1, has)
 	}
 	must(t, c.WaitNode(ctx, agent.NodeID, "Ready", settle))
 
-	// Gossip has no identities: the others use a new gossip key by now.
-	must(t, testbed.Poll(ctx, settle, "a new key of gossip at the others", func(ctx context.Context) error {
+	// Gossip messages carry no identities, but the others already use a new gossip key.
+	must(t, testbed.Poll(ctx, settle, "a new gossip key at the other schedulers", func(ctx context.Context) error {
 		for i := range c.Schedulers {
 			if has, err := key(i); i != out && (err != nil || has == oldKey || strings.Contains(has, " ")) {
-				return fmt.Errorf("%s has %q, %v", c.Schedulers[i].Name, has, err)
+				return fmt.Errorf("scheduler %s has gossip key %q (%v), want only the new key", c.Schedulers[i].Name, has, err)
 			}
 		}
 		return nil
 	}))
 	if has := got[string](t)(key(out)); has != oldKey {
-		t.Errorf("the revoked one has %s, and had %s", has, oldKey)
+		t.Errorf("the revoked scheduler has gossip key %s, want the old key %s", has, oldKey)
 	}
 }
 

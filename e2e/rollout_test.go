@@ -13,13 +13,14 @@ import (
 
 	"github.com/persys/compute/agent/driver/sim"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/testbed"
 )
 
-// A group of three is updated member by member, and the leader is killed in the middle. The run
-// logs of the engines show that at most one member was down at a time. Then the group is updated to
-// an image that does not exist: the first member fails, and the group is rolled back.
+// TestRolloutSurvivesItsLeader: a group of three is updated member by member, and the leader is killed in the
+// middle. The run logs of the engines show that at most one member was down at the same time. Then the group
+// is updated to an image that does not exist: the first member fails, and the group is rolled back.
 func TestRolloutSurvivesItsLeader(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "15s"})})
 	for range 3 {
@@ -33,7 +34,7 @@ func TestRolloutSurvivesItsLeader(t *testing.T) {
 	}
 	ctl(t, c, "apply", "-f", file("sim/one"), "--wait", "--timeout", "3m")
 	if out := ctl(t, c, "apply", "-f", file("sim/slow:1s")); !strings.Contains(out, "a few members at a time") {
-		t.Errorf("the answer does not tell of turns: %s", out)
+		t.Errorf("the answer does not say that members are updated in turns: %s", out)
 	}
 	rollout := func(ctx context.Context) (*clusterv1.GetRolloutResponse, error) {
 		admin, err := c.AnyAdmin(ctx)
@@ -53,32 +54,32 @@ func TestRolloutSurvivesItsLeader(t *testing.T) {
 	must(t, c.Schedulers[leader].Kill())
 	ctl(t, c, "rollout", "status", "web", "--wait", "--timeout", "3m")
 	if n := mostMissing(t, c, "web-"); n != 1 {
-		t.Errorf("%d members were down at a time, want 1", n)
+		t.Errorf("%d members were down at the same time, want 1", n)
 	}
 
 	res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", file("sim/missing"), "--wait", "--timeout", "3m"))
 	if res.Code == 0 || !strings.Contains(res.Stderr, "web goes back") {
-		t.Errorf("an update that fails ends with exit %d\n%s", res.Code, res.Stderr)
+		t.Errorf("an update to an image that does not exist ended with exit %d, want a failure that says that the group goes back\n%s", res.Code, res.Stderr)
 	}
 	ctl(t, c, "rollout", "status", "web", "--wait", "--timeout", "3m")
 	r := got[*clusterv1.GetRolloutResponse](t)(rollout(t.Context()))
 	if !r.GetReverting() || !strings.Contains(r.GetReason(), "web-0 was given up: PermanentFailure") {
-		t.Errorf("it does not say why it went back: %v", r)
+		t.Errorf("the event does not say why the update was rolled back: %v", r)
 	}
 	for _, m := range r.GetMembers() {
 		if m.GetState() != "Updated" || m.GetStatus() != "Running" || m.GetRevisionId() != r.GetMembers()[0].GetRevisionId() {
-			t.Errorf("after the way back: %v", m)
+			t.Errorf("after the rollback the members are %v, want all Running with one revision", m)
 		}
 	}
 	if n := mostMissing(t, c, "web-"); n != 1 {
-		t.Errorf("%d members were down at a time on the way there and back, want 1", n)
+		t.Errorf("%d members were down at the same time during update and rollback, want 1", n)
 	}
 	must(t, c.Schedulers[leader].Start())
 	must(t, c.WaitReady(t.Context(), settle))
 }
 
-// mostMissing returns the highest number of workloads with a prefix that were down at one time,
-// after all of them ran for the first time, according to the run logs of their engines.
+// mostMissing returns the highest number of workloads with a prefix that were down at the same time, after
+// all of them ran for the first time, according to the run logs of their engines.
 func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 	t.Helper()
 	type change struct {
@@ -99,7 +100,7 @@ func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 			}
 		}
 	}
-	// Starts before ends of the same time: one instance replaces another.
+	// At the same time, count starts before ends: one instance replaces another.
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), b.by-a.by) })
 	up, whole, most := 0, false, 0
 	for _, ch := range changes {
@@ -111,4 +112,95 @@ func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 		}
 	}
 	return most
+}
+
+// TestRolloutWaitsForTheFormerInstance: a program that ignores its stop signal runs until its grace period is
+// over. The deadline of a member begins with its new instance, so the update succeeds although the stop alone
+// takes longer than the deadline. While the former instance stops, the member is not Running, and its reason
+// says what happens.
+func TestRolloutWaitsForTheFormerInstance(t *testing.T) {
+	e, image := theEngine(t)
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	onDocker(t, e, c)
+	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
+	file := func(version string) string {
+		path := filepath.Join(t.TempDir(), "web.yaml")
+		must(t, os.WriteFile(path, []byte("id: stubborn\ncount: 1\nupdate: {min_healthy_time: 1s, healthy_deadline: 6s, auto_revert: true}\n"+
+			"resources: {cpu: 10m, memory: 16Mi}\n"+
+			// A Go program ignores SIGWINCH.
+			"container: {image: "+image+", stop_signal: SIGWINCH, stop_grace_period: 12s, env: {VERSION: "+version+"}}\n"), 0o600))
+		return path
+	}
+	ctl(t, c, "apply", "-f", file("one"), "--wait", "--timeout", "2m")
+	before := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "stubborn-0", settle, running))
+	ctl(t, c, "apply", "-f", file("two"))
+	var said []string
+	must(t, testbed.Poll(t.Context(), settle, "the end of the update", func(ctx context.Context) error {
+		admin, err := c.AnyAdmin(ctx)
+		if err != nil {
+			return err
+		}
+		r, err := admin.GetRollout(ctx, &clusterv1.GetRolloutRequest{Group: "stubborn"})
+		if err != nil {
+			return err
+		}
+		control, err := c.Any(ctx)
+		if err != nil {
+			return err
+		}
+		w, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "stubborn-0"})
+		if err != nil {
+			return err
+		}
+		why := w.GetWorkload().GetReason()
+		said = append(said, w.GetWorkload().GetStatus()+" "+why.GetCode()+": "+why.GetMessage())
+		if r.GetReverting() || r.GetPhase() == "Paused" {
+			t.Fatalf("the update has failed: %s\n%s", r.GetReason(), strings.Join(said, "\n"))
+		}
+		if r.GetPhase() != "Completed" {
+			return fmt.Errorf("%s: %s", r.GetPhase(), r.GetReason())
+		}
+		return nil
+	}))
+	after := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "stubborn-0", settle, running))
+	if after.GetRevisionId() == before.GetRevisionId() {
+		t.Error("after the update the member still has its former revision")
+	}
+	if all := strings.Join(said, "\n"); !strings.Contains(all, "Pending Working: stopping the former container") {
+		t.Errorf("the stop is not told:\n%s", all)
+	}
+}
+
+// TestRolloutThatFitsNowhere: an update for which no node has room stops no instance: the former instances
+// keep running, plan warns, and the update is rolled back with the reason of the member.
+func TestRolloutThatFitsNowhere(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	file := func(memory string) string {
+		path := filepath.Join(t.TempDir(), "web.yaml")
+		must(t, os.WriteFile(path, []byte("id: large\ncount: 2\nupdate: {min_healthy_time: 1s, healthy_deadline: 5s, auto_revert: true}\n"+
+			"resources: {cpu: 10m, memory: "+memory+"}\ncontainer: {image: sim/one}\n"), 0o600))
+		return path
+	}
+	ctl(t, c, "apply", "-f", file("8Mi"), "--wait", "--timeout", "2m")
+	for _, id := range []string{"large-0", "large-1"} {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	const warning = "Warning: large-0 and 1 other: node node-a has too little memory for the changed workload; it would run on unchanged, because no other node takes it: 0/1 nodes fit: 1 memory"
+	if plan := ctl(t, c, "plan", "-f", file("900Gi")); !strings.Contains(plan, warning) {
+		t.Errorf("plan does not warn: %s", plan)
+	}
+	res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", file("900Gi"), "--wait", "--timeout", "2m"))
+	if res.Code == 0 || !strings.Contains(res.Stderr, "0/1 nodes fit: 1 memory") {
+		t.Errorf("an update that fits on no node ended with exit %d, want a failure with the planner's reason\n%s", res.Code, res.Stderr)
+	}
+	ctl(t, c, "rollout", "status", "large", "--wait", "--timeout", "2m")
+	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
+	r := got[*clusterv1.GetRolloutResponse](t)(admin.GetRollout(t.Context(), &clusterv1.GetRolloutRequest{Group: "large"}))
+	if !r.GetReverting() || !strings.Contains(r.GetReason(), "0/1 nodes fit: 1 memory") {
+		t.Errorf("the rollout does not say why it was rolled back: %v", r)
+	}
+	if n := mostMissing(t, c, "large-"); n != 0 {
+		t.Errorf("%d members were down, want none", n)
+	}
 }

@@ -36,7 +36,7 @@ func endTerminal(t *testing.T, term *harness.Terminal, code int) {
 // sessions and workloads run.
 func TestSessions(t *testing.T) {
 	e, _ := theEngine(t)
-	// A program that prints, repeats and measures its terminal as its arguments say.
+	// The program prints, repeats its input or measures its terminal, depending on its arguments.
 	probe := got[string](t)(e.BuildForRun(t.Context(), "persys/probe:e2e", "./agent/driver/moby/mobytest/probe"))
 	t.Cleanup(func() {
 		if err := e.RemoveImage(context.Background(), probe); err != nil {
@@ -50,7 +50,7 @@ func TestSessions(t *testing.T) {
 		if err := a.Kill(); err != nil {
 			t.Error(err)
 		}
-		if err := a.SignalGuards(syscall.SIGKILL); err != nil {
+		if err := a.SignalFencers(syscall.SIGKILL); err != nil {
 			t.Error(err)
 		}
 	})
@@ -89,7 +89,7 @@ compose:
 				// Input arrives, and Ctrl-D ends it.
 				term = terminal(t, c, i, exec("-it", "cat")...)
 				must(t, term.Type("typed\r"))
-				must(t, term.Shows(t.Context(), settle, "typed\r\ntyped\r\n")) // the echo of the terminal, and the answer
+				must(t, term.Shows(t.Context(), settle, "typed\r\ntyped\r\n")) // the first line is the echo of the terminal, the second the answer of the program
 				must(t, term.Type("\x04"))
 				endTerminal(t, term, 0)
 				// Ctrl-C ends the command, not persysctl.
@@ -106,7 +106,7 @@ compose:
 					term := terminal(t, c, i, exec("-t", "shout", text)...)
 					endTerminal(t, term, 0)
 				}
-				// A console and a log session that follows show the output from now on.
+				// A console and a followed log show what the program prints after they were opened.
 				console := terminal(t, c, i, append([]string{"console"}, of...)...)
 				must(t, console.Shows(t.Context(), settle, "connected to the console of "+of[0]))
 				logs := terminal(t, c, i, "logs", "-f", of[0])
@@ -125,7 +125,7 @@ compose:
 		})
 	}
 
-	t.Run("the agent is upgraded under all of it", func(t *testing.T) {
+	t.Run("the agent is upgraded while sessions and workloads run", func(t *testing.T) {
 		next, err := harness.Build(t.Context(), harness.BuildOptions{
 			Dir: t.TempDir(), Programs: []string{harness.AgentProgram}, Version: "e2e-next",
 		})
@@ -141,7 +141,7 @@ compose:
 			out := map[string]instance{}
 			for _, x := range list {
 				if string(x.State) != "running" {
-					t.Errorf("%v is %s", x.Names, x.State)
+					t.Errorf("container %v has the state %s", x.Names, x.State)
 				}
 				started, err := e.Started(t.Context(), x.ID)
 				must(t, err)
@@ -160,7 +160,7 @@ compose:
 		}
 		before := all()
 		if len(before) != 3 {
-			t.Fatalf("the engine has %v, want three", before)
+			t.Fatalf("before the agent is replaced the engine has the containers %v, want three", before)
 		}
 		must(t, version("dev"))
 		must(t, a.Terminate(settle))
@@ -173,23 +173,23 @@ compose:
 		for _, w := range []string{"box", "shop"} {
 			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), w, settle, running))
 		}
-		// Its guards are of the new build too.
-		must(t, testbed.Poll(t.Context(), settle, "guards of the new build", func(context.Context) error {
-			guards := a.Guards()
-			for _, pid := range guards {
+		// The fencers of the new agent are of the new build too.
+		must(t, testbed.Poll(t.Context(), settle, "fencers of the new build", func(context.Context) error {
+			fencers := a.Fencers()
+			for _, pid := range fencers {
 				if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || exe != next.Agent {
-					return fmt.Errorf("guard %d is %s (%v)", pid, exe, err)
+					return fmt.Errorf("fencer %d is %s (%v)", pid, exe, err)
 				}
 			}
-			if len(guards) != 2 {
-				return fmt.Errorf("there are %d", len(guards))
+			if len(fencers) != 2 {
+				return fmt.Errorf("%d fencers run", len(fencers))
 			}
 			return nil
 		}))
 		after := all()
 		for name, was := range before {
 			if after[name] != was {
-				t.Errorf("%s is %+v, was %+v", name, after[name], was)
+				t.Errorf("container %s is %+v, was %+v", name, after[name], was)
 			}
 		}
 		// The workloads belong to the new agent: it executes commands in them and removes them.

@@ -20,10 +20,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A scheduler with -insecure and no other setting is a cluster by itself. After a restart it has
-// its state again.
-func TestSchedulerAlone(t *testing.T) {
-	home := t.TempDir() // removed after the cluster, which writes there, has stopped
+// TestASingleSchedulerIsACluster: a scheduler with -insecure and no other setting forms a cluster alone.
+// After a restart it has its state again.
+func TestASingleSchedulerIsACluster(t *testing.T) {
+	home := t.TempDir() // this folder is made before the cluster, which writes there, so that it is removed after the cluster has stopped
 	c := solo(t, harness.Options{Binaries: shipped(t)})
 	s := c.Schedulers[0]
 	s.Args = []string{"-insecure"}
@@ -42,7 +42,8 @@ func TestSchedulerAlone(t *testing.T) {
 	}
 }
 
-// The same on the default ports, with an empty environment.
+// TestSchedulerWithDefaultPorts: a single scheduler on the default ports and with an empty environment also
+// forms a cluster.
 func TestSchedulerWithDefaultPorts(t *testing.T) {
 	if _, here := inside(t); !here {
 		return
@@ -64,7 +65,7 @@ func TestSchedulerWithDefaultPorts(t *testing.T) {
 			err = errors.New("there is no leader")
 		}
 		if err != nil && !p.Running() {
-			return testbed.Final(fmt.Errorf("it has ended:\n%s", p.Tail(20)))
+			return testbed.Final(fmt.Errorf("the program has ended:\n%s", p.Tail(20)))
 		}
 		return err
 	}))
@@ -72,7 +73,7 @@ func TestSchedulerWithDefaultPorts(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if left, err := filepath.Glob(filepath.Join(home, ".local", "state", "persys", "*", "raft", "log.db")); err != nil || len(left) != 1 {
-		t.Errorf("its log is at %v (%v)", left, err)
+		t.Errorf("the log files of the scheduler are %v, want one below the user's state folder (%v)", left, err)
 	}
 }
 
@@ -81,7 +82,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// persys dev prints commands that work.
+// TestPersysDev runs the commands that persys dev prints, and checks that they work.
 func TestPersysDev(t *testing.T) {
 	root := got[string](t)(testbed.Root(t.Context()))
 	dir := t.TempDir()
@@ -100,7 +101,7 @@ func TestPersysDev(t *testing.T) {
 	})
 	printed := regexp.MustCompile(`export (PERSYS_SCHEDULER_ADDR=\S+) (PERSYS_INSECURE=true)`)
 	var env []string
-	must(t, testbed.Poll(t.Context(), time.Minute, "what to type", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), time.Minute, "the hint with the next command", func(context.Context) error {
 		if !p.Running() {
 			return testbed.Final(errors.New("it has ended"))
 		}
@@ -139,7 +140,7 @@ func TestPersysDev(t *testing.T) {
 		}
 	}
 	if len(st.Replicas) != 3 || roles["leader"] != 1 || roles["voter"] != 2 {
-		t.Errorf("want a leader and two more voters, got %v", roles)
+		t.Errorf("want a leader and two other voters, got %v", roles)
 	}
 	var nodes struct {
 		Nodes []struct {
@@ -164,24 +165,24 @@ func TestPersysDev(t *testing.T) {
 		t.Errorf("hello is %s on %q", w.Status, w.Node)
 	}
 	if out := typed("logs", "hello"); !strings.Contains(out, "started") {
-		t.Errorf("its agent does not have its output: %q", out)
+		t.Errorf("its agent did not write its output: %q", out)
 	}
 	must(t, p.Interrupt())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if code, err := p.Wait(ctx); err != nil || code != 0 {
-		t.Errorf("after Ctrl-C it ended with status %d, %v", code, err)
+		t.Errorf("persys dev ended after Ctrl-C with status %d, %v; want 0", code, err)
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
-		t.Errorf("it left %v behind (%v)", left, err)
+		t.Errorf("persys dev left %v in the temporary folder (%v)", left, err)
 	}
 	if alarms := p.Alarms(); len(alarms) > 0 {
-		t.Errorf("it is broken: %v", alarms)
+		t.Errorf("the output of persys dev has panics or races: %v", alarms)
 	}
 }
 
-// hack/start-etcd-docker.sh starts one etcd even if it is called twice, stop keeps the data, and
-// wipe removes everything.
+// TestEtcdInDocker: hack/start-etcd-docker.sh starts one etcd even if it is called twice, stop keeps the
+// data, and wipe removes everything.
 func TestEtcdInDocker(t *testing.T) {
 	theEngine(t)
 	root := got[string](t)(testbed.Root(t.Context()))
@@ -203,7 +204,7 @@ func TestEtcdInDocker(t *testing.T) {
 		}
 		for _, left := range []string{"container", "volume"} {
 			if out, err := run("docker", left, "inspect", name); err == nil {
-				t.Errorf("the %s is still there: %s", left, out)
+				t.Errorf("the %s still exists: %s", left, out)
 			}
 		}
 	})
@@ -227,9 +228,9 @@ func TestEtcdInDocker(t *testing.T) {
 	}
 	start()
 	if r, err := cli.Get(ctx, "kept"); err != nil || r.Count != 1 {
-		t.Errorf("its data were lost by a stop: %v, %v", r, err)
+		t.Errorf("a stop lost its data: %v, %v", r, err)
 	}
 	if out, err := run(script, "restart"); err == nil || !strings.Contains(out, "restart") {
-		t.Errorf("an argument that is none: %v, %q", err, out)
+		t.Errorf("an unknown argument: %v, %q", err, out)
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Volumes and garbage through a follower: volumes are listed, refused for deletion while in use,
-// and deleted when retained. Garbage is listed by a dry run and removed, with an event that names
-// the caller.
+// TestStorageThroughAnyReplica: volumes and garbage are managed through a follower. Volumes are listed, are
+// not deleted while in use, and are deleted when retained. Garbage is listed by a dry run and removed, with
+// an event that names the caller.
 func TestStorageThroughAnyReplica(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), TLS: true, SchedulerEnv: fast(map[string]string{"SCHEDULER_DRIFT_DETECT_INTERVAL": "1s"})})
@@ -41,7 +41,7 @@ func TestStorageThroughAnyReplica(t *testing.T) {
 		t.Errorf("list:\n%s", out)
 	}
 	if out, code := run("volume", "delete", "node-a", "local:data", "--yes"); code == 0 || !strings.Contains(out, "is used by workload db") {
-		t.Errorf("deleting a volume in use: exit %d\n%s", code, out)
+		t.Errorf("deleting a volume in use ended with exit %d, want a refusal that names its workload\n%s", code, out)
 	}
 	if out, code := run("delete", "db", "--wait"); code != 0 {
 		t.Fatal(out)
@@ -53,7 +53,7 @@ func TestStorageThroughAnyReplica(t *testing.T) {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 	if _, err := os.Stat(data); !os.IsNotExist(err) {
-		t.Errorf("the volume is left: %v", err)
+		t.Errorf("the folder of the deleted volume still exists: %v", err)
 	}
 
 	old := filepath.Join(dir, "compose", "old")
@@ -63,17 +63,17 @@ func TestStorageThroughAnyReplica(t *testing.T) {
 		t.Fatalf("dry run: exit %d\n%s", code, out)
 	}
 	if _, err := os.Stat(old); err != nil {
-		t.Fatal("the dry run removed it")
+		t.Fatal("the dry run of a garbage collection removed a folder")
 	}
 	if out, code := run("node", "gc", "node-a"); code != 0 || !strings.Contains(out, "removed") {
 		t.Fatalf("exit %d\n%s", code, out)
 	}
 	if _, err := os.Stat(old); !os.IsNotExist(err) {
-		t.Errorf("the folder is left: %v", err)
+		t.Errorf("the folder of the garbage still exists: %v", err)
 	}
-	must(t, testbed.Poll(t.Context(), settle, "both removals as events", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "events of both removals", func(context.Context) error {
 		out, _ := run("events", "-o", "json")
-		for _, want := range []string{"project old: the folder of a stack that is gone; asked for by persys://", "volume local:data: deleted on request; asked for by persys://"} {
+		for _, want := range []string{"project old: the folder of a stack that no longer exists; removal requested by persys://", "volume local:data: deleted on request; removal requested by persys://"} {
 			if !strings.Contains(out, want) {
 				return fmt.Errorf("no event contains %q", want)
 			}

@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestSystemdScheduler runs a scheduler by the packed unit under a real systemd, as the user persys
-// and without any capability: it comes up, and after a kill systemd starts it again with its state.
+// TestSystemdScheduler runs a scheduler by the packaged unit under a real systemd, as the user persys and
+// without any capability. It starts, and after a kill systemd starts it again with its state.
 func TestSystemdScheduler(t *testing.T) {
 	theEngine(t)
 	bins := shipped(t)
@@ -62,14 +62,14 @@ func TestSystemdScheduler(t *testing.T) {
 	ctl("kill", "--signal=KILL", "persys-scheduler")
 	must(t, testbed.Poll(t.Context(), settle, "the workload after the kill", func(ctx context.Context) error {
 		if now := restarts(); now == before {
-			return fmt.Errorf("systemd has restarted it %s times, as before", now)
+			return fmt.Errorf("systemd has not restarted the killed scheduler: its number of restarts is still %s", now)
 		}
 		_, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "kept"})
 		return err
 	}))
 }
 
-// confined requires that a process, a folder of /proc, has no capability and cannot gain one.
+// confined checks that a process, given by its folder in /proc, has no capability and cannot gain one.
 func confined(t *testing.T, process string) {
 	t.Helper()
 	const none = "0000000000000000"

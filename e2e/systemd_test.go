@@ -18,13 +18,13 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// aSystemd starts a systemd as process 1 of namespaces of the test, and returns it with its
-// systemctl. It shares the socket of the Docker engine.
+// aSystemd starts a systemd as process 1 of new namespaces, and returns it with its systemctl. The namespaces
+// share the socket of the Docker engine.
 func aSystemd(t *testing.T) (*harness.Systemd, func(args ...string) string) {
 	t.Helper()
 	testbed.Program(t, "systemctl")
 	machine, err := harness.BootSystemd(t.Context(), t.TempDir())
-	testbed.Need(t, "a systemd that may be process 1", err)
+	testbed.Need(t, "a machine where systemd can be process 1 of a namespace", err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the machine says:\n%s", machine.Log())
@@ -37,10 +37,10 @@ func aSystemd(t *testing.T) (*harness.Systemd, func(args ...string) string) {
 	}
 }
 
-// TestSystemd runs agent and guard by the packaged units under a real systemd, with a container on
+// TestSystemd runs agent and fencer by the packaged units under a real systemd, with a container on
 // the real engine: restarts, watchdog and upgrades work as the units promise.
 func TestSystemd(t *testing.T) {
-	const lease = 8 * time.Second // longer than systemd takes to restart a guard
+	const lease = 8 * time.Second // lease time, longer than systemd takes to restart a fencer
 	e, image := theEngine(t)
 	bins := shipped(t)
 	machine, ctl := aSystemd(t)
@@ -48,18 +48,18 @@ func TestSystemd(t *testing.T) {
 	id := onDocker(t, e, c)
 	runs := e.Watch(t.Context(), id)
 	defer runs.Close()
-	a := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Env: map[string]string{"PERSYS_GUARD_GRACE": guardGrace.String()}}))
+	a := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Env: map[string]string{"PERSYS_FENCER_GRACE": fencerGrace.String()}}))
 	must(t, errors.Join(
 		machine.Install("/usr/bin/persys-agent", bins.Agent, 0o755),
 		machine.Write("/etc/persys/agent.env", []byte(strings.Join(a.Env, "\n")+"\n"), 0o600),
 	))
-	for _, unit := range []string{"persys-agent.service", "persys-guard.service"} {
+	for _, unit := range []string{"persys-agent.service", "persys-fencer.service"} {
 		must(t, machine.Install("/etc/systemd/system/"+unit, filepath.Join("..", "deploy", "systemd", unit), 0o644))
 	}
 	ctl("daemon-reload")
 	ctl("start", "persys-agent")
 	t.Cleanup(func() {
-		_, _ = machine.Ctl(context.Background(), "kill", "--signal=KILL", "persys-agent", "persys-guard")
+		_, _ = machine.Ctl(context.Background(), "kill", "--signal=KILL", "persys-agent", "persys-fencer")
 	})
 
 	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
@@ -71,22 +71,22 @@ func TestSystemd(t *testing.T) {
 
 	restarts := func() string {
 		t.Helper()
-		return ctl("show", "--property=NRestarts", "--value", "persys-guard")
+		return ctl("show", "--property=NRestarts", "--value", "persys-fencer")
 	}
 	again := func(before string) {
 		t.Helper()
-		must(t, testbed.Poll(t.Context(), settle, "another guard by systemd", func(context.Context) error {
-			if now := restarts(); now == before || len(a.Guards()) != 2 {
-				return fmt.Errorf("%s restarts, %s before, guards %v", now, before, a.Guards())
+		must(t, testbed.Poll(t.Context(), settle, "another fencer by systemd", func(context.Context) error {
+			if now := restarts(); now == before || len(a.Fencers()) != 2 {
+				return fmt.Errorf("systemd has restarted fencers %s times, %s times before; the fencers are %v, want a further restart and two fencers", now, before, a.Fencers())
 			}
 			return nil
 		}))
 	}
-	for what, sig := range map[string]syscall.Signal{"both guards killed": syscall.SIGKILL, "both guards paused": syscall.SIGSTOP} {
+	for what, sig := range map[string]syscall.Signal{"both fencers killed": syscall.SIGKILL, "both fencers paused": syscall.SIGSTOP} {
 		before, at := restarts(), time.Now()
-		must(t, a.SignalGuards(sig))
+		must(t, a.SignalFencers(sig))
 		again(before)
-		t.Logf("%s: others after %s", what, time.Since(at).Round(10*time.Millisecond))
+		t.Logf("%s: other fencers run after %s", what, time.Since(at).Round(10*time.Millisecond))
 		fencing(t, control, a, time.Now())
 	}
 
@@ -98,26 +98,26 @@ func TestSystemd(t *testing.T) {
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", settle, runningOn(a.NodeID)))
 	list := got[[]harness.Run](t)(runs.Of("db"))
 	if len(list) != 1 || !list[0].To.IsZero() {
-		t.Fatalf("guards and agent came and went, and the container ran %+v", list)
+		t.Fatalf("fencers and agent were restarted; the container has the runs %+v, want one that goes on", list)
 	}
 
-	// Agent and guards are dead. The exclusive container still stops with its lease.
+	// Agent and fencers are dead. The exclusive container still stops when its lease ends.
 	before := restarts()
 	for _, s := range c.Schedulers {
 		must(t, s.Pause())
 	}
 	at := time.Now()
 	ctl("kill", "--signal=STOP", "persys-agent")
-	must(t, a.SignalGuards(syscall.SIGSTOP))
-	limit := lease + fence.Bound(guardGrace)
-	stopped := runEnded(t, runs, list[0], limit+settle, "schedulers, agent and both guards paused")
+	must(t, a.SignalFencers(syscall.SIGSTOP))
+	limit := lease + fence.Bound(fencerGrace)
+	stopped := runEnded(t, runs, list[0], limit+settle, "schedulers, agent and both fencers paused")
 	took := stopped.Sub(at)
-	t.Logf("schedulers, agent and both guards paused: stopped after %s", took.Round(10*time.Millisecond))
-	if took < lease/2 || took > limit { // the last heartbeat may be a little older
-		t.Errorf("stopped after %s, want the end of its lease of %s, and at most %s", took, lease, limit)
+	t.Logf("schedulers, agent and both fencers paused: stopped after %s", took.Round(10*time.Millisecond))
+	if took < lease/2 || took > limit { // the lease was granted at the last heartbeat, which may be a little before the pause
+		t.Errorf("the exclusive container stopped %s after the pause, want the end of its lease of %s, and at most %s", took, lease, limit)
 	}
 	if now := restarts(); now == before {
-		t.Error("systemd has started no other guard")
+		t.Error("systemd has not started another fencer in place of the paused ones")
 	}
 	for _, s := range c.Schedulers {
 		must(t, s.Continue())
@@ -130,8 +130,8 @@ func TestSystemd(t *testing.T) {
 	}))
 
 	// A stopped unit does not delete workloads.
-	ctl("stop", "persys-agent", "persys-guard")
-	if left := a.Guards(); len(left) > 0 {
-		t.Errorf("guards %v are left after systemctl stop", left)
+	ctl("stop", "persys-agent", "persys-fencer")
+	if left := a.Fencers(); len(left) > 0 {
+		t.Errorf("fencers %v still run after systemctl stop", left)
 	}
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Mutual TLS on every connection: what each certificate allows, and who is refused in the
-// handshake.
+// TestTLS checks, with mutual TLS on every connection, which calls the certificate of each role allows, and which
+// clients the TLS handshake refuses.
 func TestTLS(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), TLS: true, SchedulerEnv: fast(nil)})
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -42,7 +42,7 @@ func TestTLS(t *testing.T) {
 	change := &controlv1.ApplyWorkloadRequest{WorkloadId: "sealed", Spec: contentSpec("x")}
 	change.Spec.GetContainer().Env = map[string]string{"TOKEN": "a-secret-of-this-test"}
 
-	t.Run("an admin applies through a follower, and an agent runs it", func(t *testing.T) {
+	t.Run("an agent runs a workload that an admin applied through a follower", func(t *testing.T) {
 		resp, err := controlv1.NewAgentControlClient(as(t, "user/admin")).ApplyWorkload(ctx, change)
 		if err != nil || !resp.GetSuccess() {
 			t.Fatalf("apply: %v %s", err, resp.GetErrorMessage())
@@ -66,7 +66,7 @@ func TestTLS(t *testing.T) {
 			found, err := containsText(s.DataDir, "a-secret-of-this-test")
 			must(t, err)
 			if found != "" {
-				t.Errorf("%s holds the secret in plain text", found)
+				t.Errorf("the file %s of a scheduler has the secret in plain text", found)
 			}
 		}
 	})
@@ -79,7 +79,7 @@ func TestTLS(t *testing.T) {
 		_, err := controlv1.NewAgentControlClient(as(t, "agent/node-b")).Heartbeat(ctx, &controlv1.HeartbeatRequest{NodeId: "node-a"})
 		denied(t, err, codes.PermissionDenied, "node-b")
 	})
-	t.Run("a user may not forward the identity of others", func(t *testing.T) {
+	t.Run("a user may not forward the identity of another user", func(t *testing.T) {
 		id := pki.Identity{Cluster: "e2e", Role: pki.RoleUser, ID: "somebody"}
 		mctx := metadata.AppendToOutgoingContext(ctx, dial.KeyForwardedIdentity, id.String())
 		_, err := controlv1.NewAgentControlClient(as(t, "user/admin")).ListWorkloads(mctx, &controlv1.ListWorkloadsRequest{})
@@ -110,11 +110,11 @@ func TestTLS(t *testing.T) {
 	}
 	t.Run("plaintext is refused", func(t *testing.T) {
 		if err := stranger(t, insecure.NewCredentials()); err == nil {
-			t.Error("a replica with TLS answered plain text")
+			t.Error("a replica with TLS answered a client that speaks plain text")
 		}
 	})
 	t.Run("no certificate is refused", func(t *testing.T) {
-		// The certificate of the server is not tested here.
+		// This client does not check the certificate of the server.
 		if err := stranger(t, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})); err == nil {
 			t.Error("a replica answered a client without certificate")
 		}
@@ -142,11 +142,12 @@ func TestTLS(t *testing.T) {
 		leaf := other.Leaf["scheduler/scheduler-1"]
 		set(s.Process, map[string]string{"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key, "SCHEDULER_BOOTSTRAP_EXPECT": ""})
 		must(t, s.Start())
-		// It has the cluster key, so its gossip is accepted; its Raft port is not.
+		// The foreign scheduler has the cluster key, so its gossip is accepted. Its Raft connection is
+		// not.
 		must(t, testbed.Poll(ctx, settle, "the newcomer's search", func(context.Context) error {
 			return saysOneOf(s.Process, "looking for a cluster")
 		}))
-		pause(ctx, 3*time.Second) // several rounds of the leader's membership loop
+		pause(ctx, 3*time.Second) // wait for several rounds of the leader's membership loop
 		st, err := c.Status(ctx, via)
 		must(t, err)
 		if n := len(st.GetReplicas()); n != 3 {

@@ -19,7 +19,7 @@ type receiver struct {
 	*httptest.Server
 
 	mu    sync.Mutex
-	spans map[string]received // by span id
+	spans map[string]received // received spans by span id
 }
 
 type received struct {

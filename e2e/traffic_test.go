@@ -23,16 +23,17 @@ import (
 const (
 	clients   = 8
 	workloads = 12
-	// opLimit is the time limit of one attempt, patience that of all attempts of one operation.
+	// opLimit is the time limit of one attempt. patience is the time limit of all attempts of one
+	// operation.
 	opLimit  = 2 * time.Second
 	patience = 15 * time.Second
 	// pace is the least time between two operations of one client.
 	pace = 4 * time.Millisecond
 )
 
-// traffic is eight clients that apply unique content to a dozen workloads and read it back through
-// random replicas. Clients with an even number repeat an operation under its request id until they
-// know its outcome, as our own programs do. The others leave the outcome unknown, as legacy clients
+// traffic is eight clients that apply unique content to a dozen workloads and read it back through random
+// replicas. Clients with an even number repeat an operation under its request id until they know its
+// outcome, as our own programs do. The other clients leave an unknown outcome unknown, as legacy clients
 // do.
 type traffic struct {
 	t       *testing.T
@@ -42,12 +43,12 @@ type traffic struct {
 	wg      sync.WaitGroup
 	acked   atomic.Int64
 	unknown atomic.Int64
-	failed  atomic.Int64 // refused before anything happened
-	freezes atomic.Bool  // the cluster is frozen at times, so refusals are expected
+	failed  atomic.Int64 // number of calls that were refused without any effect
+	freezes atomic.Bool  // the cluster is frozen at times, so clients expect refusals
 	held    atomic.Bool  // the clients pause
 }
 
-// load starts the traffic. The method end stops it, as does the end of the test.
+// load starts the traffic. Its method end stops it; so does the end of the test.
 func load(t *testing.T, c *harness.Cluster) *traffic {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -91,7 +92,7 @@ func (tr *traffic) more(n int64, limit time.Duration) {
 	want := tr.acked.Load() + n
 	must(tr.t, testbed.Poll(tr.t.Context(), limit, fmt.Sprintf("waiting for %d more acknowledged applies", n), func(context.Context) error {
 		if got := tr.acked.Load(); got < want {
-			return fmt.Errorf("%d are still missing", want-got)
+			return fmt.Errorf("%d applies of the clients are still to be acknowledged", want-got)
 		}
 		return nil
 	}))
@@ -133,7 +134,7 @@ func contentSpec(content string) *controlv1.WorkloadSpec {
 	}
 }
 
-// write applies once, or with insist until the outcome is known.
+// write applies one workload. With insist it repeats the call until the outcome is known.
 func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -143,21 +144,21 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	req := &controlv1.ApplyWorkloadRequest{WorkloadId: o.Workload, Spec: contentSpec(o.Write), RevisionId: o.Write, RequestId: id.String()}
 	o.Call = tr.rec.now()
 	deadline := time.Now().Add(patience)
-	happened := false // true if an attempt may have been committed
+	happened := false // happened is true if an attempt may have been committed
 	for {
 		control, err := tr.c.Control(via)
 		if err != nil {
 			tr.t.Error(err)
 			return
 		}
-		// Not the context of the client: its end would make the outcome unknown.
+		// Do not use the client's context: its end would make the outcome unknown.
 		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opLimit)
 		resp, err := control.ApplyWorkload(actx, req)
 		cancel()
 		if err == nil {
 			o.Return = tr.rec.now()
 			if !resp.GetSuccess() && tr.freezes.Load() && strings.Contains(resp.GetErrorMessage(), "in mode") {
-				o.Return = 0 // an earlier attempt may have been committed
+				o.Return = 0 // the outcome stays unknown, because an earlier attempt may have been committed
 				pause(ctx, 20*time.Millisecond)
 				break
 			}
@@ -191,8 +192,8 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	tr.rec.add(*o)
 }
 
-// harmless reports whether an error means that nothing was applied. The check of the history
-// verifies it.
+// harmless reports whether an error means that nothing was applied. The check of the history verifies
+// this.
 func harmless(err error) bool {
 	switch dial.Reason(err) {
 	case dial.ReasonNoLeader, dial.ReasonNotLeader:
@@ -218,10 +219,10 @@ func (tr *traffic) read(ctx context.Context, o *op, via int) bool {
 		w := resp.GetWorkload()
 		o.Found, o.Read, o.Gen, o.Index = true, w.GetSpec().GetMetadata()["content"], generationOf(w.GetGeneration()), w.GetIndex()
 		if w.GetCallerRevisionId() != o.Read {
-			tr.t.Errorf("%s has content %q and the revision of %q", o.Workload, o.Read, w.GetCallerRevisionId())
+			tr.t.Errorf("workload %s has content %q but the revision of %q", o.Workload, o.Read, w.GetCallerRevisionId())
 		}
 		if resp.GetStale() {
-			tr.t.Errorf("a linearizable read of %s is marked stale", o.Workload)
+			tr.t.Errorf("a linearizable read of workload %s is marked stale", o.Workload)
 		}
 	case codes.NotFound:
 	default:
@@ -242,8 +243,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// gap returns how long applies were not acknowledged around a time: from the last acknowledgement
-// before it to the first acknowledgement of an apply that was called after it.
+// gap returns how long no apply was acknowledged around a moment: from the last acknowledgement before it
+// to the first acknowledgement of an apply that was called after it.
 func (tr *traffic) gap(at int64) time.Duration {
 	var last, first int64
 	for _, o := range tr.rec.acks() {
@@ -255,7 +256,7 @@ func (tr *traffic) gap(at int64) time.Duration {
 		}
 	}
 	if last == 0 || first == 0 {
-		tr.t.Error("no acknowledged applies on both sides of the failure")
+		tr.t.Error("applies must be acknowledged both before and after the failure")
 	}
 	return time.Duration(first - last)
 }

@@ -19,9 +19,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestFiveCommands sets up a secure cluster as the README does: five programs in new folders, each
-// started by one command, without any preparation. Certificates live 45 seconds here, so all are
-// renewed during the test.
+// TestFiveCommands sets up a secure cluster as the README does: five programs in new folders, each started
+// by one command, without preparation. Certificates live 45 seconds here, so all of them are renewed
+// during the test.
 func TestFiveCommands(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, SchedulerEnv: fast(map[string]string{"SCHEDULER_CERT_LIFE": "45s"})})
 	for range 2 {
@@ -61,14 +61,14 @@ func TestFiveCommands(t *testing.T) {
 		}))
 	}
 
-	t.Run("it survives its leader and accepts TLS only", func(t *testing.T) {
+	t.Run("the cluster survives its leader and accepts TLS only", func(t *testing.T) {
 		apply(t, c, "first", contentSpec("x"))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "first", settle, running))
 		leader := got[int](t)(c.WaitLeader(ctx, electionLimit))
 		must(t, c.Schedulers[leader].Kill())
 		apply(t, c, "second", contentSpec("y"))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "second", settle, running))
-		must(t, c.Schedulers[leader].Start()) // the same command
+		must(t, c.Schedulers[leader].Start()) // start the killed scheduler again with the same command line
 		must(t, c.WaitReady(ctx, 2*settle))
 	})
 	t.Run("files are readable by their owner only", func(t *testing.T) {
@@ -84,14 +84,14 @@ func TestFiveCommands(t *testing.T) {
 				want := os.FileMode(0o600)
 				switch {
 				case strings.HasPrefix(path, c.Agents[0].SimDir):
-					return nil // the folder of the engine
+					return nil // skip the folder of the simulated engine
 				case d.IsDir():
 					want = 0o700
 				case slices.Contains([]string{"ca.pem", "root.pem", "issuing.pem"}, d.Name()):
-					want = 0o644 // certificates
+					want = 0o644 // certificates may be readable for everyone, unlike keys
 				}
 				if got := st.Mode().Perm(); got&^want != 0 {
-					t.Errorf("%s has mode %o, want %o", path, got, want)
+					t.Errorf("file %s has mode %o, want %o", path, got, want)
 				}
 				return nil
 			}))
@@ -102,7 +102,7 @@ func TestFiveCommands(t *testing.T) {
 			line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID()))
 			must(t, err)
 			if strings.Contains(string(line), "persys-join-1.") {
-				t.Errorf("everybody on this machine sees the token of %s: %q", p.Name, line)
+				t.Errorf("the command line of %s, which every user of this machine can see, has the join token: %q", p.Name, line)
 			}
 		}
 	})
@@ -131,7 +131,7 @@ func TestFiveCommands(t *testing.T) {
 
 		stolen := join(t, "thief", token(t, "--role", "agent", "--name", "node-x"))
 		ended(t, stolen.Process)
-		says(t, stolen.Process, settle, "is for \\\"node-x\\\" only", `is for "node-x" only`)
+		says(t, stolen.Process, settle, "is only for \\\"node-x\\\"", `is only for "node-x"`)
 
 		text := token(t, "--role", "agent")
 		tok := got[pki.JoinToken](t)(pki.ParseJoinToken(text))
@@ -142,21 +142,21 @@ func TestFiveCommands(t *testing.T) {
 		ctl(t, 0, "is used up", "audit", "--tail", "0", "-o", "wide")
 	})
 	t.Run("a gateway joins with a token", func(t *testing.T) {
-		must(t, c.WaitNode(ctx, "node-one", "NotReady", settle)) // so that no call goes to its killed agent
+		must(t, c.WaitNode(ctx, "node-one", "NotReady", settle)) // the schedulers must send no call to the killed agent of this node
 		addr := gatewayWith(t, c, map[string]string{"PERSYS_GATEWAY_STATE_DIR": filepath.Join(c.Dir, "gateway"), "PERSYS_SCHEDULER_ADDR": ""}, "--join", token(t, "--role", "gateway", "--name", "door"), "--name", "door")
 		if code, out := as(t, c, addr, "admin").do("GET", "/workloads/first", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "Running") {
-			t.Errorf("%d %v", code, out)
+			t.Errorf("the gateway answered %d %v", code, out)
 		}
 		throughGateway(t, c, addr, token(t, "--role", "user", "--name", "vera", "--access", "viewer"))
 	})
-	t.Run("a token of another cluster does not trust these schedulers", func(t *testing.T) {
+	t.Run("an agent with a token of another cluster does not trust these schedulers", func(t *testing.T) {
 		tok := got[pki.JoinToken](t)(pki.ParseJoinToken(c.Token("agent")))
 		tok.Root = strings.Repeat("0", 64)
 		a := join(t, "node-foreign", got[string](t)(tok.Export()))
 		ended(t, a.Process)
 		says(t, a.Process, settle, "not a scheduler of the cluster")
 	})
-	t.Run("a viewer may read and not change, which is audited", func(t *testing.T) {
+	t.Run("a viewer may read but not change; refusals are audited", func(t *testing.T) {
 		home := t.TempDir()
 		env := append(c.CtlEnv(), "HOME="+home, "PERSYS_TLS_CA=", "PERSYS_TLS_CERT=", "PERSYS_TLS_KEY=")
 		run := func(args ...string) (int, string) {
@@ -165,7 +165,7 @@ func TestFiveCommands(t *testing.T) {
 			return code, out.String()
 		}
 		if code, out := run("join", token(t, "--role", "user", "--name", "vic", "--access", "viewer")); code != 0 {
-			t.Fatalf("%d: %s", code, out)
+			t.Fatalf("persysctl join with the token of a viewer ended with %d: %s", code, out)
 		}
 		if code, out := run("list"); code != 0 || !strings.Contains(out, "first") {
 			t.Errorf("list: %d: %s", code, out)
@@ -201,7 +201,7 @@ func TestFiveCommands(t *testing.T) {
 		for _, s := range c.Schedulers {
 			kepts = append(kepts, pki.IdentityStore{Dir: filepath.Join(s.DataDir, "tls")})
 		}
-		// Writes go on all the time. Each must be acknowledged, and the leader is killed while the
+		// Clients write all the time. Each write must be acknowledged, and the leader is killed while the
 		// CA changes.
 		acked, writes, dead := map[string]string{}, 0, -1 // revisions by workload
 		must(t, testbed.Poll(ctx, 3*time.Minute, "certificates of the new CA", func(ctx context.Context) error {
@@ -243,16 +243,16 @@ func TestFiveCommands(t *testing.T) {
 		_, err := admin.Status(ctx, &clusterv1.StatusRequest{})
 		must(t, err)
 		ctl(t, 0, next.ID()[:12], "ca", "list", "-o", "wide")
-		// The rotation has replaced the gossip key, and only the new one is left.
+		// The rotation has replaced the gossip key, and only the new key is left.
 		var keys []string
-		must(t, testbed.Poll(ctx, time.Minute, "one new key of gossip everywhere", func(ctx context.Context) error {
+		must(t, testbed.Poll(ctx, time.Minute, "one new gossip key at all schedulers", func(ctx context.Context) error {
 			for i, s := range c.Schedulers {
 				st, err := c.Status(ctx, i)
 				if err != nil {
 					return err
 				}
 				if keys = st.GetGossipKeys(); len(keys) != 1 || keys[0] == pki.FirstGossipKey {
-					return fmt.Errorf("%s has %v", s.Name, keys)
+					return fmt.Errorf("after the rotation scheduler %s has the gossip keys %v, want one new key", s.Name, keys)
 				}
 			}
 			return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// screen is a terminal with a full-screen program.
+// screen is a terminal on which a full-screen program runs.
 type screen struct {
 	*harness.Terminal
 	rows uint16
@@ -34,7 +34,7 @@ func openScreen(t *testing.T) *screen {
 	return &screen{term, 30}
 }
 
-// redraw makes the window one line lower or higher, so that the program draws all of it again and
+// redraw makes the window one line lower or higher, so that the program draws the whole screen again and
 // not only the changes.
 func (x *screen) redraw(t *testing.T) {
 	t.Helper()
@@ -67,15 +67,15 @@ func (x *screen) sees(t *testing.T, want ...string) {
 			if !strings.Contains(drawn, w) {
 				from = len(x.Screen())
 				x.redraw(t)
-				return fmt.Errorf("%q is not in\n%s", w, drawn)
+				return fmt.Errorf("the screen lacks %q:\n%s", w, drawn)
 			}
 		}
 		return nil
 	}))
 }
 
-// TestScreen opens every screen of persysctl ui on a terminal. After its end, and after a signal,
-// the terminal has its former settings.
+// TestScreen opens every screen of persysctl ui on a terminal. After its end, also by a signal, the
+// terminal has its former settings.
 func TestScreen(t *testing.T) {
 	grpc, _, _ := dev(t)
 	env := append(os.Environ(), "PERSYS_SCHEDULER_ADDR="+grpc, "PERSYS_INSECURE=true", "TERM=xterm-256color")
@@ -98,7 +98,7 @@ func TestScreen(t *testing.T) {
 
 			x.sees(t, "Workloads", "web-0", "web-1", "Running", "live")
 			if now := x.settings(t); now.Lflag&unix.ECHO != 0 || now.Lflag&unix.ICANON != 0 {
-				t.Errorf("the screen is open and the terminal echoes: %#x", now.Lflag)
+				t.Errorf("while the screen is open the terminal must not echo, but its local flags are %#x", now.Lflag)
 			}
 			x.keys(t, "j\r") // select web-1 and open it
 			x.sees(t, "web-1", "nginx:1.27", "Generation")
@@ -128,16 +128,16 @@ func TestScreen(t *testing.T) {
 
 			leave(x, cmd)
 			if code, err := x.End(settle); err != nil || code != 0 {
-				t.Errorf("it ended with %d, %v", code, err)
+				t.Errorf("the screen ended with %d, %v", code, err)
 			}
 			if after := x.settings(t); after != before {
-				t.Errorf("the terminal was %+v and is %+v", before, after)
+				t.Errorf("after the end of the screen the terminal settings must be as before, %+v, but are %+v", before, after)
 			}
-			must(t, testbed.Poll(t.Context(), settle, "the other screen to be left, and the cursor to be back", func(context.Context) error {
+			must(t, testbed.Poll(t.Context(), settle, "the alternate screen to be left, and the cursor to be visible", func(context.Context) error {
 				said := x.Screen()
 				if !strings.Contains(said, "\x1b[?1049h") || strings.LastIndex(said, "\x1b[?1049l") < strings.LastIndex(said, "\x1b[?1049h") ||
 					strings.LastIndex(said, "\x1b[?25h") < strings.LastIndex(said, "\x1b[?25l") {
-					return fmt.Errorf("it shows …%q", said[max(0, len(said)-200):])
+					return fmt.Errorf("the terminal shows …%q", said[max(0, len(said)-200):])
 				}
 				return nil
 			}))

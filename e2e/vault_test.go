@@ -18,9 +18,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestVault: the programs get their certificates from a Vault and renew them there. They keep
-// working while the Vault is away, and exit with an error if they have no certificate to start
-// with. The file of the cluster key opens only with the transit engine of the Vault.
+// TestVault: the programs get their certificates from a Vault and renew them there. They keep working
+// while the Vault is unreachable, and exit with an error if they have no certificate at the start. The
+// file of the cluster key can be opened only with the Vault's transit engine.
 func TestVault(t *testing.T) {
 	v, err := vaulttest.New()
 	must(t, err)
@@ -40,7 +40,7 @@ func TestVault(t *testing.T) {
 		if prefix != "PERSYS_VAULT_" {
 			env["ROLE_ID"], env["SECRET_ID_FILE"] = env["APPROLE_ROLE_ID"], env["APPROLE_SECRET_ID_FILE"]
 		}
-		out := map[string]string{ca: p.CA, cert: p.Cert, key: p.Key}
+		out := map[string]string{ca: p.CA, cert: p.Cert, key: p.Key, "PERSYS_TLS_LEGACY_NAMES": "true"}
 		for k, val := range env {
 			out[prefix+k] = val
 		}
@@ -50,7 +50,7 @@ func TestVault(t *testing.T) {
 	scheduler["SCHEDULER_CLUSTER_KEY_TRANSIT"] = "persys"
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1, SchedulerEnv: fast(scheduler)}))
 	guard(t, c)
-	// The operator has a certificate of the same Vault.
+	// The operator has a certificate that the same Vault issued.
 	access := vault.Access{Addr: v.URL, Auth: "token", Token: vaulttest.Token}
 	person := got[*vault.Source](t)(vault.New(vault.Config{Access: access, Mount: "pki", Role: "persysctl", TTL: time.Hour, Service: "persysctl", Files: at("admin")}))
 	must(t, person.Renew(t.Context()))
@@ -65,7 +65,7 @@ func TestVault(t *testing.T) {
 	serial := func(name string) (string, error) {
 		pair, err := tls.LoadX509KeyPair(at(name).Cert, at(name).Key)
 		if err != nil {
-			return "", err // between the writes of two files
+			return "", err // the program is just writing the two files, so read them again
 		}
 		return pair.Leaf.SerialNumber.String(), nil
 	}
@@ -82,7 +82,7 @@ func TestVault(t *testing.T) {
 					old[n] = now
 				}
 				if old[n] == now {
-					return fmt.Errorf("%s has the one that it had", n)
+					return fmt.Errorf("program %s still has its former certificate", n)
 				}
 			}
 			return nil
@@ -95,23 +95,23 @@ func TestVault(t *testing.T) {
 	})
 	t.Run("a gateway gets a certificate too", func(t *testing.T) {
 		env := with("gateway", "PERSYS_GATEWAY_VAULT_", "PERSYS_GATEWAY_TLS_CA_PATH", "PERSYS_GATEWAY_TLS_CERT_PATH", "PERSYS_GATEWAY_TLS_KEY_PATH")
-		delete(env, "PERSYS_GATEWAY_VAULT_CERT_TTL") // the default life of a day
+		delete(env, "PERSYS_GATEWAY_VAULT_CERT_TTL") // without this setting the lifetime of a certificate is a day
 		addr := gatewayWith(t, c, env)
 		if code, out := as(t, c, addr, "admin").do("GET", "/workloads/second", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "Running") {
-			t.Errorf("%d %v", code, out)
+			t.Errorf("the gateway answered %d %v", code, out)
 		}
 	})
 	t.Run("the file of the cluster key is sealed", func(t *testing.T) {
 		raw := got[[]byte](t)(os.ReadFile(filepath.Join(c.Dir, "cluster.key")))
 		if !strings.HasPrefix(string(raw), "persys-wrapped-key-1.transit.vault:v1:") {
-			t.Errorf("it holds %.60q", raw)
+			t.Errorf("the file holds %.60q", raw)
 		}
 	})
 	t.Run("Vault goes away and comes back", func(t *testing.T) {
 		v.Seal(true)
-		must(t, testbed.Poll(ctx, settle, "a word about it", func(context.Context) error { return saysOneOf(a.Process, "was not renewed by Vault") }))
+		must(t, testbed.Poll(ctx, settle, "a warning about the failed renewal", func(context.Context) error { return saysOneOf(a.Process, "Vault did not renew the certificate") }))
 		must(t, a.Kill())
-		must(t, a.Start()) // with the stored certificate
+		must(t, a.Start()) // the agent starts while the Vault is unreachable, with the stored certificate
 		must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))
 		b := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Simulate: true, Env: with("other", "PERSYS_VAULT_", "PERSYS_TLS_CA", "PERSYS_TLS_CERT", "PERSYS_TLS_KEY")}))
 		must(t, b.Start())

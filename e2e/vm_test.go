@@ -21,10 +21,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestVirtualMachine runs a real guest with the real programs: it is applied, boots from an image
-// with its seed, is reached on its console through any replica and the gateway, survives a restart
-// of libvirt, is stopped, started, updated and deleted. The tests of the driver cover disks and
-// seeds.
+// TestVirtualMachine runs a real guest with the real programs. The guest is applied, boots from an image
+// with its seed, is reached on its console through any replica and the gateway, survives a restart of
+// libvirt, is stopped, started, updated and deleted. The tests of the driver cover disks and seeds.
 func TestVirtualMachine(t *testing.T) {
 	needed := func(err error) { t.Helper(); testbed.Need(t, "libvirt and a real guest", err) }
 	if missing := libvirttest.Missing(); missing != "" {
@@ -42,15 +41,16 @@ func TestVirtualMachine(t *testing.T) {
 	images := filepath.Join(daemon.Dir, "images")
 	must(t, os.MkdirAll(images, 0o755))
 	programs := shipped(t)
-	programs.Agent = raced(t).Agent // the build with the driver
+	programs.Agent = raced(t).Agent // of the two builds of the agent only this one has the libvirt driver
 	c := start(t, harness.Options{Binaries: programs, SchedulerEnv: fast(nil)})
 	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
-		"PERSYS_DOCKER_ENABLED": "false", "PERSYS_GUARD": "off",
+		"PERSYS_DOCKER_ENABLED": "false", "PERSYS_FENCER": "off",
 		"PERSYS_VM_ENABLED": "true", "PERSYS_LIBVIRT_URI": daemon.URI, "PERSYS_VM_IMAGES": images, "PERSYS_VM_ACCELERATION": "qemu",
 	}}))
 	began := time.Now()
-	const patience = 3 * time.Minute // emulation on a busy machine
-	// says waits for lines of the guest in this order, all after the first occurrence of a line.
+	const patience = 3 * time.Minute // time limit for the boot of a guest without KVM on a busy machine
+	// says waits for lines of the guest in this order, all of them after the first occurrence of a certain
+	// line.
 	says := func(after string, lines ...string) {
 		t.Helper()
 		must(t, testbed.Poll(t.Context(), patience, "the guest's console", func(ctx context.Context) error {
@@ -69,7 +69,7 @@ func TestVirtualMachine(t *testing.T) {
 			}
 			return nil
 		}))
-		t.Logf("%q after %s", after, time.Since(began).Round(100*time.Millisecond))
+		t.Logf("the guest printed %q after %s", after, time.Since(began).Round(100*time.Millisecond))
 	}
 	file := filepath.Join(t.TempDir(), "guest.yaml")
 	apply := func(memory, message string) {
@@ -102,14 +102,14 @@ vm:
 	says("guest: boot 1", "user-data| final_message: it is me", "guest: ready")
 	must(t, testbed.Poll(t.Context(), patience, "the guest's address and a note", func(ctx context.Context) error {
 		res, err := c.Ctl(ctx, "get", "guest")
-		// This libvirt has no cgroups to enforce the limit.
-		if err == nil && !(strings.Contains(res.Stdout, "192.168.122.") && strings.Contains(res.Stdout, "its CPU limit of 900 millicores is not kept")) {
+		// This libvirt has no cgroups, which are needed to enforce the limit.
+		if err == nil && !(strings.Contains(res.Stdout, "192.168.122.") && strings.Contains(res.Stdout, "its CPU limit of 900 millicores is not enforced")) {
 			err = fmt.Errorf("persysctl get:\n%s%s", res.Stdout, res.Stderr)
 		}
 		return err
 	}))
 
-	// libvirt dies and returns: the guest keeps running and answers.
+	// libvirt dies and is started again: the guest keeps running and answers.
 	domain := got[string](t)(daemon.Virsh(t.Context(), "list", "--name", "--id"))
 	must(t, daemon.Restart(t.Context()))
 	console := func(ctx context.Context, through ...string) error {
@@ -125,7 +125,7 @@ vm:
 		return err
 	}
 	must(t, testbed.Poll(t.Context(), patience, "an answer on the console", func(ctx context.Context) error { return console(ctx) }))
-	// The same through each follower, with another address first, and from a browser.
+	// Use the console through each follower, which is then the first address, and from a browser.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	for i, s := range c.Schedulers {
 		if i != leader {
@@ -134,18 +134,18 @@ vm:
 	}
 	must(t, consoleOverGateway(t.Context(), gatewayOf(t, c), "guest", "ping\r", "guest: pong"))
 	if now := got[string](t)(daemon.Virsh(t.Context(), "list", "--name", "--id")); now != domain {
-		t.Errorf("after libvirt's restart the domain is %q, was %q", now, domain)
+		t.Errorf("after the restart of libvirt its list of running domains is %q, want %q as before", now, domain)
 	}
 	reach("after libvirt's restart", runningOn(a.NodeID))
 	if strings.Contains(ctl(t, c, "logs", "guest"), "guest: boot 2") {
-		t.Error("libvirt's restart has restarted the guest")
+		t.Error("the restart of libvirt has rebooted the guest")
 	}
 
 	ctl(t, c, "stop", "guest")
 	reach("stopped", func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Stopped" })
 	says("guest: power button", "guest: bye")
 	ctl(t, c, "start", "guest")
-	says("guest: boot 2", "guest: ready") // on the same disk
+	says("guest: boot 2", "guest: ready") // the guest boots a second time from the same disk
 	reach("started", running)
 	apply("208Mi", "changed")
 	says("guest: boot 3", "user-data| final_message: changed", "guest: ready")
@@ -155,13 +155,13 @@ vm:
 	must(t, err)
 	for _, f := range left {
 		if strings.HasPrefix(f.Name(), "guest") {
-			t.Errorf("%s is left", f.Name())
+			t.Errorf("the file %s is left", f.Name())
 		}
 	}
 	if out := got[string](t)(daemon.Virsh(t.Context(), "list", "--all", "--name")); strings.Contains(out, "guest") {
 		t.Errorf("libvirt still has %q", out)
 	}
-	t.Logf("all of it took %s", time.Since(began).Round(time.Second))
+	t.Logf("the whole test took %s", time.Since(began).Round(time.Second))
 }
 
 // consoleOverGateway types to the console of a workload as the console page does, and waits for an

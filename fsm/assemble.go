@@ -8,9 +8,8 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Assembly builds a state from records that were stored elsewhere, for example in etcd. The
-// result is not served. It is used like a backup: Restored takes it and gives it a new
-// incarnation.
+// Assembly builds a state from records that were stored elsewhere, for example in etcd. No replica serves the
+// result: it is treated like a backup, and Restored gives it a new incarnation.
 type Assembly struct {
 	t   *Tx
 	gen Generation
@@ -20,8 +19,8 @@ type Assembly struct {
 type Origin struct {
 	ClusterID    string
 	Shard        string
-	Incarnation  uint64 // of the cluster that wrote the records; 0 if it had none
-	Index        uint64 // of the state that was stored; 0 if unknown
+	Incarnation  uint64 // incarnation of the cluster that wrote the records; 0 = the cluster had none
+	Index        uint64 // log index of the stored state; 0 if unknown
 	Clock        int64  // Unix nanoseconds
 	FeatureLevel uint32
 }
@@ -68,9 +67,19 @@ func (a *Assembly) Namespace(m *commandv1.NamespaceRecord) error {
 	return nil
 }
 
-// Workload adds a workload. A workload on an unknown node becomes unplaced. An unknown namespace
-// is created without a quota. A workload that is being deleted becomes a residual on its node;
-// if that node is unknown, nothing is added.
+// Bundle adds the files of Compose stacks. Add bundles before workloads; State leaves out bundles that no
+// workload refers to.
+func (a *Assembly) Bundle(m *commandv1.Bundle) error {
+	if fault := bounds.BundleFault(m.GetDigest(), m.GetData()); fault != "" {
+		return &Refusal{Kind: Invalid, Reason: fault}
+	}
+	a.t.r.bundles.Set(m.GetDigest(), &Bundle{Digest: m.GetDigest(), Data: m.GetData()})
+	return nil
+}
+
+// Workload adds the record of a workload to the state that is assembled. If its node is unknown, the workload
+// becomes unplaced. An unknown namespace is created without a quota. For a workload that is being deleted,
+// only a residual is added: a note that its node may still run it. If that node is unknown, nothing is added.
 func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	put := m.GetPut()
 	deleting := Desired(put.GetDesired()) == DesiredDeleted
@@ -89,6 +98,12 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	if _, twice := a.t.r.workloads.Get(w.ID); twice {
 		return &Refusal{Kind: Invalid, Reason: "id: it is there twice"}
 	}
+	if _, ok := a.t.r.bundles.Get(w.Bundle); w.Bundle != "" && !ok {
+		if !deleting {
+			return &Refusal{Kind: Invalid, Reason: "the files of the workload are lost: apply it again from its folder"}
+		}
+		w.Bundle = ""
+	}
 	n, known := a.t.r.nodes.Get(w.Node)
 	if w.Node != "" && !known {
 		w.PreviousNode, w.Node, n = w.Node, "", nil
@@ -97,7 +112,7 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 		w.Retry.MaxAttempts = DefaultMaxAttempts
 	}
 	if w.Namespace != "" && !a.t.state().HasNamespace(w.Namespace) {
-		// The record of the namespace is lost. Create one without users and without a quota.
+		// The namespace has no stored record. Create a namespace without users and without a quota.
 		err := a.Namespace(&commandv1.NamespaceRecord{Put: &commandv1.PutNamespace{Name: w.Namespace, Description: "imported without its record"}})
 		if err != nil {
 			return err
@@ -118,18 +133,21 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	}
 	switch {
 	case n == nil:
-		w.AssignedAt, w.Acknowledged, w.Actual = 0, false, unobserved
+		w.AssignedAt, w.Acknowledged, w.AcknowledgedAt, w.Actual = 0, false, 0, unobserved
+		w.Data, w.DiscardData, w.Adopted = nil, false, ""
 		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 		w.Reason = reasonOf(w, nil, a.t.r.info.Clock)
 	default:
-		// The stored acknowledgement and observation belong to the stored order, which has a new generation here.
+		// The stored acknowledgement and report are about the stored generation. This state gives the
+		// order a new generation.
 		w.Actual.Generation = Generation{}
 		if w.Acknowledged {
 			w.Actual.Generation = w.Generation
 		}
-		if !w.Acknowledged || w.Actual.State == ActualFailed { // the node may have refused the order
-			a.t.unguarded(w)
+		if !w.Acknowledged || w.Actual.State == ActualFailed { // whether the node accepted the lease policy is unknown
+			a.t.outlives(w)
 		}
+		w.stake() // the node may hold all local data that the demand lists
 		if w.Retry.Terminal {
 			w.Retry.NextAt = 0
 		}
@@ -140,9 +158,10 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	return nil
 }
 
-// State returns the state that was built. The Assembly must not be used afterwards.
+// State returns the state that was built from the added records. The Assembly must not be used afterwards.
 func (a *Assembly) State() (State, error) {
 	a.t.r.info.Sequence = a.gen.Sequence
+	a.t.mendTemplates()
 	if err := a.t.derive(); err != nil {
 		return State{}, err
 	}
@@ -153,8 +172,8 @@ func (a *Assembly) State() (State, error) {
 	return s, nil
 }
 
-// Untouched returns an error if the cluster has workloads or residuals, which an import would
-// replace. Registered nodes are allowed.
+// Untouched returns an error if the cluster has workloads or residuals (instances that nodes still have to
+// stop), because an import would replace them. Registered nodes are allowed.
 func Untouched(present View) error {
 	all, left := present.WorkloadCount(), present.ResidualCount()
 	if all+left == 0 {
@@ -168,6 +187,6 @@ func Untouched(present View) error {
 	if all > len(ids) {
 		ids = append(ids, "...")
 	}
-	return refuse(Conflict, "an import needs a cluster without workloads, and this one has %d%s, and %d left over on nodes",
+	return refuse(Conflict, "an import needs a cluster without workloads; this one has %d%s, and its nodes still have to remove %d",
 		all, suffix(": ", strings.Join(ids, ", ")), left).Err()
 }

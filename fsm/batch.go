@@ -16,7 +16,7 @@ import (
 // know. The replica must stop: if it skipped the entry, it would diverge silently.
 var ErrUnknownCommand = errors.New("the log holds a command that this version does not know: upgrade this replica")
 
-// commandsTag precedes each element of Batch.commands.
+// commandsTag is the protobuf tag that precedes each element of Batch.commands.
 const commandsTag = commandsField<<3 | byte(protowire.BytesType)
 
 // AppendCommand encodes c as one element of Batch.commands and appends it to dst. Concatenated
@@ -50,7 +50,7 @@ func DecodeBatch(b []byte) ([]Command, error) {
 	}
 	commands := make([]Command, n)
 	for i := range commands {
-		d.shell = nil // the caller keeps the messages, so they must not be reused
+		d.shell = nil // the caller keeps the decoded messages, so the next command must not reuse them
 		if commands[i], err = d.Next(); err != nil {
 			return nil, err
 		}
@@ -109,8 +109,8 @@ func decodeFrame(c Command, frame []byte) error {
 	return c.UnmarshalVTUnsafe(bytes.Clone(frame))
 }
 
-// shell holds the reused messages of the most frequent command: one small put, or several puts
-// that are judged one by one.
+// shell holds the messages that a Decoder reuses for the most frequent commands: a PutWorkloads
+// with one small put, and a PutWorkloads with several puts and the field each set.
 type shell struct {
 	command commandv1.Command
 	head    commandv1.Head
@@ -125,7 +125,7 @@ type shelledPut struct {
 	demand commandv1.Demand
 }
 
-// Field numbers: of Batch, of Command, and of PutWorkloads.
+// Protobuf field numbers of Batch, of Command, and of PutWorkloads.
 const (
 	commandsField  = 1
 	headField      = 1
@@ -133,11 +133,11 @@ const (
 	workloadsField = 1
 )
 
-// eachSet is the encoding of `each: true`, which ends such a PutWorkloads.
+// eachSet is the encoding of `each: true`, the last field of a PutWorkloads whose puts are judged one by one.
 var eachSet = protowire.AppendVarint(protowire.AppendTag(nil, 152, protowire.VarintType), 1)
 
-// fill decodes a frame that holds an optional head and either one small put or several puts with
-// each set. It returns nil for any other frame.
+// fill decodes a frame (one encoded command) into the reused messages. The frame must hold an optional head
+// and either one small put, or several puts with the field each set. For any other frame fill returns nil.
 func (s *shell) fill(frame []byte) (Command, error) {
 	head, rest := element(frame, headField)
 	puts, rest := element(rest, putField)
@@ -162,7 +162,8 @@ func (s *shell) fill(frame []byte) (Command, error) {
 	if head != nil {
 		s.head.Reset()
 		c.Head = &s.head
-		// What outlives the command is copied out of its head.
+		// UnmarshalVTUnsafe does not copy strings. Strings that outlive the command are copied where they
+		// are stored.
 		if err := c.Head.UnmarshalVTUnsafe(head); err != nil {
 			return nil, err
 		}
@@ -184,7 +185,7 @@ func (s *shell) fill(frame []byte) (Command, error) {
 	return c, nil
 }
 
-// fillPut decodes put into the i-th reused message.
+// fillPut decodes an encoded WorkloadPut into the i-th reused message.
 func (s *shell) fillPut(i int, put []byte) (*commandv1.WorkloadPut, error) {
 	if i == len(s.made) {
 		s.made = append(s.made, &shelledPut{})
@@ -196,8 +197,8 @@ func (s *shell) fillPut(i int, put []byte) (*commandv1.WorkloadPut, error) {
 	return &p.it, p.it.UnmarshalVTUnsafe(bytes.Clone(put))
 }
 
-// element splits the first field off b, which the schema has checked. If the first field has
-// another number, value is nil and rest is b.
+// element splits the first protobuf field off b, which was checked against the schema. If
+// that field has another number, value is nil and rest is b.
 func element(b []byte, field protowire.Number) (value, rest []byte) {
 	if len(b) == 0 {
 		return nil, nil
@@ -224,7 +225,7 @@ func unknownCommand(err error) error {
 	return err
 }
 
-// The schemas that the protobuf descriptors define. They never change.
+// schemas are the field tables of the log messages, built from the protobuf descriptors. They never change.
 var (
 	batchSchema   = strict.Of((&commandv1.Batch{}).ProtoReflect().Descriptor())
 	commandSchema = strict.Of((&commandv1.Command{}).ProtoReflect().Descriptor())

@@ -25,11 +25,11 @@ func TestBatchIsConcatenation(t *testing.T) {
 	}
 	whole, err := proto.MarshalOptions{Deterministic: true}.Marshal(&commandv1.Batch{Commands: in})
 	if err != nil || !bytes.Equal(whole, b) {
-		t.Errorf("frames are %x, a batch is %x (%v)", b, whole, err)
+		t.Errorf("the concatenated frames are %x, want the encoded batch %x (error %v)", b, whole, err)
 	}
 	out, err := DecodeBatch(b)
 	if err != nil || len(out) != len(in) {
-		t.Fatalf("%d commands, %v", len(out), err)
+		t.Fatalf("DecodeBatch returned %d commands and error %v, want all commands of the log entry", len(out), err)
 	}
 	for i := range in {
 		if !proto.Equal(in[i], out[i]) {
@@ -53,7 +53,7 @@ func TestDecodedCommandsStandAlone(t *testing.T) {
 		}
 		clear(b)
 		if len(out) != 1 || !proto.Equal(in, out[0]) {
-			t.Errorf("with a spec of %d bytes it is %v, was %v", size, out, in)
+			t.Errorf("with a spec of %d bytes the decoded command is %v, want %v", size, out, in)
 		}
 	}
 }
@@ -89,17 +89,17 @@ func TestDecoderMatchesProtobuf(t *testing.T) {
 	}
 	got, err := DecodeBatch(b)
 	if err != nil || len(got) != len(want) {
-		t.Fatalf("%d commands, %v", len(got), err)
+		t.Fatalf("DecodeBatch returned %d commands and error %v, want all commands of the log entry", len(got), err)
 	}
 	for i := range want {
 		if !proto.Equal(want[i], got[i]) {
-			t.Errorf("command %d is %v, the runtime reads %v", i, got[i], want[i])
+			t.Errorf("command %d is %v, want %v as the protobuf runtime decodes it", i, got[i], want[i])
 		}
 	}
 }
 
-// TestRecordsCopyDecoderMessages: records hold no memory of a Decoder, which reuses its
-// messages, or of the log entry. The state is the same as with commands from DecodeBatch.
+// TestRecordsCopyDecoderMessages: records share no memory with the log entry or with a Decoder, which reuses its
+// messages. The state is the same as with commands from DecodeBatch.
 func TestRecordsCopyDecoderMessages(t *testing.T) {
 	var b []byte
 	for i := range 20 {
@@ -132,7 +132,7 @@ func TestRecordsCopyDecoderMessages(t *testing.T) {
 	got := base.Begin()
 	n, err := d.Open(b)
 	if err != nil || n != len(alone) {
-		t.Fatalf("%d commands, %v", n, err)
+		t.Fatalf("DecodeBatch returned %d commands and error %v, want all commands of the log entry", n, err)
 	}
 	for range n {
 		c, err := d.Next()
@@ -164,18 +164,18 @@ func TestDecodeBatchRefusals(t *testing.T) {
 		unknown bool
 	}{
 		{"a command of a newer version", frame(future), true},
-		{"no body", frame(&commandv1.Command{}), true},
+		{"a command without a body", frame(&commandv1.Command{}), true},
 		{"an unknown field of the batch", protowire.AppendVarint(protowire.AppendTag(nil, 9, protowire.VarintType), 1), true},
 		{"a truncated frame", []byte{0x0a, 0x05, 1}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := DecodeBatch(c.data); err == nil || errors.Is(err, ErrUnknownCommand) != c.unknown {
-				t.Errorf("error %v", err)
+				t.Errorf("DecodeBatch returned error %v, want the error of this case", err)
 			}
 		})
 	}
 	if _, err := AppendCommand(nil, &commandv1.Command{}); !errors.Is(err, ErrUnknownCommand) {
-		t.Errorf("a command without a body was encoded: %v", err)
+		t.Errorf("AppendCommand of a command without a body returned error %v, want ErrUnknownCommand", err)
 	}
 	if out, err := DecodeBatch(nil); err != nil || len(out) != 0 {
 		t.Errorf("an empty entry gave %v, %v", out, err)
@@ -200,13 +200,13 @@ func TestDecodeBatchSeesEveryDepth(t *testing.T) {
 			}
 			planted++
 			if _, err := DecodeBatch(b); !errors.Is(err, ErrUnknownCommand) {
-				t.Errorf("an unknown field of %s passed: %v", path, err)
+				t.Errorf("an unknown field in %s must be refused with ErrUnknownCommand, got error %v", path, err)
 			}
 			fields := m.Descriptor().Fields()
 			for j := range fields.Len() {
 				fd := fields.Get(j)
 				if fd.IsPacked() {
-					t.Errorf("%s.%s is packed: DecodeBatch relies on the shortest form of what is known", path, fd.Name())
+					t.Errorf("%s.%s is packed: DecodeBatch relies on the shortest encoding of known fields", path, fd.Name())
 				}
 				if fd.Message() == nil || fd.ContainingOneof() != nil {
 					continue
@@ -224,11 +224,11 @@ func TestDecodeBatchSeesEveryDepth(t *testing.T) {
 		plant(root.ProtoReflect(), "command", root)
 	}
 	if planted < 50 {
-		t.Errorf("only %d messages were tried", planted)
+		t.Errorf("only %d message types were tested, want at least 50", planted)
 	}
 }
 
-// TestEveryArmHasARule: the body types of the proto, the rule table and armOf agree.
+// TestEveryArmHasARule: the command types of the proto file, the table armRules and the function armOf agree.
 func TestEveryArmHasARule(t *testing.T) {
 	body := (&commandv1.Command{}).ProtoReflect().Descriptor().Oneofs().ByName("body")
 	is(t, "rules", len(armRules), body.Fields().Len())
@@ -258,7 +258,7 @@ func FuzzDecodeBatch(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		commands, err := DecodeBatch(b)
 		if slow := proto.Unmarshal(b, &commandv1.Batch{}); err == nil && slow != nil {
-			t.Fatalf("decoded what the protobuf runtime refuses: %v", slow)
+			t.Fatalf("DecodeBatch must refuse these bytes as the protobuf runtime does: %v", slow)
 		}
 		if err != nil {
 			return
@@ -269,10 +269,10 @@ func FuzzDecodeBatch(f *testing.F) {
 		}
 		s := tx.Commit()
 		if err := s.Check(); err != nil {
-			t.Fatalf("%v: %v", commands, err)
+			t.Fatalf("after commands %v the invariants must hold, but Check returned %v", commands, err)
 		}
 		if _, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, s))); err != nil {
-			t.Fatalf("what %v left cannot be restored: %v", commands, err)
+			t.Fatalf("a snapshot of the state after %v must be readable, but ReadSnapshot returned %v", commands, err)
 		}
 	})
 }

@@ -39,7 +39,8 @@ func benchPut(id string, n int) Command {
 	return c
 }
 
-// BenchmarkPut stores new workloads in a state that holds 100,000, by commands per log entry.
+// BenchmarkPut stores new workloads in a state that holds 100,000. Its cases differ in the number of commands
+// per log entry.
 func BenchmarkPut(b *testing.B) {
 	s := populated(b, 100_000)
 	for _, batch := range []int{1, 16, 256} {
@@ -167,7 +168,7 @@ func BenchmarkUpdate(b *testing.B) {
 		return c
 	}
 	var entries [][]byte
-	const before = 200 // so that every workload has a history
+	const before = 200 // number of log entries before the measurement, so that every workload has former revisions
 	for e := range before + b.N {
 		var data []byte
 		for i := range each {

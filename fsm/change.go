@@ -3,7 +3,7 @@ package fsm
 // Table is the kind of record in a Change.
 type Table uint8
 
-// The tables that report changes.
+// The tables whose changes are reported.
 const (
 	TableInfo Table = iota + 1
 	TableWorkload
@@ -13,6 +13,8 @@ const (
 	TableEvent
 	TableNamespace
 	TableDrift
+	TablePolicy
+	TableBundle
 )
 
 // Change holds one record before and after an applied log entry. Old and New are pointers to the
@@ -24,15 +26,15 @@ const (
 // type is small.
 type Change struct {
 	Table Table
-	// Key is, by table: the id of the workload, node or replica, the name of the namespace,
-	// "<node>/<workload>" of a residual, "<node>/<workload>/<type>" of a drift, "" for info
-	// and events.
+	// Key is the key of the record in its table: the id of a workload, node or replica, the name of a
+	// namespace or policy, the digest of a bundle, "<node>/<workload>" for a residual,
+	// "<node>/<workload>/<type>" for a drift, "" for info and events.
 	Key      string
 	Old, New any
 }
 
-// These methods return the record before the change; nil if there was none or the change is of
-// another table.
+// The Old methods return the record before the change; nil if the record is new, or if the
+// change is about another table.
 func (c *Change) OldWorkload() *Workload   { return as[Workload](c.Old) }
 func (c *Change) OldNode() *Node           { return as[Node](c.Old) }
 func (c *Change) OldResidual() *Residual   { return as[Residual](c.Old) }
@@ -41,8 +43,8 @@ func (c *Change) OldInfo() *Info           { return as[Info](c.Old) }
 func (c *Change) OldNamespace() *Namespace { return as[Namespace](c.Old) }
 func (c *Change) OldDrift() *Drift         { return as[Drift](c.Old) }
 
-// These methods return the record after the change; nil if it was removed or the change is of
-// another table.
+// The New methods return the record after the change; nil if the record was removed, or if
+// the change is about another table.
 func (c *Change) NewWorkload() *Workload   { return as[Workload](c.New) }
 func (c *Change) NewNode() *Node           { return as[Node](c.New) }
 func (c *Change) NewResidual() *Residual   { return as[Residual](c.New) }
@@ -51,6 +53,8 @@ func (c *Change) NewEvent() *Event         { return as[Event](c.New) }
 func (c *Change) NewInfo() *Info           { return as[Info](c.New) }
 func (c *Change) NewNamespace() *Namespace { return as[Namespace](c.New) }
 func (c *Change) NewDrift() *Drift         { return as[Drift](c.New) }
+func (c *Change) NewPolicy() *Policy       { return as[Policy](c.New) }
+func (c *Change) NewBundle() *Bundle       { return as[Bundle](c.New) }
 
 func as[R any](record any) *R {
 	r, _ := record.(*R)

@@ -25,9 +25,14 @@ func (s State) Check() error {
 	c.tombstones()
 	c.trust()
 	c.namespaces()
+	c.policies()
+	c.roles()
+	c.accounts()
+	c.bundles()
 	c.revisions()
 	c.rollouts()
 	c.histories()
+	c.audit()
 	if len(c.errs) == 0 {
 		c.derived()
 	}
@@ -70,30 +75,38 @@ func (c *checker) workloads() {
 		if w.Node != "" {
 			var ok bool
 			n, ok = c.s.Node(w.Node)
-			c.must(ok, "workload %s is on node %s, which is not there", id, w.Node)
+			c.must(ok, "workload %s is on node %s, which does not exist", id, w.Node)
 			_, left := c.s.Residual(w.Node, id)
-			c.must(!left, "workload %s is assigned to node %s and left over there", id, w.Node)
+			c.must(!left, "workload %s is assigned to node %s and also has a residual there", id, w.Node)
 		}
-		c.must(w.Status == statusOf(w, n), "workload %s has status %s, its record says %s", id, w.Status, statusOf(w, n))
-		c.must(statusIndex(w.Status) >= 0 && w.Status != StatusDeleted, "workload %s is stored with status %s", id, w.Status)
-		c.must(!w.Generation.IsZero() && !last.Less(w.Generation), "workload %s has generation %s, the last handed out is %s", id, w.Generation, last)
-		c.must(!w.Generation.Less(w.Actual.Generation), "workload %s at generation %s has a report of %s", id, w.Generation, w.Actual.Generation)
-		c.must(w.Retry.NextAt >= 0 && w.Retry.MaxAttempts >= 0, "workload %s has retry %+v", id, w.Retry)
-		c.must(!w.Retry.Terminal || w.Retry.NextAt == 0, "workload %s has given up and waits for a retry", id)
+		c.must(w.Status == statusOf(w, n), "workload %s has status %s, but its record gives status %s", id, w.Status, statusOf(w, n))
+		c.must(statusIndex(w.Status) >= 0 && w.Status != StatusDeleted, "workload %s is stored with the unknown status %s", id, w.Status)
+		c.must(!w.Generation.IsZero() && !last.Less(w.Generation), "workload %s has generation %s, but the last one that was issued is %s", id, w.Generation, last)
+		c.must(!w.Generation.Less(w.Actual.Generation), "workload %s at generation %s has a report about the later generation %s", id, w.Generation, w.Actual.Generation)
+		c.must(w.Retry.NextAt >= 0 && w.Retry.MaxAttempts >= 0, "workload %s has the inconsistent retry %+v", id, w.Retry)
+		c.must(!w.Retry.Terminal || w.Retry.NextAt == 0, "workload %s was given up and also waits for a retry", id)
 		if w.Node == "" {
 			c.must(!w.Acknowledged && w.AssignedAt == 0 && len(w.FormerPorts) == 0 && w.Actual.State == ActualNone && w.Retry.NextAt == 0 && !w.Retry.Terminal,
-				"workload %s is on no node but has an assignment's fields", id)
+				"workload %s is on no node, but has fields of an assignment", id)
+			c.must(len(w.Data) == 0 && !w.DiscardData, "workload %s is on no node, but has local data on a node", id)
+			c.must(w.Adopted == "", "workload %s is on no node, but runs adopted revision %s", id, w.Adopted)
+		} else {
+			c.must(w.PreemptedBy == "", "workload %s is on node %s, but is marked as preempted", id, w.Node)
 		}
-		c.must(!w.Unguarded || w.Node != "" && w.Demand.stops(), "workload %s on node %q is unguarded, and is not to stop with a lease", id, w.Node)
-		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged and was at %d", id, w.AcknowledgedAt)
-		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s runs since %d and has no failures to forget", id, w.Retry.StableSince)
+		c.must(!w.MayOutliveLease || w.Node != "" && w.Demand.stops(), "workload %s on node %q may outlive the lease, but is not one that stops with it", id, w.Node)
+		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged, but has the acknowledgement time %d", id, w.AcknowledgedAt)
+		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s has been stable since %d, but has no failures to clear", id, w.Retry.StableSince)
 		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)
-		c.must(len(w.Actions) <= MaxActions, "workload %s keeps %d actions, at most %d", id, len(w.Actions), MaxActions)
+		c.must(w.Result == nil && w.JobSince == 0 || w.Demand.Job != nil, "workload %s is not a job, but has fields of a job", id)
+		c.must(w.Result == nil || w.Node == "", "job %s has a result, but is on node %s", id, w.Node)
+		c.must(w.Result == nil || w.Desired == DesiredRunning, "job %s has a result, but its desired state is %s", id, w.Desired)
+		c.template(w)
+		c.must(len(w.Actions) <= MaxActions, "workload %s has %d recorded actions, at most %d are allowed", id, len(w.Actions), MaxActions)
 		c.must(w.Namespace == "" || w.Namespace != DefaultNamespace && c.s.HasNamespace(w.Namespace),
 			"workload %s is stored in namespace %q", id, clip(w.Namespace))
 		d := w.Demand
 		c.must(d.CPU >= 0 && d.CPU <= bounds.MaxCPU && d.Memory >= 0 && d.Memory <= bounds.MaxMemory && d.Disk >= 0 && d.Disk <= bounds.MaxDisk,
-			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
+			"workload %s has an invalid demand: %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
 		c.must(d.Group == "" || bounds.ValidID(d.Group), "workload %s is of group %q", id, d.Group)
 		switch w.Desired {
 		case DesiredRunning, DesiredStopped:
@@ -101,7 +114,7 @@ func (c *checker) workloads() {
 			c.must(w.Node == "", "workload %s is being deleted and still assigned to node %s", id, w.Node)
 			left := false
 			c.s.ResidualsOf(id, func(*Residual) bool { left = true; return false })
-			c.must(left, "workload %s is being deleted and no node holds it", id)
+			c.must(left, "workload %s is being deleted, but no node has a residual of it", id)
 		default:
 			c.must(false, "workload %s has desired state %q", id, w.Desired)
 		}
@@ -113,14 +126,14 @@ func (c *checker) nodes() {
 	c.s.r.nodes.Scan(func(id string, n *Node) bool {
 		c.must(n.ID == id && bounds.ValidID(id), "node %q is stored under %q", n.ID, id)
 		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
-		c.must(slices.IsSorted(n.Lacks), "node %s lacks %v, which is not sorted", id, n.Lacks)
+		c.must(slices.IsSorted(n.Lacks), "node %s lacks types %v, which are not sorted", id, n.Lacks)
 		return true
 	})
 	c.drifts()
 	c.s.r.audits.Scan(func(id string, a *NodeAudit) bool {
 		_, ok := c.s.Node(id)
-		c.must(ok && a.Node == id, "the tasks of %q are known as those of %q, which is a node: %t", clip(a.Node), clip(id), ok)
-		c.must(a.EndedAt > 0 && len(a.Tasks) <= maxAuditTasks && slices.IsSorted(a.Tasks), "node %s has tasks known until %d, %d of them then", clip(id), a.EndedAt, len(a.Tasks))
+		c.must(ok && a.Node == id, "the recorded tasks of node %q are stored under %q (the node exists: %t)", clip(a.Node), clip(id), ok)
+		c.must(a.EndedAt > 0 && len(a.Tasks) <= maxAuditTasks && slices.IsSorted(a.Tasks), "node %s has invalid recorded tasks: until second %d, with %d tasks in it", clip(id), a.EndedAt, len(a.Tasks))
 		return true
 	})
 	c.s.r.replicas.Scan(func(id string, r *Replica) bool {
@@ -134,10 +147,10 @@ func (c *checker) residuals() {
 	c.s.r.residuals.Scan(func(key string, r *Residual) bool {
 		c.must(key == pair(r.Node, r.Workload), "residual %s is stored under %q", pair(r.Node, r.Workload), key)
 		n, ok := c.s.Node(r.Node)
-		c.must(ok, "residual %s is on a node that is not there", key)
-		c.must(!ok || n.Engine() == r.Engine, "residual %s has engine %q, its node has another", key, r.Engine)
+		c.must(ok, "residual %s is on a node that does not exist", key)
+		c.must(!ok || n.Engine() == r.Engine, "residual %s has engine %q, but its node has another one", key, r.Engine)
 		c.must(!ok || !n.Fenced, "residual %s is on a fenced node", key)
-		c.must(!last.Less(r.Generation), "residual %s has generation %s, the last handed out is %s", key, r.Generation, last)
+		c.must(!last.Less(r.Generation), "residual %s has generation %s, but the last one that was issued is %s", key, r.Generation, last)
 		return true
 	})
 }
@@ -145,22 +158,22 @@ func (c *checker) residuals() {
 func (c *checker) tombstones() {
 	info := c.s.r.info
 	last := Generation{info.Incarnation, info.Sequence}
-	c.must(c.s.TombstoneCount() <= MaxTombstones, "%d tombstones are kept, at most %d", c.s.TombstoneCount(), MaxTombstones)
+	c.must(c.s.TombstoneCount() <= MaxTombstones, "there are %d tombstones, at most %d are allowed", c.s.TombstoneCount(), MaxTombstones)
 	c.s.r.tombstones.Scan(func(id string, g *Tombstone) bool {
 		c.must(g.Workload == id && bounds.ValidID(id), "tombstone of %q is stored under %q", clip(g.Workload), clip(id))
 		_, alive := c.s.Workload(id)
 		c.must(!alive, "workload %s has a record and a tombstone", id)
-		c.must(!g.Generation.IsZero() && !last.Less(g.Generation), "tombstone of %s has generation %s, the last handed out is %s", id, g.Generation, last)
-		c.must(g.Index <= info.Index, "tombstone of %s was made at index %d, this is index %d", id, g.Index, info.Index)
+		c.must(!g.Generation.IsZero() && !last.Less(g.Generation), "tombstone of %s has generation %s, but the last one that was issued is %s", id, g.Generation, last)
+		c.must(g.Index <= info.Index, "tombstone of %s was made at index %d, but the state is at index %d", id, g.Index, info.Index)
 		return true
 	})
 }
 
-// trust checks the tables of trust.go.
+// trust checks the tables of authorities, tokens, admissions and revocations (trust.go).
 func (c *checker) trust() {
 	r := c.s.r
 	c.must(r.info.ClusterKeyID == "" || len(r.info.ClusterKeyID) == 16 && lowerHex(r.info.ClusterKeyID), "cluster key id %q is malformed", clip(r.info.ClusterKeyID))
-	c.must(r.authorities.Len() <= MaxAuthorities, "%d authorities are kept, at most %d", r.authorities.Len(), MaxAuthorities)
+	c.must(r.authorities.Len() <= MaxAuthorities, "there are %d authorities, at most %d are allowed", r.authorities.Len(), MaxAuthorities)
 	r.authorities.Scan(func(id string, a *Authority) bool {
 		c.must(a.ID == id && isFingerprint(id) && isFingerprint(a.RootID), "authority %q of root %q is stored under %q", clip(a.ID), clip(a.RootID), clip(id))
 		c.must(len(a.Cert) > 0 && len(a.Root) > 0 && a.SealedKey != "", "authority %s lacks a certificate or a key", clip(id))
@@ -168,7 +181,7 @@ func (c *checker) trust() {
 	})
 	r.tokens.Scan(func(id string, t *Token) bool {
 		c.must(t.ID == id && bounds.ValidID(id) && len(t.SecretHash) == 32, "token %q is stored under %q", clip(t.ID), clip(id))
-		c.must(checkPrincipal(t.Role, t.Name, t.Access, true).Kind == OK, "token %s is for role %q, name %q, access %q", clip(id), clip(t.Role), clip(t.Name), clip(t.Access))
+		c.must(checkPrincipal(t.Role, t.Name, t.Access, true).Kind == OK, "token %s has an invalid identity: role %q, name %q, access %q", clip(id), clip(t.Role), clip(t.Name), clip(t.Access))
 		return true
 	})
 	r.admissions.Scan(func(key string, a *Admission) bool {
@@ -182,35 +195,35 @@ func (c *checker) trust() {
 	})
 }
 
-// histories checks events and receipts, which are ordered by sequence numbers.
+// histories checks that the sequence numbers of events and of receipts have the right order.
 func (c *checker) histories() {
 	info := c.s.r.info
-	c.must(c.s.r.events.Len() <= MaxEvents, "%d events are kept, at most %d", c.s.r.events.Len(), MaxEvents)
+	c.must(c.s.r.events.Len() <= MaxEvents, "there are %d events, at most %d are allowed", c.s.r.events.Len(), MaxEvents)
 	next := uint64(0)
 	c.s.Events(0, func(e *Event) bool {
 		c.must(next == 0 || e.Seq == next, "event %d follows event %d", e.Seq, next-1)
 		next = e.Seq + 1
 		return true
 	})
-	c.must(next == 0 || next-1 == info.EventSeq, "the last event is %d, the counter says %d", next-1, info.EventSeq)
+	c.must(next == 0 || next-1 == info.EventSeq, "the last event is %d, but the counter is at %d", next-1, info.EventSeq)
 	next = 0
 	c.s.r.receipts.Scan(func(r receipts.Receipt) bool {
 		c.must(next == 0 || r.Seq == next, "receipt %d follows receipt %d", r.Seq, next-1)
 		next = r.Seq + 1
 		same, ok := c.s.r.receipts.Get(r.Request)
-		c.must(ok && same.Seq == r.Seq && bytes.Equal(same.Answer, r.Answer), "receipt %d is not found by its request", r.Seq)
-		kind := answerOf(r).Kind
+		c.must(ok && same.Seq == r.Seq && bytes.Equal(same.Answer, r.Answer), "receipt %d is not found by its request id", r.Seq)
+		kind := answerOf(r, 0).Kind
 		c.must(kind != Frozen && kind != TooOld, "receipt %d keeps a verdict of kind %s", r.Seq, kind)
 		return true
 	})
-	c.must(next == 0 || next-1 == info.ReceiptSeq, "the last receipt is %d, the counter says %d", next-1, info.ReceiptSeq)
+	c.must(next == 0 || next-1 == info.ReceiptSeq, "the last receipt is %d, but the counter is at %d", next-1, info.ReceiptSeq)
 }
 
 // derived rebuilds every index from the records and compares it with the index of the state.
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
 	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.tombstones = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.tombstones
-	want.r.namespaces, want.r.rollouts = c.s.r.namespaces, c.s.r.rollouts
+	want.r.namespaces, want.r.rollouts, want.r.policies, want.r.bundles = c.s.r.namespaces, c.s.r.rollouts, c.s.r.policies, c.s.r.bundles
 	if err := want.derive(); err != nil {
 		c.errs = append(c.errs, err)
 		return
@@ -218,6 +231,10 @@ func (c *checker) derived() {
 	a, b := c.s.r, &want.r
 	sameTree(c, "byNode", a.byNode, b.byNode, equal)
 	sameTree(c, "byGroup", a.byGroup, b.byGroup, equal)
+	sameTree(c, "byOwner", a.byOwner, b.byOwner, equal)
+	sameTree(c, "byLabel", a.byLabel, b.byLabel, equal)
+	sameTree(c, "byRule", a.byRule, b.byRule, equal)
+	sameTree(c, "byMAC", a.byMAC, b.byMAC, equal)
 	sameTree(c, "pending", a.pending, b.pending, equal)
 	sameTree(c, "unacked", a.unacked, b.unacked, equal)
 	sameTree(c, "retryDue", a.retryDue, b.retryDue, equal)
@@ -225,13 +242,16 @@ func (c *checker) derived() {
 	sameTree(c, "ports", a.ports, b.ports, equal)
 	sameTree(c, "tombstonesByAge", a.tombstonesByAge, b.tombstonesByAge, equal)
 	sameTree(c, "byUser", a.byUser, b.byUser, equal)
+	sameTree(c, "policyIn", a.policyIn, b.policyIn, equal)
 	sameTree(c, "rolling", a.rolling, b.rolling, equal)
+	sameTree(c, "bundles", a.bundles, b.bundles, func(x, y *Bundle) bool { return x.Digest == y.Digest && x.Uses == y.Uses })
 	sameTree(c, "uses", a.uses, b.uses, func(x, y *Use) bool { return *x == *y })
+	c.must(a.total == b.total, "the recorded total is %v, but workloads and bundles add up to %v", a.total, b.total)
 	sameTree(c, "alloc", a.alloc, b.alloc, func(x, y *Alloc) bool {
 		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && slices.Equal(x.Disk, y.Disk)
 	})
 	for i, st := range statusOrder {
-		c.must(a.statuses[i] == b.statuses[i], "%d workloads are counted as %s, there are %d", a.statuses[i], st, b.statuses[i])
+		c.must(a.statuses[i] == b.statuses[i], "%d workloads are counted with status %s, but there are %d", a.statuses[i], st, b.statuses[i])
 	}
 }
 

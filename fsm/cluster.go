@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"strconv"
+	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
@@ -36,7 +37,7 @@ func (t *Tx) initCluster(b *commandv1.InitCluster) Result {
 	return Result{}
 }
 
-// setMode changes the mode, the reason, or whether the mode is pinned.
+// setMode changes the mode, its reason, or whether the mode is pinned (kept until a person changes it).
 func (t *Tx) setMode(b *commandv1.SetMode) Result {
 	info := &t.r.info
 	mode := Mode(b.GetMode())
@@ -69,15 +70,17 @@ func (t *Tx) setMode(b *commandv1.SetMode) Result {
 	return Result{}
 }
 
-// mirrorAttached records the id of the etcd cluster that has held the whole mirror.
+// mirrorAttached records the id of an etcd cluster that now holds a complete mirror.
 func (t *Tx) mirrorAttached(b *commandv1.MirrorAttached) Result {
 	info := &t.r.info
 	id := b.GetEtcdClusterId()
-	switch id {
-	case 0:
+	switch {
+	case id == 0:
 		return refuse(Invalid, "etcd_cluster_id: must not be 0")
-	case info.MirrorEtcd:
+	case id == info.MirrorEtcd:
 		return Result{Kind: AlreadyDone}
+	case info.AttachedEtcd() != 0 && id != info.AttachedEtcd():
+		return refuse(Conflict, "etcd_cluster_id: the mirror is attached to etcd cluster %x, not %x; `persysctl mirror detach` ends that", info.AttachedEtcd(), id)
 	}
 	before := *info
 	info.MirrorEtcd = id
@@ -86,10 +89,68 @@ func (t *Tx) mirrorAttached(b *commandv1.MirrorAttached) Result {
 	return Result{}
 }
 
+// Limits of the endpoints of a mirror.
+const (
+	maxMirrorEndpoints = 16
+	maxMirrorEndpoint  = 256 // bytes
+)
+
+// attachMirror pins the mirror to one etcd cluster and records its endpoints.
+func (t *Tx) attachMirror(b *commandv1.AttachMirror) Result {
+	info := &t.r.info
+	id, list := b.GetEtcdClusterId(), b.GetEndpoints()
+	switch {
+	case id == 0:
+		return refuse(Invalid, "etcd_cluster_id: must not be 0")
+	case len(list) == 0 || len(list) > maxMirrorEndpoints:
+		return refuse(Invalid, "endpoints: %d are given, must be 1 to %d", len(list), maxMirrorEndpoints)
+	case info.AttachedEtcd() != 0 && id != info.AttachedEtcd():
+		return refuse(Conflict, "the mirror is attached to etcd cluster %x, not %x; `persysctl mirror detach` ends that", info.AttachedEtcd(), id)
+	}
+	for _, e := range list {
+		if e == "" || len(e) > maxMirrorEndpoint || strings.Contains(e, ",") {
+			return refuse(Invalid, "endpoints: %q must be 1 to %d bytes without a comma", e[:min(len(e), maxMirrorEndpoint)], maxMirrorEndpoint)
+		}
+	}
+	text := strings.Join(list, ",")
+	if id == info.MirrorPin && text == info.MirrorEndpoints {
+		return Result{Kind: AlreadyDone}
+	}
+	before := *info
+	info.MirrorPin, info.MirrorEndpoints = id, text
+	t.infoChanged(before)
+	t.event(Event{Type: EventMirrorAttached, Message: strconv.FormatUint(id, 16), Details: []Label{{"endpoints", text}}})
+	return Result{}
+}
+
+func (t *Tx) detachMirror() Result {
+	info := &t.r.info
+	if info.AttachedEtcd() == 0 {
+		return Result{Kind: AlreadyDone}
+	}
+	before := *info
+	info.MirrorEtcd, info.MirrorPin, info.MirrorEndpoints = 0, 0, ""
+	t.infoChanged(before)
+	t.event(Event{Type: EventMirrorDetached, Message: strconv.FormatUint(before.AttachedEtcd(), 16)})
+	return Result{}
+}
+
 // putReplica records the addresses, version and feature level of a scheduler.
 func (t *Tx) putReplica(b *commandv1.PutReplica) Result {
 	if !bounds.ValidID(b.GetId()) {
 		return refuse(Invalid, "id: %q does not match %s", b.GetId(), bounds.IDRule)
+	}
+	switch rep := b.GetRepair(); {
+	case rep == nil:
+	case !bounds.ValidID(rep.GetOf()):
+		return refuse(Invalid, "repair.of: %q does not match %s", clip(rep.GetOf()), bounds.IDRule)
+	case len(rep.GetDamage()) > MaxRepairDamage:
+		return refuse(Invalid, "repair.damage: %d bytes, limit %d", len(rep.GetDamage()), MaxRepairDamage)
+	case len(rep.GetAside()) > MaxRepairAside:
+		return refuse(Invalid, "repair.aside: %d bytes, limit %d", len(rep.GetAside()), MaxRepairAside)
+	}
+	if m := b.GetMemoryMib(); m < 0 || m > bounds.MaxMemory {
+		return refuse(Invalid, "memory_mib: %d must be 0 to %d", m, int64(bounds.MaxMemory))
 	}
 	r := replicaOf(b)
 	old, ok := t.r.replicas.Get(r.ID)
@@ -99,6 +160,15 @@ func (t *Tx) putReplica(b *commandv1.PutReplica) Result {
 	t.putReplicaRecord(&r)
 	if !ok {
 		t.event(Event{Type: EventReplicaJoined, Message: r.Name, Details: []Label{{"grpc", r.GRPCAddr}, {"replica", r.ID}}})
+		old = &Replica{}
+	}
+	if rep := r.Repair; rep.Of != "" && old.Repair.Of != rep.Of {
+		t.event(Event{Type: EventReplicaDamaged, Message: r.Name,
+			Details: []Label{{"aside", rep.Aside}, {"damage", rep.Damage}, {"previous", rep.Of}, {"replica", r.ID}}})
+	}
+	if r.Repair.Done && !old.Repair.Done {
+		t.event(Event{Type: EventReplicaRepaired, Message: r.Name,
+			Details: []Label{{"aside", r.Repair.Aside}, {"previous", r.Repair.Of}, {"replica", r.ID}}})
 	}
 	return Result{}
 }
@@ -146,14 +216,23 @@ func replicaOf(b *commandv1.PutReplica) Replica {
 	return Replica{
 		ID: b.GetId(), Name: b.GetName(), GRPCAddr: b.GetGrpcAddr(), HTTPAddr: b.GetHttpAddr(),
 		RaftAddr: b.GetRaftAddr(), GossipAddr: b.GetGossipAddr(), DNSAddr: b.GetDnsAddr(),
-		Version: b.GetVersion(), FeatureLevel: b.GetFeatureLevel(),
+		Version: b.GetVersion(), FeatureLevel: b.GetFeatureLevel(), Memory: b.GetMemoryMib(),
+		Repair: ReplicaRepair{
+			Of: b.GetRepair().GetOf(), Damage: b.GetRepair().GetDamage(), Aside: b.GetRepair().GetAside(),
+			At: b.GetRepair().GetAt(), Done: b.GetRepair().GetDone(),
+		},
 	}
 }
 
-func replicaPB(r *Replica) *commandv1.PutReplica {
-	return &commandv1.PutReplica{
+// PB returns the command that stores replica r.
+func (r *Replica) PB() *commandv1.PutReplica {
+	b := &commandv1.PutReplica{
 		Id: r.ID, Name: r.Name, GrpcAddr: r.GRPCAddr, HttpAddr: r.HTTPAddr,
 		RaftAddr: r.RaftAddr, GossipAddr: r.GossipAddr, DnsAddr: r.DNSAddr,
-		Version: r.Version, FeatureLevel: r.FeatureLevel,
+		Version: r.Version, FeatureLevel: r.FeatureLevel, MemoryMib: r.Memory,
 	}
+	if p := r.Repair; p != (ReplicaRepair{}) {
+		b.Repair = &commandv1.ReplicaRepair{Of: p.Of, Damage: p.Damage, Aside: p.Aside, At: p.At, Done: p.Done}
+	}
+	return b
 }

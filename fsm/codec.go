@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/policy"
 )
 
 // Conversions between protobuf messages and records. An empty list is nil on both sides, so that
@@ -25,9 +26,11 @@ func convert[A, B any](in []A, fn func(A) B) []B {
 func labelOf(l *commandv1.Label) Label { return Label{l.GetKey(), l.GetValue()} }
 func labelPB(l Label) *commandv1.Label { return &commandv1.Label{Key: l.Key, Value: l.Value} }
 
-func taintOf(t *commandv1.Taint) Taint { return Taint{t.GetKey(), t.GetValue(), t.GetEffect()} }
+func taintOf(t *commandv1.Taint) Taint {
+	return Taint{t.GetKey(), t.GetValue(), t.GetEffect(), t.GetSeconds(), t.GetSince()}
+}
 func taintPB(t Taint) *commandv1.Taint {
-	return &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect}
+	return &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: t.Since}
 }
 
 // GenerationOf converts a generation of any of the APIs. It is zero for nil.
@@ -46,7 +49,7 @@ func GenerationPB(g Generation) *commandv1.Generation {
 	return &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// sortedLabels sorts labels by key. Of several labels with one key the last one is kept.
+// sortedLabels sorts labels by key. If several labels have the same key, the last label is kept.
 func sortedLabels(in []*commandv1.Label) []Label {
 	out := convert(in, labelOf)
 	slices.SortStableFunc(out, func(a, b Label) int { return cmp.Compare(a.Key, b.Key) })
@@ -77,20 +80,35 @@ func demandValue(d *commandv1.Demand) Demand {
 		StorageDrivers: convert(d.GetStorageDrivers(), func(s string) string { return s }),
 		Ports:          convert(d.GetHostPorts(), hostPortOf),
 		Labels:         sortedLabels(d.GetLabels()),
-		Constraints: convert(d.GetConstraints(), func(c *commandv1.Constraint) Constraint {
-			return Constraint{c.GetKey(), c.GetOp(), convert(c.GetValues(), func(s string) string { return s })}
-		}),
-		Tolerations: convert(d.GetTolerations(), taintOf),
-		Group:       d.GetGroup(),
-		Exclusive:   d.GetExclusive(),
-		OnLostLease: word(d.GetOnLostLease()),
-		Priority:    d.GetPriority(),
-		PortNames:   convert(d.GetPortNames(), portNameOf),
+		Constraints:    convert(d.GetConstraints(), constraintOf),
+		Tolerations:    convert(d.GetTolerations(), taintOf),
+		Group:          d.GetGroup(),
+		Exclusive:      d.GetExclusive(),
+		OnLostLease:    word(d.GetOnLostLease()),
+		Priority:       d.GetPriority(),
+		PortNames:      convert(d.GetPortNames(), portNameOf),
+		Asks:           convert(d.GetAsks(), askOf),
+		LocalData:      convert(d.GetLocalData(), localDataOf),
+		MACs:           convert(d.GetMacAddresses(), strings.Clone),
+		Job:            jobOf(d.GetJob()),
+		Template:       templateOf(d.GetTemplate()),
+		Placement:      placementOf(d.GetPlacement()),
+		Tags:           convert(d.GetTags(), labelOf),
 	}
 }
 
-// word returns a constant for the strings that almost every put contains. A record then does
-// not keep the encoded command in memory for the sake of one short string.
+func askOf(a *commandv1.Ask) policy.Ask {
+	return policy.Ask{Rule: a.GetRule(), Value: a.GetValue(), Field: a.GetField()}
+}
+
+// AskPB converts an ask for the log.
+func AskPB(a policy.Ask) *commandv1.Ask {
+	return &commandv1.Ask{Rule: a.Rule, Value: a.Value, Field: a.Field}
+}
+
+// word saves memory: a record that keeps a substring of the encoded command keeps the whole command
+// in memory. If s is one of the few strings that almost every put contains, word returns an equal
+// constant, otherwise s.
 func word(s string) string {
 	for _, w := range [...]string{"container", "compose", "vm", OnLostLeaseKeep, OnLostLeaseStop, string(DesiredRunning), string(DesiredStopped)} {
 		if s == w {
@@ -118,15 +136,21 @@ func demandPB(d *Demand) *commandv1.Demand {
 		StorageDrivers: d.StorageDrivers,
 		HostPorts:      convert(d.Ports, hostPortPB),
 		Labels:         convert(d.Labels, labelPB),
-		Constraints: convert(d.Constraints, func(c Constraint) *commandv1.Constraint {
-			return &commandv1.Constraint{Key: c.Key, Op: c.Op, Values: c.Values}
-		}),
-		Tolerations: convert(d.Tolerations, taintPB),
-		Group:       d.Group,
-		Exclusive:   d.Exclusive,
-		OnLostLease: d.OnLostLease,
-		Priority:    d.Priority,
-		PortNames:   convert(d.PortNames, portNamePB),
+		Constraints:    convert(d.Constraints, constraintPB),
+		Tolerations:    convert(d.Tolerations, taintPB),
+		Group:          d.Group,
+		Exclusive:      d.Exclusive,
+		OnLostLease:    d.OnLostLease,
+		Priority:       d.Priority,
+		PortNames:      convert(d.PortNames, portNamePB),
+		Asks:           convert(d.Asks, AskPB),
+		LocalData:      convert(d.LocalData, localDataPB),
+
+		MacAddresses: d.MACs,
+		Job:          jobPB(d.Job),
+		Template:     templatePB(d.Template),
+		Placement:    placementPB(d.Placement),
+		Tags:         convert(d.Tags, labelPB),
 	}
 }
 
@@ -134,10 +158,9 @@ func demandEqual(a, b *Demand) bool {
 	return a.Type == b.Type && a.CPU == b.CPU && a.Memory == b.Memory && a.Disk == b.Disk && a.Pool == b.Pool &&
 		a.Group == b.Group && a.Exclusive == b.Exclusive && a.OnLostLease == b.OnLostLease && a.Priority == b.Priority &&
 		slices.Equal(a.StorageDrivers, b.StorageDrivers) && slices.Equal(a.Ports, b.Ports) &&
-		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) && slices.Equal(a.PortNames, b.PortNames) &&
-		slices.EqualFunc(a.Constraints, b.Constraints, func(x, y Constraint) bool {
-			return x.Key == y.Key && x.Op == y.Op && slices.Equal(x.Values, y.Values)
-		})
+		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) && slices.Equal(a.PortNames, b.PortNames) && slices.Equal(a.Asks, b.Asks) &&
+		slices.Equal(a.LocalData, b.LocalData) && slices.Equal(a.MACs, b.MACs) && a.Job.equal(b.Job) && a.Template.equal(b.Template) &&
+		slices.EqualFunc(a.Constraints, b.Constraints, Constraint.equal) && a.Placement.equal(b.Placement) && slices.Equal(a.Tags, b.Tags)
 }
 
 // factsOf converts a registration without normalising it, so that a snapshot returns the facts
@@ -214,7 +237,7 @@ func (f *NodeFacts) normalise() {
 	}
 }
 
-// vocabulary lowers, renames, sorts and deduplicates names, and drops empty ones.
+// vocabulary puts names in lower case, renames, sorts and deduplicates them, and drops empty ones.
 func vocabulary(in []string, rename func(string) string) []string {
 	var out []string
 	for _, s := range in {
@@ -237,17 +260,18 @@ func factsEqual(a, b *NodeFacts) bool {
 		a.LeaseSeconds == b.LeaseSeconds
 }
 
-// SameFacts reports whether registering b would change nothing but a timestamp
-// on n. A leader that checks first need not propose (sched/control/DESIGN.md).
+// SameFacts reports whether registering b would change nothing but a timestamp of n. If so, the leader need
+// not propose the registration (sched/control/DESIGN.md).
 func (n *Node) SameFacts(b *commandv1.RegisterNode) bool {
 	f := factsOf(b)
 	f.normalise()
+	f.dateTaints(n.Facts.Taints, 0)
 	return n.Up && n.ID == b.GetId() && len(n.Lacks) == 0 && factsEqual(&n.Facts, &f)
 }
 
-// Runs reports whether the node runs a workload type. A node that names no types is a legacy v1
-// peer and runs everything except virtual machines. A type that the node has refused since it
-// registered does not count.
+// Runs reports whether the node runs a workload type. A node that names no types is a legacy v1 peer and runs
+// everything except virtual machines. It returns false for a type that the node has refused since it
+// registered.
 func (n *Node) Runs(workloadType string) bool {
 	if slices.Contains(n.Lacks, workloadType) {
 		return false

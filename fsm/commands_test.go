@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// fact is a subtest whose name states a property of the state machine. Its world has cluster
-// c1 and the nodes a and b.
+// fact is a subtest whose name states a property of the state machine. It starts with a
+// cluster c1 that has the nodes a and b.
 type fact struct {
 	name string
 	run  func(t *testing.T, w *world)
@@ -28,19 +28,19 @@ func is[V comparable](t *testing.T, what string, got, want V) {
 	}
 }
 
-// refused expects a result of this kind whose reason contains each of names.
+// refused fails the test unless the command was refused with this kind and a reason that contains each of names.
 func refused(t *testing.T, res Result, kind Kind, names ...string) {
 	t.Helper()
 	is(t, "kind", res.Kind, kind)
 	for _, n := range names {
 		if !strings.Contains(res.Reason, n) {
-			t.Errorf("reason %q does not name %q", res.Reason, n)
+			t.Errorf("the reason of the refusal is %q, want it to contain %q", res.Reason, n)
 		}
 	}
 }
 
-// skipped expects that the only item of a planner command was skipped, with a reason that
-// contains each of names.
+// skipped fails the test unless the only item of a planner command was skipped with a
+// reason that contains each of names.
 func skipped(t *testing.T, res Result, names ...string) {
 	t.Helper()
 	is(t, "skipped", res.Skipped, 1)
@@ -64,7 +64,7 @@ func TestPutWorkloads(t *testing.T) {
 			is(t, "status", w.workload("web").Status, StatusStopped)
 			is(t, "pending", w.s.PendingCount(), 0)
 		}},
-		{"an identical put is unchanged and keeps the generation", func(t *testing.T, w *world) {
+		{"an identical put changes nothing and keeps the generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			g := w.workload("web").Generation
 			res := w.ok(put("web"))
@@ -190,18 +190,18 @@ func TestPutRefusals(t *testing.T) {
 		{"nothing", puts(""), []string{"workloads"}},
 		{"a malformed id", put("-web"), []string{"id", "-web"}},
 		{"an id of 129 bytes", put(strings.Repeat("x", 129)), []string{"id"}},
-		{"an id twice", puts("", put("x").GetPutWorkloads().Workloads[0], put("x").GetPutWorkloads().Workloads[0]), []string{"workloads[1].id", "x"}},
-		{"no content", put("web", content("")), []string{"content"}},
-		{"a spec over the limit", put("web", func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, bounds.MaxSpec+1) }), []string{"spec", "1048577"}},
-		{"negative attempts", put("web", func(p *commandv1.WorkloadPut) { p.MaxAttempts = -1 }), []string{"max_attempts", "-1"}},
-		{"no type", put("web", demand(func(d *commandv1.Demand) { d.Type = "" })), []string{"demand.type"}},
-		{"negative cpu", put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = -1 })), []string{"cpu_millicores", "-1"}},
-		{"memory over the limit", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = bounds.MaxMemory + 1 })), []string{"memory_mib"}},
-		{"negative disk", put("web", demand(func(d *commandv1.Demand) { d.DiskGb = -5 })), []string{"disk_gb", "-5"}},
+		{"the same id twice", puts("", put("x").GetPutWorkloads().Workloads[0], put("x").GetPutWorkloads().Workloads[0]), []string{"workloads[1].id", "x"}},
+		{"a workload without content", put("web", content("")), []string{"content"}},
+		{"a specification over the size limit", put("web", func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, bounds.MaxSpec+1) }), []string{"spec", "1048577"}},
+		{"a negative number of attempts", put("web", func(p *commandv1.WorkloadPut) { p.MaxAttempts = -1 }), []string{"max_attempts", "-1"}},
+		{"a demand without a type", put("web", demand(func(d *commandv1.Demand) { d.Type = "" })), []string{"demand.type"}},
+		{"a negative amount of CPU", put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = -1 })), []string{"cpu_millicores", "-1"}},
+		{"an amount of memory over the limit", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = bounds.MaxMemory + 1 })), []string{"memory_mib"}},
+		{"a negative amount of disk", put("web", demand(func(d *commandv1.Demand) { d.DiskGb = -5 })), []string{"disk_gb", "-5"}},
 		{"an unknown lease policy", put("web", demand(func(d *commandv1.Demand) { d.OnLostLease = "hope" })), []string{"on_lost_lease", "hope"}},
 		{"port 0", put("web", hostPort(0)), []string{"host_ports[0].port", "0"}},
 		{"port 65536", put("web", hostPort(65536)), []string{"65536"}},
-		{"a port twice", put("web", hostPort(80), hostPort(80)), []string{"host_ports[1]", "80/tcp"}},
+		{"the same port twice", put("web", hostPort(80), hostPort(80)), []string{"host_ports[1]", "80/tcp"}},
 		{"an unknown protocol", put("web", demand(func(d *commandv1.Demand) { d.HostPorts = []*commandv1.Port{{Port: 1, Protocol: "sctp"}} })), []string{"sctp"}},
 		{"an unknown operator", put("web", demand(func(d *commandv1.Demand) { d.Constraints = []*commandv1.Constraint{{Key: "k", Op: "~"}} })), []string{"constraints[0].op", "~"}},
 		{"a malformed group", put("web", demand(func(d *commandv1.Demand) { d.Group = "a/b" })), []string{"demand.group", "a/b"}},
@@ -238,7 +238,7 @@ func TestSetDesired(t *testing.T) {
 			w.ok(setDesired("web", "Running"))
 			is(t, "status", w.workload("web").Status, StatusPending)
 		}},
-		{"the same desired state again is AlreadyDone", func(t *testing.T, w *world) {
+		{"a request for the present desired state is AlreadyDone", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			res := w.do(setDesired("web", "Running"))
 			is(t, "kind", res.Kind, AlreadyDone)
@@ -329,6 +329,11 @@ func TestDeleteWorkload(t *testing.T) {
 }
 
 func TestRetryWorkload(t *testing.T) {
+	as := func(c Command) Command { return c }
+	unhealthy := func(c Command) Command {
+		c.GetReport().Reports[0].Health = Unhealthy
+		return c
+	}
 	prove(t, []fact{
 		{"a placed workload gets a new revision", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -354,6 +359,58 @@ func TestRetryWorkload(t *testing.T) {
 		{"an unknown workload is not found", func(t *testing.T, w *world) {
 			refused(t, w.do(userRetry("web")), NotFound, "web")
 		}},
+		{"a retry of a healthy workload changes nothing", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			before := *w.workload("web")
+			for range 3 {
+				res := w.do(retryIfNeeded("web"))
+				is(t, "kind", res.Kind, AlreadyDone)
+				is(t, "reason", strings.Contains(res.Reason, "persysctl restart web"), true)
+			}
+			is(t, "generation", w.workload("web").Generation, before.Generation)
+			is(t, "restarts", w.workload("web").Restarts, 0)
+			w.ok(userRetry("web"))
+			is(t, "a requested restart restarts the workload", w.workload("web").Restarts, 1)
+		}},
+		{"a retry of a workload that is being started changes nothing", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			is(t, "not told yet", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
+			w.ok(w.says("web", "Pending"))
+			is(t, "pending", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
+		}},
+		{"a retry of a workload that was stopped changes nothing", func(t *testing.T, w *world) {
+			w.place("web", "a", desired("Running"))
+			w.ok(setDesired("web", "Stopped"))
+			w.ok(w.says("web", "Stopped"))
+			is(t, "kind", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
+		}},
+		{"a retry helps a workload that failed, ended, is missing, unhealthy or waits", func(t *testing.T, w *world) {
+			for _, c := range []struct {
+				state string
+				with  func(Command) Command
+			}{
+				{"Failed", as}, {"Stopped", as}, {"Missing", as}, {"Unknown", as}, {"Running", unhealthy},
+			} {
+				id := "web-" + strings.ToLower(c.state)
+				w.place(id, "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 1 }))
+				w.ok(c.with(w.says(id, c.state)))
+				is(t, c.state, w.do(retryIfNeeded(id)).Kind, OK)
+				is(t, "restarts of "+id, w.workload(id).Restarts, 1)
+			}
+			w.place("later", "a")
+			w.ok(w.says("later", "Failed"))
+			w.ok(w.retry("later", 2, w.now+100, false))
+			is(t, "backoff", w.do(retryIfNeeded("later")).Kind, OK)
+			w.ok(put("nowhere"))
+			is(t, "unplaced", w.do(retryIfNeeded("nowhere")).Kind, OK)
+		}},
+		{"a running workload on a lost node is not restarted when the node returns", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(nodeState("a", false))
+			is(t, "kind", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
+		}},
 		{"a workload that is being deleted is not retried", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
@@ -369,7 +426,7 @@ func TestClusterCommands(t *testing.T) {
 			w.ok(initCluster("c1"))
 			is(t, "incarnation", w.s.Info().Incarnation, before+1)
 		}},
-		{"forming takes a later incarnation as given", func(t *testing.T, w *world) {
+		{"InitCluster accepts a later incarnation that the command gives", func(t *testing.T, w *world) {
 			c := initCluster("c1")
 			c.GetInitCluster().Incarnation = 5000
 			w.ok(c)
@@ -387,10 +444,10 @@ func TestClusterCommands(t *testing.T) {
 		{"a malformed cluster id is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(initCluster("a b")), Invalid, "cluster_id", "a b")
 		}},
-		{"the shard has a default", func(t *testing.T, w *world) {
+		{"a cluster without a shard gets the default shard", func(t *testing.T, w *world) {
 			is(t, "shard", w.s.Info().Shard, "default")
 		}},
-		{"a mode has its reason and time", func(t *testing.T, w *world) {
+		{"the state stores the reason and the time of a mode", func(t *testing.T, w *world) {
 			w.ok(setMode("degraded", "etcd is away"))
 			info := w.s.Info()
 			is(t, "mode", info.Mode, ModeDegraded)
@@ -401,7 +458,7 @@ func TestClusterCommands(t *testing.T) {
 		{"the same mode and reason is AlreadyDone", func(t *testing.T, w *world) {
 			is(t, "kind", w.do(setMode("normal", "")).Kind, AlreadyDone)
 		}},
-		{"a new reason alone keeps the time of the mode", func(t *testing.T, w *world) {
+		{"a new reason for the same mode keeps the time of the mode", func(t *testing.T, w *world) {
 			w.ok(setMode("degraded", "one"))
 			at := w.s.Info().ModeChangedAt
 			w.ok(setMode("degraded", "two"))
@@ -418,13 +475,35 @@ func TestClusterCommands(t *testing.T) {
 			is(t, "pinned", w.s.Info().ModePinned, false)
 			is(t, "mode", w.s.Info().Mode, ModeNormal)
 		}},
-		{"an etcd is attached once", func(t *testing.T, w *world) {
+		{"a second attachment of the same etcd changes nothing", func(t *testing.T, w *world) {
 			w.ok(attached(7))
 			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(7))
 			is(t, "event", w.eventOf(EventMirrorAttached).Message, "7")
 			is(t, "again", w.do(attached(7)).Kind, AlreadyDone)
-			w.ok(attached(8))
-			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(8))
+			refused(t, w.do(attached(8)), Conflict, "attached to etcd cluster 7", "persysctl mirror detach")
+			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(7))
+		}},
+		{"another etcd is attached only after a detach", func(t *testing.T, w *world) {
+			w.ok(attachMirror(7, "a:2379", "b:2379"))
+			is(t, "endpoints", w.s.Info().MirrorEndpoints, "a:2379,b:2379")
+			is(t, "filled", w.s.Info().MirrorEtcd, uint64(0))
+			is(t, "again", w.do(attachMirror(7, "a:2379", "b:2379")).Kind, AlreadyDone)
+			w.ok(attachMirror(7, "c:2379"))
+			is(t, "endpoints", w.s.Info().MirrorEndpoints, "c:2379")
+			refused(t, w.do(attachMirror(8, "c:2379")), Conflict, "attached to etcd cluster 7", "persysctl mirror detach")
+			refused(t, w.do(attached(8)), Conflict, "attached to etcd cluster 7")
+			w.ok(attached(7))
+			w.ok(detachMirror())
+			is(t, "event", w.eventOf(EventMirrorDetached).Message, "7")
+			is(t, "again", w.do(detachMirror()).Kind, AlreadyDone)
+			is(t, "pin", w.s.Info().MirrorPin+w.s.Info().MirrorEtcd, uint64(0))
+			w.ok(attachMirror(8, "c:2379"))
+		}},
+		{"attaching needs endpoints", func(t *testing.T, w *world) {
+			refused(t, w.do(attachMirror(7)), Invalid, "endpoints: 0 are given")
+			refused(t, w.do(attachMirror(7, "a:1,b:1")), Invalid, "without a comma")
+			refused(t, w.do(attachMirror(7, strings.Repeat("a", 300))), Invalid, "256 bytes")
+			refused(t, w.do(attachMirror(0, "a:1")), Invalid, "etcd_cluster_id")
 		}},
 		{"attaching needs the id of the etcd cluster", func(t *testing.T, w *world) {
 			refused(t, w.do(attached(0)), Invalid, "etcd_cluster_id")
@@ -439,6 +518,28 @@ func TestClusterCommands(t *testing.T) {
 		}},
 		{"a replica without an id is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(putReplica("", 1)), Invalid, "id")
+		}},
+		{"the beginning and the end of a repair are events", func(t *testing.T, w *world) {
+			w.ok(repaired("r1", "r0", false))
+			is(t, "damaged", w.eventOf(EventReplicaDamaged).Details[1], Label{"damage", "entry 3 fails its checksum"})
+			is(t, "before", w.eventOf(EventReplicaDamaged).Details[2], Label{"previous", "r0"})
+			w.ok(repaired("r1", "r0", true))
+			is(t, "repaired", w.eventOf(EventReplicaRepaired).Message, "name-r1")
+			is(t, "kind", w.do(repaired("r1", "r0", true)).Kind, AlreadyDone)
+			count := len(w.events())
+			c := repaired("r1", "r0", true)
+			c.GetPutReplica().RaftAddr = "elsewhere:1"
+			w.ok(c)
+			is(t, "events", len(w.events()), count)
+		}},
+		{"a repair must name the former id of the replica", func(t *testing.T, w *world) {
+			refused(t, w.do(repaired("r1", "", true)), Invalid, "repair.of")
+			c := repaired("r1", "r0", true)
+			c.GetPutReplica().Repair.Damage = strings.Repeat("x", MaxRepairDamage+1)
+			refused(t, w.do(c), Invalid, "repair.damage", "1025 bytes")
+			c = repaired("r1", "r0", true)
+			c.GetPutReplica().Repair.Aside = strings.Repeat("x", MaxRepairAside+1)
+			refused(t, w.do(c), Invalid, "repair.aside", "129 bytes")
 		}},
 		{"a replica leaves", func(t *testing.T, w *world) {
 			w.ok(putReplica("r1", 1))
@@ -462,7 +563,7 @@ func TestClusterCommands(t *testing.T) {
 			w.ok(c)
 			is(t, "clock", w.s.Info().Clock, clock)
 		}},
-		{"index and term are the entry's", func(t *testing.T, w *world) {
+		{"the state takes index and term from the log entry", func(t *testing.T, w *world) {
 			s, _, _ := w.s.Apply(Meta{Index: 777, Term: 9}, barrier())
 			is(t, "epoch", s.Info().Epoch(), Epoch{s.Info().Incarnation, 9})
 			is(t, "index", s.Info().Index, 777)
@@ -482,6 +583,10 @@ func TestClusterCommands(t *testing.T) {
 			s.Events(0, func(e *Event) bool { first = e.Seq; return false })
 			is(t, "first", first, s.Info().EventSeq-MaxEvents+1)
 		}},
+		{"the message of an event is cut", func(t *testing.T, w *world) {
+			w.ok(setMode("degraded", strings.Repeat("é", MaxEventMessage)))
+			is(t, "message", w.eventOf(EventModeChanged).Message, strings.Repeat("é", MaxEventMessage/2))
+		}},
 	})
 	t.Run("an uninitialised state accepts only InitCluster and barriers", func(t *testing.T) {
 		w := uninitialised(t)
@@ -492,16 +597,16 @@ func TestClusterCommands(t *testing.T) {
 	})
 }
 
-func TestEpochs(t *testing.T) {
+func TestPlannerCommandsNeedThePresentEpoch(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		epoch *commandv1.Epoch
 		want  Kind
 	}{
-		{"the present epoch passes", &commandv1.Epoch{Incarnation: 1000, Term: 1}, OK},
+		{"a command of the present epoch is accepted", &commandv1.Epoch{Incarnation: 1000, Term: 1}, OK},
 		{"no epoch is stale", nil, StaleEpoch},
-		{"another term is stale", &commandv1.Epoch{Incarnation: 1000, Term: 2}, StaleEpoch},
-		{"another incarnation is stale", &commandv1.Epoch{Incarnation: 999, Term: 1}, StaleEpoch},
+		{"a command of another term is refused as stale", &commandv1.Epoch{Incarnation: 1000, Term: 2}, StaleEpoch},
+		{"a command of another incarnation is refused as stale", &commandv1.Epoch{Incarnation: 999, Term: 1}, StaleEpoch},
 	} {
 		for _, cmd := range []Command{assign(), evict(), nodeState("a", true), report(), explain("x", "", "", nil),
 			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},

@@ -2,14 +2,14 @@ package fsm
 
 import "encoding/binary"
 
-// The divergence digest folds, for each command, the index, the number of the command, the
-// verdict and every record that the command left. Replicas compare it at the same index and the
-// same feature level. If it differs, one of them has applied something else.
+// The digest is a running hash. Apply adds the log index of each command, the number of the command's type,
+// the verdict, and every record that the command created or changed. Replicas compare their digests at the
+// same index and the same feature level. If two digests differ, one of the replicas has diverged.
 //
 // The encoding is written by hand because the bytes of protobuf are not stable across versions.
 // A new field is added at the end of its record and needs a new feature level.
 
-// fold updates the digest after one command.
+// fold adds one applied command to the digest.
 func (t *Tx) fold(c Command, res Result) {
 	e := encoder(t.scratch[:0])
 	info := &t.r.info
@@ -22,7 +22,7 @@ func (t *Tx) fold(c Command, res Result) {
 	for i := t.from; i < len(t.changes); i++ {
 		e.change(&t.changes[i])
 		if len(e) >= foldPiece {
-			_, _ = t.hash.Write(e) // a hash never fails
+			_, _ = t.hash.Write(e) // writing to a hash never fails
 			e = e[:0]
 		}
 	}
@@ -37,20 +37,20 @@ func (t *Tx) fold(c Command, res Result) {
 	info.Digest = t.hash.Sum64()
 	t.scratch = e
 	if cap(t.scratch) > 1<<20 {
-		t.scratch = nil // do not keep the memory of one huge specification
+		t.scratch = nil // free a buffer that one huge specification has grown
 	}
 }
 
-// foldPiece is the number of encoded bytes after which they are hashed, while they are still in
-// the CPU cache.
+// foldPiece is the number of bytes that the encoder collects before they are hashed, 8 KiB: they are then
+// still in the CPU cache.
 const foldPiece = 8 << 10
 
 // encoder appends fields. An integer takes 8 bytes, and strings and lists follow their length,
 // so that two different sequences of fields never have the same bytes.
 type encoder []byte
 
-// append64, appendStr and appendBool do the work of an encoder for many fields in a row, without
-// a store to memory after each field.
+// append64, appendStr and appendBool do the same as the methods of encoder. They return the slice,
+// so a row of many calls does not store the slice to memory after each field.
 func append64(b []byte, row ...uint64) []byte {
 	for _, v := range row {
 		b = binary.LittleEndian.AppendUint64(b, v)
@@ -105,10 +105,16 @@ func (e *encoder) taints(list []Taint) {
 		e.str(t.Key)
 		e.str(t.Value)
 		e.str(t.Effect)
+		if t.Seconds != 0 || t.Since != 0 {
+			e.str("no execute")
+			e.u64(uint64(t.Seconds))
+			e.i64(t.Since)
+		}
 	}
 }
 
-// change encodes the new record. The old record was folded when it was written.
+// change encodes the new record of a change. The former record became part of the digest when it
+// was written.
 func (e *encoder) change(c *Change) {
 	e.u64(uint64(c.Table))
 	e.str(c.Key)
@@ -127,6 +133,10 @@ func (e *encoder) change(c *Change) {
 		e.info(r)
 	case *Namespace:
 		e.namespace(r)
+	case *Policy:
+		e.policy(r)
+	case *Bundle:
+		e.bundle(r)
 	}
 }
 
@@ -135,6 +145,17 @@ func (e *encoder) ports(list []HostPort) {
 	for _, p := range list {
 		e.u64(uint64(p.Port))
 		e.str(p.Protocol)
+		e.address(p.Address)
+	}
+}
+
+// address encodes the host address of a port, if the port has one. The word "address" marks this
+// optional field. It cannot be confused with a protocol name, which may stand in the same place:
+// every protocol name is shorter.
+func (e *encoder) address(a string) {
+	if a != "" {
+		e.str("address")
+		e.str(a)
 	}
 }
 
@@ -162,6 +183,29 @@ func (e *encoder) demand(d *Demand) {
 		e.str(p.Protocol)
 		e.u64(uint64(p.HostPort))
 	}
+	// The word "asks" marks the optional list of asks. No other field that can follow a demand has the
+	// length of this word, so the encoding stays unambiguous.
+	if len(d.Asks) > 0 {
+		e.str("asks")
+		e.u64(uint64(len(d.Asks)))
+		for _, a := range d.Asks {
+			e.str(a.Rule)
+			e.str(a.Value)
+			e.str(a.Field)
+		}
+	}
+	e.localData(d.LocalData)
+	if len(d.MACs) > 0 {
+		e.str("mac addresses")
+		e.strs(d.MACs)
+	}
+	if d.Job != nil {
+		e.job(d.Job)
+	}
+	if d.Template != nil {
+		e.template(d.Template)
+	}
+	e.placement(d.Placement, d.Tags)
 }
 
 func (e *encoder) reason(r *Reason) {
@@ -181,9 +225,16 @@ func (e *encoder) observation(o *Observation) {
 		e.u64(uint64(p.HostPort))
 		e.u64(uint64(p.ContainerPort))
 		e.str(p.Protocol)
+		e.address(p.Address)
 	}
 	e.i64(o.At)
 	e.str(o.Health)
+	if o.Terminal {
+		e.str("terminal")
+	}
+	if o.Exit != nil {
+		e.exit(o.Exit)
+	}
 }
 
 func (e *encoder) workload(w *Workload) {
@@ -200,7 +251,7 @@ func (e *encoder) workload(w *Workload) {
 	b = append64(*e, uint64(int64(w.Retry.Attempts)), uint64(int64(w.Retry.MaxAttempts)), uint64(w.Retry.NextAt), uint64(w.Retry.FirstFailureAt))
 	b = appendBool(b, w.Retry.Terminal)
 	*e = append64(b, uint64(w.CreatedAt), uint64(w.UpdatedAt), uint64(w.AssignedAt), w.CreateIndex, w.ModifyIndex)
-	b = append64(appendBool(*e, w.Unguarded), uint64(w.AcknowledgedAt), uint64(w.Retry.StableSince))
+	b = append64(appendBool(*e, w.MayOutliveLease), uint64(w.AcknowledgedAt), uint64(w.Retry.StableSince))
 	b = appendStr(appendStr(b, w.Retry.Verdict.Code), w.Retry.Verdict.Message)
 	*e = append64(b, uint64(len(w.Actions)))
 	for i := range w.Actions {
@@ -208,6 +259,33 @@ func (e *encoder) workload(w *Workload) {
 	}
 	e.ports(w.FormerPorts)
 	e.str(w.Namespace)
+	if w.Policy != "" {
+		e.str(w.Policy)
+	}
+	e.localData(w.Data)
+	if w.DiscardData {
+		e.str("discard data")
+	}
+	if w.PreemptedBy != "" {
+		e.str("preempted by")
+		e.str(w.PreemptedBy)
+	}
+	if w.Bundle != "" {
+		e.str("bundle")
+		e.str(w.Bundle)
+	}
+	if w.Adopted != "" {
+		e.str("adopted")
+		e.str(w.Adopted)
+	}
+	if w.JobSince != 0 {
+		e.str("job since")
+		e.i64(w.JobSince)
+	}
+	if w.Result != nil {
+		e.jobResult(w.Result)
+	}
+	e.owned(w)
 }
 
 func (e *encoder) action(a *AgentAction) {
@@ -255,6 +333,7 @@ func (e *encoder) node(n *Node) {
 	e.u64(n.CreateIndex)
 	e.u64(n.ModifyIndex)
 	e.strs(n.Lacks)
+	e.nodeKeys(&n.Set)
 }
 
 func (e *encoder) residual(r *Residual) {
@@ -281,6 +360,16 @@ func (e *encoder) replica(r *Replica) {
 		e.str(s)
 	}
 	e.u64(uint64(r.FeatureLevel))
+	if r.Memory > 0 {
+		e.i64(r.Memory)
+	}
+	if p := &r.Repair; *p != (ReplicaRepair{}) {
+		for _, s := range [...]string{p.Of, p.Damage, p.Aside} {
+			e.str(s)
+		}
+		e.i64(p.At)
+		e.bool(p.Done)
+	}
 }
 
 func (e *encoder) event(v *Event) {
@@ -291,7 +380,7 @@ func (e *encoder) event(v *Event) {
 	e.str(v.Namespace)
 }
 
-// info encodes everything but Digest, which fold hashes first.
+// info encodes all fields of Info except Digest. The method fold hashes Digest first.
 func (e *encoder) info(m *Info) {
 	e.str(m.ClusterID)
 	e.u64(m.Incarnation)
@@ -313,6 +402,10 @@ func (e *encoder) info(m *Info) {
 	e.u64(m.TrustVersion)
 	e.str(m.GossipRing)
 	e.u64(m.GossipVersion)
+	if m.MirrorPin != 0 || m.MirrorEndpoints != "" {
+		e.u64(m.MirrorPin)
+		e.str(m.MirrorEndpoints)
+	}
 }
 
 func (e *encoder) authority(a *Authority) {
@@ -334,6 +427,15 @@ func (e *encoder) token(t *Token) {
 	e.u64(uint64(t.Uses))
 	e.i64(t.ExpiresAt)
 	e.i64(t.CreatedAt)
+	e.hosts(t.Hosts)
+}
+
+// hosts encodes a list of hosts. It adds no bytes for an empty list, because former versions had no such
+// field and their digests must stay the same.
+func (e *encoder) hosts(list []string) {
+	if len(list) > 0 {
+		e.strs(list)
+	}
 }
 
 func (e *encoder) admission(a *Admission) {
@@ -343,6 +445,7 @@ func (e *encoder) admission(a *Admission) {
 	e.bytes(a.KeyHash)
 	e.i64(a.IssuedAt)
 	e.i64(a.NotAfter)
+	e.hosts(a.Hosts)
 }
 
 func (e *encoder) revocation(r *Revocation) {

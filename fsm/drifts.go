@@ -8,10 +8,10 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Drifts are differences between a node and the state. The planner finds them by comparing the
-// list of workloads that a node sends with the workloads that the state expects there. The state
-// keeps the open ones. A drift record changes nothing by itself: other commands, such as a
-// report, a new order or a residual, repair the difference.
+// Drifts are differences between a node and the state. The planner finds them by comparing the list of
+// workloads that a node sends with the workloads that the state expects there. The state keeps the open
+// drifts. A drift record changes nothing by itself: other commands, such as a report, a new order or a
+// residual, repair the difference.
 
 // The kinds of drift (contract/semantics.md section 8).
 const (
@@ -21,43 +21,45 @@ const (
 	DriftMissing  = "missing_on_agent"
 )
 
-// What is done about a drift (contract/state-etcd.md).
+// The actions on a drift (contract/state-etcd.md).
 const (
-	ActionInvestigate  = "operator_investigation" // nothing happens by itself: persysctl drift
+	ActionInvestigate  = "operator_investigation" // the scheduler does nothing; a person decides with persysctl drift
 	ActionDeleteOrphan = "delete_orphan_on_agent"
 	ActionAlign        = "align_scheduler_status"
 	ActionReapply      = "reapply_scheduler_revision"
 	ActionReconcile    = "retry_and_reconcile"
 )
 
-// CodeOrphanDeleted is the reason of a residual that a person requested for an orphan.
+// CodeOrphanDeleted is the reason code of a residual (an instance that a node has to remove) that a person
+// requested for an orphan.
 const CodeOrphanDeleted = "OrphanDeleted"
 
-// CodeAdopted is the reason of an assignment that a person requested for an orphan.
+// CodeAdopted is the reason code of an assignment that a person requested for an orphan: the workload is
+// bound to the node that runs it.
 const CodeAdopted = "Adopted"
 
-// MaxDrifts is the number of open drifts that are kept. Further ones are not recorded until some
-// are closed.
+// MaxDrifts is the maximum number of open drifts. Further drifts are not recorded until some are closed.
 const MaxDrifts = 10_000
 
-// Drift is one open difference.
+// Drift is one open difference between a node and the state.
 type Drift struct {
 	Node            string
 	Workload        string
 	Type            string
-	SchedulerStatus string // of a revision_mismatch, the revision
-	AgentStatus     string // as well
+	SchedulerStatus string // for a revision_mismatch: the revision in the state
+	AgentStatus     string // for a revision_mismatch: the revision on the node
 	Action          string
-	Repairs         uint32 // orders given to end it
-	RepairedAt      int64  // Unix nanoseconds, of the last one
+	Repairs         uint32 // number of orders issued to repair the drift
+	RepairedAt      int64  // time of the last repair order, Unix nanoseconds
 	DetectedAt      int64  // Unix nanoseconds
+	Revision        string // revision of an orphan on a legacy v1 agent; "" = unknown
 }
 
 func driftKey(node, workload, kind string) string { return node + "/" + workload + "/" + kind }
 
 func (d *Drift) key() string { return driftKey(d.Node, d.Workload, d.Type) }
 
-// Drifts scans the open drifts of a node, or of all nodes if node is "".
+// Drifts calls fn for the open drifts of a node, or of all nodes if node is "".
 func (s State) Drifts(node string, fn func(*Drift) bool) {
 	if node == "" {
 		s.r.drifts.Scan(func(_ string, d *Drift) bool { return fn(d) })
@@ -79,6 +81,7 @@ func driftPB(d *Drift) *commandv1.Drift {
 	return &commandv1.Drift{
 		Node: d.Node, Workload: d.Workload, Type: d.Type, SchedulerStatus: d.SchedulerStatus, AgentStatus: d.AgentStatus,
 		Action: d.Action, Repairs: d.Repairs, RepairedAt: d.RepairedAt, DetectedAt: d.DetectedAt,
+		Revision: d.Revision,
 	}
 }
 
@@ -86,7 +89,7 @@ func driftOf(m *commandv1.Drift) *Drift {
 	return &Drift{
 		Node: m.GetNode(), Workload: m.GetWorkload(), Type: m.GetType(), SchedulerStatus: m.GetSchedulerStatus(),
 		AgentStatus: m.GetAgentStatus(), Action: m.GetAction(), Repairs: m.GetRepairs(), RepairedAt: m.GetRepairedAt(),
-		DetectedAt: m.GetDetectedAt(),
+		DetectedAt: m.GetDetectedAt(), Revision: m.GetRevision(),
 	}
 }
 
@@ -94,22 +97,36 @@ func driftKind(kind string) bool {
 	return kind == DriftOrphan || kind == DriftState || kind == DriftRevision || kind == DriftMissing
 }
 
-// maxDriftID bounds the name of a workload on a node, in bytes. The name of an orphan need not
-// be a valid id.
-const maxDriftID = 256
+// MaxAdopted is the maximum length of an adopted revision, in bytes. It is the limit of the revision_id that a
+// caller may give, so an agent may report a revision of this length.
+const MaxAdopted = 256
 
-// setDrifts records the result of one comparison: drifts to open, drifts to close, and orders to
-// give again.
+// Clip shortens the texts of a drift to the lengths that the state keeps. A revision that is too
+// long is left out, because a shortened revision is useless.
+func (d *Drift) Clip() {
+	d.SchedulerStatus, d.AgentStatus, d.Action = clipTo(d.SchedulerStatus, 128), clipTo(d.AgentStatus, 128), clipTo(d.Action, 64)
+	if len(d.Revision) > MaxAdopted {
+		d.Revision = ""
+	}
+}
+
+// MaxDriftID is the maximum length in bytes of the workload name in a drift. The name of an orphan
+// need not be a valid workload id.
+const MaxDriftID = 256
+
+// setDrifts records the result of comparing one node with the state: drifts to open, drifts to close, and
+// workloads that need a new order.
 func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 	for _, m := range b.GetOpen() {
 		d := driftOf(m)
-		d.SchedulerStatus, d.AgentStatus, d.Action = clipTo(d.SchedulerStatus, 128), clipTo(d.AgentStatus, 128), clipTo(d.Action, 64)
+		d.Clip()
+		d.Revision = strings.Clone(d.Revision)
 		switch _, known := t.r.nodes.Get(d.Node); {
 		case !known:
 			res.skip("node " + strconv.Quote(clip(d.Node)) + " does not exist")
 		case !driftKind(d.Type):
 			res.skip("type: " + strconv.Quote(clip(d.Type)) + " is no kind of drift")
-		case d.Workload == "" || len(d.Workload) > maxDriftID || strings.Contains(d.Workload, "/"):
+		case d.Workload == "" || len(d.Workload) > MaxDriftID || strings.Contains(d.Workload, "/"):
 			res.skip("workload: " + strconv.Quote(clip(d.Workload)) + " is no name of a workload")
 		default:
 			if !t.openDrift(d) {
@@ -120,6 +137,11 @@ func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 	for _, m := range b.GetClosed() {
 		if d, ok := t.r.drifts.Get(driftKey(m.GetNode(), m.GetWorkload(), m.GetType())); ok {
 			t.closeDrift(d)
+		}
+	}
+	for _, a := range b.GetAdoptions() {
+		if why := t.adoptRevision(a); why != "" {
+			res.skip(why)
 		}
 	}
 	for _, p := range b.GetRepairs() {
@@ -135,12 +157,33 @@ func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 			continue
 		}
 		w := *old
-		w.Generation = t.generation() // keep the revision, so that the agent does not restart the workload
+		w.Generation = t.generation() // only the generation changes: with the same revision the agent does not restart the workload
 		w.Acknowledged, w.AcknowledgedAt = false, 0
 		t.putWorkload(old, &w)
 		res.Items = append(res.Items, itemOf(&w))
 	}
 	return res
+}
+
+// adoptRevision stores the revision that a node reports for an imported workload. It issues no
+// order: the imported record may name another revision than the one that the node runs, and an
+// order would restart the workload.
+func (t *Tx) adoptRevision(a *commandv1.DriftAdoption) (why string) {
+	old, why := t.planned(a.GetWorkload(), a.GetIfGeneration())
+	switch {
+	case why != "":
+		return why
+	case old.Node != a.GetNode():
+		return "workload " + strconv.Quote(old.ID) + " is not on node " + strconv.Quote(a.GetNode())
+	case !old.RunsAdopted():
+		return "workload " + strconv.Quote(old.ID) + " runs no imported revision"
+	case a.GetRevision() == "" || len(a.GetRevision()) > MaxAdopted:
+		return "revision: must have 1 to " + strconv.Itoa(MaxAdopted) + " bytes"
+	}
+	w := *old
+	w.Adopted = strings.Clone(a.GetRevision())
+	t.putWorkload(old, &w)
+	return ""
 }
 
 // openDrift stores a drift. A drift that is already open keeps its start time and makes no
@@ -174,7 +217,7 @@ func (t *Tx) closeDrift(d *Drift) {
 	t.driftEvent(EventDriftResolved, d)
 }
 
-// driftChanged folds a change of the table into the digest and notes the Change.
+// driftChanged records a created, changed or closed drift in the digest and in the changes of the transaction.
 func (t *Tx) driftChanged(key string, old, d *Drift) {
 	var e encoder
 	e.str("drift/" + key)
@@ -185,6 +228,9 @@ func (t *Tx) driftChanged(key string, old, d *Drift) {
 		e.u64(uint64(d.Repairs))
 		e.i64(d.RepairedAt)
 		e.i64(d.DetectedAt)
+		if d.Revision != "" {
+			e.str(d.Revision)
+		}
 	}
 	t.sideFold = append(t.sideFold, e...)
 	t.changes = append(t.changes, Change{Table: TableDrift, Key: key, Old: old, New: d})
@@ -204,7 +250,7 @@ func (t *Tx) driftEvent(kind string, d *Drift) {
 	})
 }
 
-// sentence describes the difference. For an orphan it names the command to run.
+// sentence describes an open drift in one sentence for users. For an orphan it names the command to run.
 func (d *Drift) sentence() string {
 	switch d.Type {
 	case DriftOrphan:
@@ -217,7 +263,7 @@ func (d *Drift) sentence() string {
 	return "node " + d.Node + " says " + d.AgentStatus + ", the record " + d.SchedulerStatus
 }
 
-// ended describes how the difference ended and how long it lasted.
+// ended describes a closed drift for users: how it ended and how long it lasted.
 func (d *Drift) ended(clock int64) string {
 	out := "node " + d.Node + " and the record agree again"
 	switch d.Type {
@@ -243,7 +289,7 @@ func (t *Tx) closeDrifts(node string) {
 	}
 }
 
-// orphan finds the open orphan that a command names.
+// orphan returns the open drift of the orphan that a command names, and the node that runs the orphan.
 func (t *Tx) orphan(node, workload string) (*Drift, *Node, Result) {
 	n, ok := t.r.nodes.Get(node)
 	if !ok {
@@ -252,7 +298,7 @@ func (t *Tx) orphan(node, workload string) (*Drift, *Node, Result) {
 	d, ok := t.r.drifts.Get(driftKey(node, workload, DriftOrphan))
 	switch {
 	case !ok:
-		return nil, nil, refuse(NotFound, "node %q has no orphan %q: `persysctl drift list` shows what there is", node, clip(workload))
+		return nil, nil, refuse(NotFound, "node %q has no orphan %q: `persysctl drift list` shows the orphans", node, clip(workload))
 	case !n.Up:
 		return nil, nil, refuse(NotReady, "node %q is %s: wait until it is back", n.ID, n.Status())
 	case !bounds.ValidID(workload):
@@ -277,11 +323,21 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	case known && old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: persysctl drift delete %s %s", old.ID, n.ID, old.ID)
 	case put != nil:
-		one := &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{put}}
+		if b.GetBundle() != nil {
+			t.offered = []*commandv1.Bundle{b.GetBundle()}
+		}
+		one := &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{put}, Bundles: t.offered}
 		if fault := t.putsFault(one.Workloads, ""); fault != "" {
 			return refuse(Invalid, "%s", fault)
 		}
-		if res, ok := t.admits(one, t.replaced(one.Workloads), nil); !ok {
+		olds := t.replaced(one.Workloads)
+		if res, ok := t.admits(one, olds, nil); !ok {
+			return res
+		}
+		if fault := templatesFault(one.Workloads, olds, ""); fault != "" {
+			return refuse(Conflict, "%s", fault)
+		}
+		if res, ok := t.judged(one.Workloads, olds); !ok {
 			return res
 		}
 	default:
@@ -299,9 +355,11 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	}
 	switch {
 	case want.Desired != DesiredRunning:
-		return refuse(Conflict, "workload %q is to be %s: persysctl start %s first", want.ID, want.Desired, want.ID)
+		return refuse(Conflict, "workload %q has the desired state %s: persysctl start %s first", want.ID, want.Desired, want.ID)
 	case known && old.Node == n.ID:
 		return refuse(Conflict, "workload %q is on node %q already", old.ID, n.ID)
+	case known && t.keepsData(old) != "":
+		return refuse(Conflict, "%s", t.keepsData(old))
 	case known && old.Node != "" && want.Demand.Exclusive:
 		return refuse(Conflict, "exclusive workload %q is on node %q: stop or delete it there first", old.ID, old.Node)
 	}
@@ -309,29 +367,25 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		return refuse(NoCapacity, "%s", why)
 	}
 	if put != nil {
-		t.putOne(put, old)
+		t.putOne(put, old, t.under(put, old))
 		old, _ = t.r.workloads.Get(d.Workload)
 	}
 	w := *old
-	if w.Node != "" {
-		t.release(&w, false, CodeAdopted)
-	}
-	if left, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
-		t.dropResidual(left)
-		t.holdPorts(&w, left.Demand.Ports)
-	}
-	w.Node, w.AssignedAt = n.ID, t.r.info.Clock
-	t.unguarded(&w)
-	w.Generation = t.generation()
-	w.Acknowledged, w.AcknowledgedAt = false, 0
-	w.Retry, w.Reason = Retry{MaxAttempts: w.Retry.MaxAttempts}, Reason{}
+	t.takeOver(&w, n, CodeAdopted)
 	t.putWorkload(old, &w)
+	if put != nil && d.Revision != "" && !strings.HasPrefix(d.Revision, ownRevision) {
+		// A legacy v1 agent recreates the instance if an order has another revision. The caller vouches
+		// that the instance matches the put, so the record keeps the revision that the agent knows.
+		named := w
+		named.Adopted = d.Revision
+		t.putWorkload(&w, &named)
+	}
 	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeAdopted, Message: "adopted where it was found"})
 	t.closeDrift(d)
 	return Result{Items: []Item{itemOf(&w)}}
 }
 
-// dropOrphan adds a residual for an orphan, so that its node is told to delete it.
+// dropOrphan adds a residual for an orphan, so that its node is told to delete the instance.
 func (t *Tx) dropOrphan(b *commandv1.DropOrphan) Result {
 	d, n, res := t.orphan(b.GetNode(), b.GetWorkload())
 	if d == nil {
@@ -364,11 +418,11 @@ func (t *Tx) dropOrphan(b *commandv1.DropOrphan) Result {
 }
 
 func (c *checker) drifts() {
-	c.must(c.s.DriftCount() <= MaxDrifts, "%d drifts are open, at most %d", c.s.DriftCount(), MaxDrifts)
+	c.must(c.s.DriftCount() <= MaxDrifts, "there are %d open drifts, at most %d are allowed", c.s.DriftCount(), MaxDrifts)
 	c.s.r.drifts.Scan(func(key string, d *Drift) bool {
 		_, ok := c.s.Node(d.Node)
 		c.must(ok && d.key() == key && driftKind(d.Type), "drift %q of node %q is stored under %q", clip(d.Type), clip(d.Node), clip(key))
-		c.must(d.DetectedAt > 0, "drift %q has no beginning", clip(key))
+		c.must(d.DetectedAt > 0, "drift %q has no time at which it was detected", clip(key))
 		return true
 	})
 }

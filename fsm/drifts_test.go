@@ -49,13 +49,13 @@ func TestSetDrifts(t *testing.T) {
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
 			is(t, "resolved", w.eventOf(EventDriftResolved).Details[3], Label{"resolved", "true"})
 			if m := w.eventOf(EventDriftResolved).Message; !strings.HasPrefix(m, "node a has no orphan of that name any more, after ") || !strings.HasSuffix(m, " s") {
-				t.Errorf("its end is told as %q", m)
+				t.Errorf("the event about the closed drift is %q, want it to say that node a has no orphan of that name any more", m)
 			}
 			is(t, "open", w.s.DriftCount(), 0)
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"a repair gets a new generation of the same revision", func(t *testing.T, w *world) {
+		{"the repair of a drift gives the workload a new generation of the same revision", func(t *testing.T, w *world) {
 			w.run("web")
 			before := *w.workload("web")
 			c := setDrifts([]*commandv1.Drift{drifted("a", "web", DriftRevision)})
@@ -77,7 +77,7 @@ func TestSetDrifts(t *testing.T) {
 			w.ok(runs)
 			is(t, "runs again", w.workload("web").Status, StatusRunning)
 		}},
-		{"a repair on another node is skipped", func(t *testing.T, w *world) {
+		{"the repair of a drift on another node is skipped", func(t *testing.T, w *world) {
 			c := setDrifts(nil)
 			c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "b", IfGeneration: w.generation("web")}}
 			skipped(t, w.do(c), "is not on node")
@@ -100,6 +100,11 @@ func TestSetDrifts(t *testing.T) {
 	})
 }
 
+func atRevision(d *commandv1.Drift, revision string) *commandv1.Drift {
+	d.Revision = revision
+	return d
+}
+
 func TestAdoptDrift(t *testing.T) {
 	provePlaced(t, []fact{
 		{"adopting an unknown workload needs a specification", func(t *testing.T, w *world) {
@@ -113,6 +118,28 @@ func TestAdoptDrift(t *testing.T) {
 			w.eventOf(EventDriftResolved)
 			is(t, "open", w.s.DriftCount(), 0)
 		}},
+		{"the instance of a legacy v1 agent counts as the given specification", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{atRevision(drifted("b", "ghost", DriftOrphan), "rev-7")}))
+			w.ok(adopt("b", "ghost", hostPort(80)))
+			is(t, "revision", w.workload("ghost").Revision(), "rev-7")
+			w.ok(put("ghost", hostPort(80), content("c1:changed")))
+			is(t, "revision of a changed specification", w.workload("ghost").Revision(), "c1-changed")
+		}},
+		{"the instance of a legacy v1 agent that schedulers ordered has the revision of its content", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{atRevision(drifted("b", "ghost", DriftOrphan), "c1-fedcba9876543210")}))
+			w.ok(adopt("b", "ghost", hostPort(80)))
+			is(t, "revision", w.workload("ghost").Revision(), "c1-0123456789abcdef")
+		}},
+		{"a known specification of a workload replaces the instance of a legacy v1 agent", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{atRevision(drifted("b", "web", DriftOrphan), "rev-7")}))
+			w.ok(adopt("b", "web"))
+			is(t, "revision", w.workload("web").Revision(), "c1-0123456789abcdef")
+		}},
+		{"a revision that is too long is not adopted", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{atRevision(drifted("b", "ghost", DriftOrphan), strings.Repeat("x", MaxAdopted+1))}))
+			w.ok(adopt("b", "ghost", hostPort(80)))
+			is(t, "revision", w.workload("ghost").Revision(), "c1-0123456789abcdef")
+		}},
 		{"a known workload moves to the node where it was found", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
 			w.ok(adopt("b", "web"))
@@ -125,7 +152,7 @@ func TestAdoptDrift(t *testing.T) {
 			w.run("web")
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
 			w.ok(adopt("b", "web", hostPort(81), content("c1:other")))
-			holder, on := w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			holder, on := w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
 			is(t, "80 is held by", holder+" on "+on, "web on a")
 			w.ok(put("other", hostPort(80)))
 			skipped(t, w.do(w.assign("other", "a")), "80/tcp")
@@ -136,7 +163,7 @@ func TestAdoptDrift(t *testing.T) {
 			w.ok(w.evict("web", CodeDraining, false))
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web", DriftOrphan)}))
 			w.ok(adopt("a", "web", hostPort(81), content("c1:other")))
-			holder, on := w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			holder, on := w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
 			is(t, "80 is held by", holder+" on "+on, "web on a")
 		}},
 		{"an exclusive workload that is placed on another node is not adopted", func(t *testing.T, w *world) {
@@ -155,7 +182,7 @@ func TestAdoptDrift(t *testing.T) {
 			_, ok := w.s.Workload("big")
 			is(t, "made", ok, false)
 		}},
-		{"only an orphan is adopted", func(t *testing.T, w *world) {
+		{"a workload that is no orphan cannot be adopted", func(t *testing.T, w *world) {
 			refused(t, w.do(adopt("b", "none")), NotFound, "persysctl drift list")
 			refused(t, w.do(adopt("none", "none")), NotFound, "none")
 		}},
@@ -190,4 +217,17 @@ func TestDropOrphan(t *testing.T) {
 			refused(t, w.do(dropOrphan("b", "not an id")), Invalid, "by hand")
 		}},
 	})
+}
+
+// adoptedOrphans is a scenario of the golden corpus: orphans of legacy v1 agents are adopted.
+func adoptedOrphans(w *world) {
+	w.do(register("a"))
+	w.do(setDrifts([]*commandv1.Drift{atRevision(drifted("a", "ghost", DriftOrphan), "rev-7"), atRevision(drifted("a", "ours", DriftOrphan), "c1-ff"), drifted("a", "none", DriftOrphan)}))
+	w.do(setDrifts([]*commandv1.Drift{atRevision(drifted("a", "ghost", DriftOrphan), "rev-8")}))
+	w.do(adopt("a", "ghost"))
+	w.do(adopt("a", "ghost", hostPort(80)))
+	w.do(adopt("a", "ours", hostPort(81)))
+	w.do(adopt("a", "none", hostPort(82)))
+	w.do(w.says("ghost", "Running"))
+	w.do(put("ghost", content("c1:changed")))
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// MaxEach is the largest number of workloads in a command whose workloads are judged one by one.
+// MaxEach is the largest number of workloads in a PutWorkloads with the field each set.
 const MaxEach = 64
 
-// putEach judges each put as if it had come in a command of its own. The puts share the caller,
-// the request id with its receipt, and the generation.
+// putEach accepts or refuses each put as if it had come in a command of its own. The puts share
+// the caller, the generation, and the request id with its receipt.
 func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 	puts := b.GetWorkloads()
 	switch {
@@ -28,7 +28,7 @@ func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 		item, refusal, ok := t.putAlone(puts[i : i+1])
 		if !ok {
 			item = Item{ID: puts[i].GetId(), Kind: refusal.Kind, Reason: strings.ToValidUTF8(refusal.Reason, "")}
-			if !bounds.ValidID(item.ID) { // the id may be of any length and hold any bytes
+			if !bounds.ValidID(item.ID) { // shorten the id: an invalid id may have any length and hold any bytes
 				item.ID = strings.ToValidUTF8(clip(item.ID), "")
 			}
 		}
@@ -38,20 +38,29 @@ func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 	return Result{Items: items}
 }
 
-// putAlone judges one put outside a group. ok is false if the put is refused.
+// putAlone applies one put of a workload that is not in a group. ok is false if the put is refused.
 func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, ok bool) {
 	if fault := t.putsFault(one, ""); fault != "" {
 		return Item{}, refuse(Invalid, "%s", fault), false
 	}
+	if isSystemPut(one[0]) {
+		return Item{}, refuse(Invalid, "each: must not be with a system workload, whose members change with it"), false
+	}
 	old := t.replaced(one)
-	t.alone.Workloads = one
+	t.alone.Workloads, t.alone.Bundles = one, t.offered
 	if res, ok := t.admits(&t.alone, old, nil); !ok {
 		return Item{}, res, false
 	}
-	return t.putOne(one[0], old[0]), Result{}, true
+	if fault := templatesFault(one, old, ""); fault != "" {
+		return Item{}, refuse(Conflict, "%s", fault), false
+	}
+	if res, ok := t.judged(one, old); !ok {
+		return Item{}, res, false
+	}
+	return t.putOne(one[0], old[0], t.under(one[0], old[0])), Result{}, true
 }
 
-// Of returns the verdict on one item of a command whose workloads are judged one by one.
+// Of returns the Result of workload i in a command that accepts or refuses each workload separately.
 func (r Result) Of(i Item) Result {
 	return Result{Kind: i.Kind, Reason: i.Reason, Index: r.Index, Items: []Item{i}, Duplicate: r.Duplicate}
 }

@@ -15,8 +15,8 @@ func onePut(id string, opts ...func(*commandv1.WorkloadPut)) *commandv1.Workload
 	return put(id, opts...).GetPutWorkloads().GetWorkloads()[0]
 }
 
-// TestEach: a put with Each judges every workload separately.
-func TestEach(t *testing.T) {
+// TestEachWorkloadIsJudgedAlone: a PutWorkloads with Each set accepts or refuses every workload separately.
+func TestEachWorkloadIsJudgedAlone(t *testing.T) {
 	prove(t, []fact{
 		{"a refused workload does not affect the others", func(t *testing.T, w *world) {
 			w.ok(putNamespace("small", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{CpuMillicores: 1500} }))
@@ -30,7 +30,7 @@ func TestEach(t *testing.T) {
 			}
 			is(t, "kinds", fmt.Sprint(kinds), fmt.Sprint([]Kind{OK, OK, OverQuota, Invalid, OK}))
 			is(t, "the reason names the rule", strings.Contains(res.Items[3].Reason, "bad id"), true)
-			is(t, "as a verdict of its own", res.Of(res.Items[2]).Kind, OverQuota)
+			is(t, "the item has the verdict of its workload", res.Of(res.Items[2]).Kind, OverQuota)
 			for id, there := range map[string]bool{"a": true, "b": true, "c": false, "d": true} {
 				_, ok := w.s.Workload(id)
 				is(t, id, ok, there)
@@ -88,9 +88,9 @@ func TestEach(t *testing.T) {
 	})
 }
 
-// TestEachDecodes: a Decoder, which reuses its messages, decodes a put with Each to the same
+// TestDecoderReadsPutsWithEach: a Decoder, which reuses its messages, decodes a put with Each to the same
 // message as the protobuf runtime.
-func TestEachDecodes(t *testing.T) {
+func TestDecoderReadsPutsWithEach(t *testing.T) {
 	long := onePut("long")
 	long.Spec = bytes.Repeat([]byte("x"), smallFrame+1)
 	off := each(onePut("a"), onePut("b"))
@@ -109,7 +109,7 @@ func TestEachDecodes(t *testing.T) {
 		}
 		got, err := d.Next()
 		if err != nil || !proto.Equal(got, c) {
-			t.Errorf("%v is read as %v, %v", c, got, err)
+			t.Errorf("command %v was decoded as %v with error %v, want the same command", c, got, err)
 		}
 	}
 }

@@ -7,18 +7,35 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Failures count from the first one until the workload has run without interruption for a while.
-// Being seen running does not reset the count: a workload that starts and exits in a loop would
-// then never be given up. The planner decides how long a workload must run.
+// The failures of a workload are counted until it has run without interruption for a while. A report that the
+// workload runs does not reset the count: a workload that starts and exits in a loop would then never be
+// given up. The planner decides how long a workload must run.
 
-// failed reports whether there are failures that have not been cleared.
+// failed reports whether the workload has failures that have not been cleared.
 func (r *Retry) failed() bool { return r.Attempts != 0 || r.FirstFailureAt != 0 || r.Terminal }
 
-// observed updates the counters after a report about w. restarts is the engine's restart count in
-// the previous report. If the count has grown, the time without interruption starts again.
+// Completed reports whether w, whose desired state is Running, has exited with success and its restart
+// policy does not restart it. It keeps its node. Only a restart that a person requests starts it again.
+func (w *Workload) Completed() bool {
+	return w.Desired == DesiredRunning && w.Node != "" && w.Acknowledged && w.Actual.Generation == w.Generation &&
+		w.Actual.State == ActualStopped && w.Actual.Code == CodeCompleted &&
+		(w.Demand.Job == nil || w.Actual.Exit == nil || w.Demand.Job.Succeeds(w.Actual.Exit.Code))
+}
+
+// Working reports whether the agent of w is carrying out the present order: it pulls an image, stops the
+// former instance, or waits for a dependency. The deadline of the order does not run meanwhile, because the
+// agent bounds each of these steps itself.
+func (w *Workload) Working() bool { return w.Status == StatusPending && w.working() }
+
+func (w *Workload) working() bool {
+	return w.Acknowledged && w.Actual.Generation == w.Generation && w.Actual.State == ActualPending && w.Actual.Code == CodeWorking
+}
+
+// observed updates the failure counters after a report about w. restarts is the engine's restart
+// count in the previous report. If the count has grown, the time without interruption starts again.
 func (r *Retry) observed(w *Workload, restarts int32, state Actual, clock int64) {
 	switch {
-	case state == ActualStopped && w.Desired == DesiredStopped:
+	case state == ActualStopped && w.Desired == DesiredStopped, w.Completed():
 		*r = Retry{MaxAttempts: r.MaxAttempts}
 	case state == ActualRunning && w.Desired == DesiredRunning:
 		r.NextAt = 0 // a running workload needs no retry
@@ -36,8 +53,8 @@ func (r *Retry) observed(w *Workload, restarts int32, state Actual, clock int64)
 	}
 }
 
-// nodeChanged updates the counters after a node was lost or returned. Whether its workloads ran in
-// the meantime is unknown.
+// nodeChanged updates the failure counters of w after its node was lost or has returned. It is unknown
+// whether w ran while the node was lost.
 func (r *Retry) nodeChanged(w *Workload, up bool, clock int64) {
 	switch {
 	case !up:
@@ -48,7 +65,31 @@ func (r *Retry) nodeChanged(w *Workload, up bool, clock int64) {
 	}
 }
 
-// forgiveFailures clears the failures of workloads that have run for long enough.
+// noRetry returns why a retry of w would not help: w is in its desired state, or is getting there
+// without a failure. "" means that a retry may help.
+func (t *Tx) noRetry(w *Workload) string {
+	n := t.nodeOf(w)
+	told := w.Acknowledged && w.Actual.Generation == w.Generation
+	switch {
+	case n == nil && !w.Finished(): // the node was removed, so a retry places the workload again
+		return ""
+	case w.Finished() && !w.Result.Succeeded:
+		return "" // a retry starts a failed job again
+	case w.Completed(), w.Finished():
+		return "it has completed: to run it again: persysctl restart " + w.ID
+	case told && w.Desired == DesiredStopped && stopped(w.Actual.State):
+		return "it is stopped: start it instead"
+	case told && w.Desired == DesiredRunning && w.Actual.State == ActualRunning && w.Actual.Health != Unhealthy && n.Up:
+		return "it runs: there is nothing to retry; to restart it: persysctl restart " + w.ID
+	case told && w.Actual.State == ActualRunning && !n.Up:
+		return "its node " + n.ID + " is down: a retry cannot reach it"
+	case w.Retry.failed() || told && w.Actual.State != ActualPending && w.Actual.State != ActualNone:
+		return ""
+	}
+	return "it is on its way without a failure: there is nothing to retry yet"
+}
+
+// forgiveFailures clears the failures of workloads that, according to the planner, have run for long enough.
 func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 	for _, f := range b.GetWorkloads() {
 		old, why := t.planned(f.GetWorkload(), f.GetIfGeneration())
@@ -73,19 +114,20 @@ func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 	return res
 }
 
-// overdue reports whether u has the reason DeleteTimeout and is about the present generation of w,
-// which is being deleted. No other reason is stored for a workload that is being deleted.
+// overdue reports whether u, the planner's explanation for w, says that the deletion of w timed
+// out: w is being deleted, and u has the reason DeleteTimeout and the present generation of w. No
+// other explanation is stored for a workload that is being deleted.
 func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
 	return w.Desired == DesiredDeleted && w.Generation == GenerationOf(u.GetIfGeneration()) &&
 		u.GetCode() == CodeDeleteTimeout
 }
 
-// Bounds of the recorded tasks of agents.
+// Bounds of the finished tasks of agents that the state records.
 const (
-	MaxActions     = 20  // of one workload
+	MaxActions     = 20  // largest number of recorded tasks per workload
 	maxActionError = 256 // bytes
 	maxActionID    = 256 // bytes
-	maxAuditTasks  = 64  // recorded tasks that ended in one second; more tasks might become events twice
+	maxAuditTasks  = 64  // largest number of remembered tasks that ended in the same second; a further one might become an event twice
 )
 
 // recordActions turns the finished tasks of a node into events. If the command names a workload,
@@ -116,15 +158,15 @@ func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 			t.putWorkload(old, &w)
 		}
 	}
-	// The tasks of one workload do not show which other tasks ended before them.
+	// A list of the tasks of one workload is incomplete for the node, so it makes no audit events.
 	if b.GetWorkload() == "" {
-		slices.Reverse(actions) // events are in order of age, the oldest first
+		slices.Reverse(actions) // events are added from the oldest to the newest
 		t.auditActions(n.ID, actions)
 	}
 	return res
 }
 
-// auditActions adds an event for each task that ended after the last recorded one.
+// auditActions adds an event for each task of a node that ended after the last recorded task.
 func (t *Tx) auditActions(node string, actions []AgentAction) {
 	was := &NodeAudit{Node: node}
 	if old, ok := t.r.audits.Get(node); ok {
@@ -164,7 +206,7 @@ func (t *Tx) dropAudit(node string) {
 	}
 }
 
-// auditFold folds a change of the table into the digest.
+// auditFold folds a change of a node's recorded tasks into the digest.
 func (t *Tx) auditFold(a *NodeAudit) {
 	var e encoder
 	e.str("audit/" + a.Node)
@@ -173,10 +215,10 @@ func (t *Tx) auditFold(a *NodeAudit) {
 	t.sideFold = append(t.sideFold, e...)
 }
 
-// NodeAudit returns the time up to which the finished tasks of a node are recorded.
+// NodeAudit returns the record that says up to which time the finished tasks of a node have become events.
 func (s State) NodeAudit(node string) (*NodeAudit, bool) { return s.r.audits.Get(node) }
 
-// Knows reports whether a task needs no event: it has become one already, or it has not ended.
+// Knows reports whether a task needs no new event: the task has become an event already, or has not ended.
 func (a *NodeAudit) Knows(x *commandv1.AgentAction) bool {
 	return x.GetEndedAt() <= 0 || a != nil && (x.GetEndedAt() < a.EndedAt || x.GetEndedAt() == a.EndedAt && slices.Contains(a.Tasks, clipTo(x.GetTaskId(), maxActionID)))
 }

@@ -31,7 +31,7 @@ func action(task, workload string, ended int64) *commandv1.AgentAction {
 	}
 }
 
-// provePlaced runs facts in a world where workload web is placed on node a.
+// provePlaced runs the given subtests, each in a world where workload web is placed on node a.
 func provePlaced(t *testing.T, facts []fact) {
 	t.Helper()
 	for _, f := range facts {
@@ -43,7 +43,7 @@ func provePlaced(t *testing.T, facts []fact) {
 	}
 }
 
-func TestFailures(t *testing.T) {
+func TestFailureCountersOfWorkloads(t *testing.T) {
 	fail := func(w *world, attempts int32) {
 		w.ok(w.says("web", "Failed"))
 		w.ok(w.retry("web", attempts, 0, false))
@@ -63,7 +63,7 @@ func TestFailures(t *testing.T) {
 			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
 			is(t, "event", w.eventOf(EventWorkloadStable).Details[0], Label{"attempts", "1"})
 		}},
-		{"a failure before that adds to the count", func(t *testing.T, w *world) {
+		{"a failure before the stable time ends adds to the count", func(t *testing.T, w *world) {
 			fail(w, 1)
 			first := w.workload("web").Retry.FirstFailureAt
 			w.run("web")
@@ -100,7 +100,7 @@ func TestFailures(t *testing.T) {
 			is(t, "next", w.workload("web").Retry.NextAt, 0)
 			is(t, "status", w.workload("web").Status, StatusRunning)
 		}},
-		{"another generation is skipped", func(t *testing.T, w *world) {
+		{"an item of another generation is skipped", func(t *testing.T, w *world) {
 			fail(w, 1)
 			w.run("web")
 			c := w.forgive("web")
@@ -110,7 +110,7 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-func TestExhausted(t *testing.T) {
+func TestVerdictAfterExhaustedRetries(t *testing.T) {
 	exhaust := func(w *world) {
 		w.ok(w.says("web", "Failed"))
 		c := w.retry("web", 5, 0, true)
@@ -140,7 +140,7 @@ func TestExhausted(t *testing.T) {
 			exhausted(t, w)
 			is(t, "status", w.workload("web").Status, StatusFailed)
 		}},
-		{"a running workload keeps the verdict until the failures are cleared", func(t *testing.T, w *world) {
+		{"a running workload keeps the verdict until its failures are cleared", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.run("web")
 			is(t, "status", w.workload("web").Status, StatusRunning)
@@ -155,7 +155,7 @@ func TestExhausted(t *testing.T) {
 			w.ok(nodeState("a", false))
 			is(t, "stable since", w.workload("web").Retry.StableSince, 0)
 			w.ok(nodeState("a", true))
-			is(t, "stable since, heard again", w.workload("web").Retry.StableSince, w.now)
+			is(t, "StableSince after the node has returned", w.workload("web").Retry.StableSince, w.now)
 			is(t, "status", w.workload("web").Status, StatusRunning)
 		}},
 		{"a new specification clears the verdict", func(t *testing.T, w *world) {
@@ -171,7 +171,7 @@ func TestExhausted(t *testing.T) {
 	})
 }
 
-func TestDeleteTimeout(t *testing.T) {
+func TestDeleteTimeoutIsRecorded(t *testing.T) {
 	late := func(w *world) Command {
 		return explain("web", CodeDeleteTimeout, "node a has not let it go for 60 s", w.generation("web"))
 	}

@@ -8,17 +8,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/policy"
 )
 
 var update = flag.Bool("update", false, "add missing golden files; files that are there are never changed")
 
-// scenarios write the golden corpus. Every later version must apply its commands with the
-// same results as the version that wrote them. Do not change a scenario, because -update does
-// not rewrite existing files. Add a scenario, and run go test ./fsm -update.
+// scenarios are the command sequences of the golden corpus. Every later version must apply the recorded
+// commands with the same results as the version that recorded them. Do not change a scenario, because -update
+// does not rewrite existing files. To test something new, add a scenario and run go test ./fsm -update.
 var scenarios = []struct {
 	name string
 	run  func(w *world)
@@ -90,7 +92,7 @@ var scenarios = []struct {
 		w.do(putReplica("r2", 2))
 		w.do(setLevel(0))
 		w.do(setLevel(1))
-		w.do(setLevel(2)) // r1 is behind
+		w.do(setLevel(2)) // refused, because replica r1 understands only feature level 1
 		w.do(setMode("degraded", "etcd is away"))
 		w.do(put("web"))
 		w.do(register("new"))
@@ -360,12 +362,12 @@ var scenarios = []struct {
 		w.step()
 		w.do(rolloutAction("resume"))
 		w.wait(minute)
-		w.step() // fails and reverts
+		w.step() // the rolling update fails and reverts
 		w.everybodyRuns()
 		w.wait(10 * second)
 		w.step()
 		w.do(rolloutAction("undo"))
-		w.do(group(2, 3, 0, false)) // all at once
+		w.do(group(2, 3, 0, false)) // max_parallel 0: all members of the group change at once
 		w.do(group(3, 2, 1, false))
 		w.do(remove("web-0", true))
 		w.do(remove("web-1", true))
@@ -476,6 +478,171 @@ var scenarios = []struct {
 		w.do(c)
 		w.do(each())
 	}},
+	{"70-policies", func(w *world) {
+		w.do(register("n", func(n *commandv1.RegisterNode) { n.Labels = []*commandv1.Label{{Key: "zone", Value: "dmz"}} }))
+		w.do(putNamespace("a"))
+		w.do(putNamespace("b"))
+		w.do(putPolicy("own", func(m *commandv1.Policy) {
+			m.Description, m.HostPaths = "of its own", []*commandv1.PolicyHostPath{{Path: "/srv", ReadOnly: true}}
+			m.Ports, m.MaxPids, m.MaxWorkloads, m.MaxSpecBytes = []string{"80", "1024-65535"}, 100, 3, 1000
+		}))
+		w.do(putPolicy("own", func(m *commandv1.Policy) { m.Kinds = []string{"odd"} }))
+		w.do(putPolicy("restricted"))
+		w.do(confined(put("web", inNamespace("a"), privileged), "a"))
+		w.do(confined(put("web", inNamespace("a"), asking(policy.RuleHostPath, "/etc")), "a"))
+		w.do(confined(put("web", inNamespace("a"), asking(policy.RuleUser, "1000")), "a"))
+		w.do(bind("own", "a"))
+		w.do(bind("own", "b"))
+		w.do(bind("restricted", "b"))
+		w.do(bind("none", "a"))
+		w.do(bindNodes("baseline", "zone", "dmz"))
+		w.do(bindNodes("own", "", ""))
+		w.do(put("files", inNamespace("a"), asking(policy.RuleHostPathRead, "/srv/x")))
+		w.do(put("files", inNamespace("a"), asking(policy.RuleHostPath, "/srv/x")))
+		w.do(put("free", privileged))
+		w.do(w.assign("free", "n"))
+		w.do(w.assign("web", "n"))
+		w.do(w.assign("files", "n"))
+		w.do(put("web", inNamespace("a"), asking(policy.RuleUser, "1000")))
+		w.do(bind("privileged", "a"))
+		w.do(confined(put("web", inNamespace("a"), privileged), "a"))
+		w.do(put("web", inNamespace("a"), privileged))
+		w.do(dropPolicy("own"))
+		w.do(bindNodes("", "zone", "dmz"))
+		w.do(bind("", "a"))
+		w.do(dropNamespace("b"))
+		w.do(w.assign("free", "n"))
+	}},
+	{"76-roles", rolesScenario},
+	{"71-retry-if-needed", func(w *world) {
+		w.do(register("a"))
+		w.place("web", "a")
+		w.do(retryIfNeeded("web"))
+		w.run("web")
+		w.do(retryIfNeeded("web"))
+		w.do(w.says("web", "Failed"))
+		w.do(retryIfNeeded("web"))
+		w.do(remove("web", false))
+		w.do(retryIfNeeded("web"))
+		w.do(retryIfNeeded("none"))
+	}},
+	{"72-causes", func(w *world) {
+		w.do(register("a"))
+		for i, state := range []string{"Pending", "Unknown", "Stopped", "Failed", "Missing", "Running"} {
+			id := "web-" + strconv.Itoa(i)
+			w.place(id, "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 1 }))
+			c := w.says(id, state)
+			c.GetReport().Reports[0].Code, c.GetReport().Reports[0].Message = "RUNTIME_ERROR", "no such thing"
+			w.do(c)
+			c.GetReport().Reports[0].Terminal = true
+			w.do(c)
+		}
+	}},
+	{"26-preemption", func(w *world) {
+		w.do(register("n"))
+		w.do(putNamespace("shop", maxPriority(5)))
+		w.do(putNamespace("bank"))
+		w.place("low", "n", in("bank", 2)...)
+		w.place("vm", "n", append(in("bank", 0), demand(func(d *commandv1.Demand) { d.Exclusive = true }))...)
+		w.do(put("high", in("shop", 9)...))
+		w.do(put("other", in("bank", 3)...))
+		w.do(w.preempt("vm", "high"))
+		w.do(w.preempt("low", "high"))
+		w.do(confined(put("more", in("shop", 6)...), "shop"))
+		w.do(confined(put("more", in("shop", 5)...), "shop"))
+		w.do(putNamespace("shop"))
+		w.bind("low", "n")
+		w.do(w.preempt("low", "more"))
+		w.do(w.preempt("low", "other"))
+	}},
+	{"25-local-data", func(w *world) {
+		w.do(register("a"))
+		w.do(register("b", func(n *commandv1.RegisterNode) { n.Pools[0].Type = "nfs" }))
+		w.place("db", "a", keeps("volume data", "disk vda"))
+		w.place("shared", "b", func(p *commandv1.WorkloadPut) {
+			p.Demand.LocalData = []*commandv1.LocalData{{Name: "disk vda", Pool: "main"}}
+		})
+		w.run("db")
+		w.run("shared")
+		w.do(drain("a", true))
+		w.do(w.evict("db", CodeDraining, false))
+		w.do(w.evict("shared", CodeDraining, false))
+		w.do(drainDiscarding("a"))
+		w.do(drain("a", false))
+		w.do(put("db", keeps("volume other"), content("c1:other"), discards))
+		w.run("db")
+		w.do(nodeState("a", false))
+		w.do(fence("a"))
+		w.do(removeNode("a", true))
+		w.do(fenceDiscarding("a"))
+		w.do(w.evict("db", CodeNodeLost, true))
+		w.bind("db", "b")
+		w.run("db")
+		w.do(nodeState("b", false))
+		w.do(removeDiscarding("b"))
+	}},
+	{"74-ports-of-addresses", func(w *world) {
+		w.do(register("a"))
+		w.do(put("web", portOf(80, "127.0.0.1")))
+		w.do(put("api", portOf(80, "127.0.0.2")))
+		w.do(put("all", hostPort(80)))
+		w.do(w.assign("web", "a"))
+		w.do(w.assign("api", "a"))
+		w.do(w.assign("all", "a"))
+		w.do(report(&commandv1.WorkloadReport{
+			Workload: "web", Node: "a", Generation: w.generation("web"), State: "Running", Acknowledged: true,
+			Ports: []*commandv1.PortBinding{{HostPort: 80, ContainerPort: 8080, Protocol: "tcp", Address: "127.0.0.1"}}, ObservedAt: w.now,
+		}))
+	}},
+	{"71-repaired-replica", func(w *world) {
+		w.do(putReplica("r1", 1))
+		w.do(putReplica("r0", 1))
+		w.do(removeReplica("r0"))
+		w.do(repaired("r2", "", false))
+		w.do(repaired("r2", "r0", false))
+		w.do(setMode("degraded", "etcd is away"))
+		w.do(repaired("r2", "r0", true))
+		w.do(repaired("r2", "r0", true))
+		w.do(repaired("r3", "r2", true))
+		w.do(removeReplica("r2"))
+	}},
+	{"75-bundles", bundlesScenario},
+	{"73-node-keys", func(w *world) {
+		w.do(register("a", reports(map[string]string{"zone": "x"}, Taint{Key: "spot", Effect: TaintNoExecute, Seconds: 30})))
+		w.do(labelNode("a", "zone=y", "rack=1"))
+		w.do(labelNode("a", "zone-", "rack-", "none-"))
+		w.do(taintNode("a", Taint{Key: "gpu", Value: "a", Effect: TaintNoSchedule}, Taint{Key: "spot"}))
+		w.do(taintNode("a", Taint{Key: "gpu", Value: "a", Effect: TaintNoExecute, Seconds: 60}))
+		w.do(taintNode("a", Taint{Key: "gpu", Value: "a", Effect: TaintNoExecute, Seconds: 5}))
+		w.do(taintNode("a", Taint{Key: "gpu", Effect: "Never"}))
+		w.do(register("a", reports(map[string]string{"zone": "z", "disk": "ssd"}, Taint{Key: "spot", Effect: TaintNoExecute})))
+		w.do(put("web"))
+		w.do(w.assign("web", "a"))
+		w.do(w.evict("web", CodeTainted, false))
+		w.do(labelNode("zz", "zone=y"))
+		w.do(taintNode("a", Taint{Key: "gpu"}, Taint{Key: "spot", Effect: TaintPreferNoSchedule}))
+	}},
+	// This scenario has only refused commands: only an import creates workloads that may adopt a
+	// revision. TestAdoptedRevision has the accepted commands.
+	{"75-adopted-revisions", func(w *world) {
+		w.do(register("a"))
+		w.do(put("web"))
+		w.do(adoptRevision(w.generation("web"), "web", "a", "rev-7"))
+		w.do(w.assign("web", "a"))
+		w.do(w.says("web", "Running"))
+		w.do(adoptRevision(w.generation("web"), "web", "a", "rev-7"))
+		w.do(adoptRevision(w.generation("web"), "web", "b", "rev-7"))
+		w.do(adoptRevision(w.generation("web"), "none", "a", "rev-7"))
+	}},
+	{"75-conditions", conditions},
+	{"76-mac-addresses", macAddresses},
+	{"76-adopted-orphans", adoptedOrphans},
+	{"76-revision-numbers", revisionNumbers},
+	{"80-jobs", jobsScenario},
+	{"81-templates", templatesScenario},
+	{"85-placement", placementScenario},
+	{"81-scale", scaleScenario},
+	{"83-system-workloads", systemScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
@@ -487,7 +654,7 @@ func TestGoldenCorpus(t *testing.T) {
 		if _, err := os.Stat(corpusFile(sc.name, ".log")); err == nil {
 			continue
 		} else if !*update {
-			t.Errorf("%s: its files are missing; golden files are only ever added (-update adds)", sc.name)
+			t.Errorf("scenario %s has no golden files; run the test with -update to add them", sc.name)
 			continue
 		}
 		w := formed(t)
@@ -505,7 +672,7 @@ func TestGoldenCorpus(t *testing.T) {
 	}
 	logs, err := filepath.Glob(corpusFile("*", ".log"))
 	if err != nil || len(logs) < len(scenarios) {
-		t.Fatalf("%d recorded logs, %v", len(logs), err)
+		t.Fatalf("found %d recorded logs (error %v), want at least one per scenario", len(logs), err)
 	}
 	for _, path := range logs {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".log"), func(t *testing.T) {
@@ -522,7 +689,7 @@ func TestGoldenCorpus(t *testing.T) {
 	}
 }
 
-// judged replays a recorded log and returns the results as text.
+// judged applies the commands of a recorded log again and returns the results as text.
 func judged(t *testing.T, log []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -530,11 +697,11 @@ func judged(t *testing.T, log []byte) []byte {
 	for index := uint64(1); len(log) > 0; index++ {
 		size, n := binary.Uvarint(log)
 		if n <= 0 || size > uint64(len(log)-n) {
-			t.Fatalf("entry %d is cut off", index)
+			t.Fatalf("recorded log entry %d is cut off", index)
 		}
 		commands, err := DecodeBatch(log[n : n+int(size)])
 		if err != nil {
-			t.Fatalf("entry %d: %v", index, err)
+			t.Fatalf("recorded log entry %d must be decodable, got error %v", index, err)
 		}
 		log = log[n+int(size):]
 		for _, c := range commands {
@@ -542,7 +709,7 @@ func judged(t *testing.T, log []byte) []byte {
 			var changes []Change
 			s, res, changes = s.Apply(Meta{index, 1}, c)
 			if err := s.Check(); err != nil {
-				t.Fatalf("entry %d: %v", index, err)
+				t.Fatalf("after log entry %d the invariants must hold, but Check returned %v", index, err)
 			}
 			fmt.Fprintf(&out, "%d %s: %s changes=%d skipped=%d duplicate=%v %q", index, ArmName(c), res.Kind, len(changes), res.Skipped, res.Duplicate, res.Reason)
 			for _, i := range res.Items {
@@ -575,17 +742,17 @@ func mustEqualText(t *testing.T, got, want []byte) {
 	for i := range max(len(g), len(w)) {
 		switch {
 		case i >= len(g):
-			t.Fatalf("line %d is missing: %s", i+1, w[i])
+			t.Fatalf("the results lack line %d of the golden file: %s", i+1, w[i])
 		case i >= len(w):
-			t.Fatalf("line %d is new: %s", i+1, g[i])
+			t.Fatalf("the golden file lacks result line %d: %s", i+1, g[i])
 		case g[i] != w[i]:
 			t.Fatalf("line %d\n got %s\nwant %s", i+1, g[i], w[i])
 		}
 	}
 }
 
-// TestGoldenMatrix: each mode permits the commands that matrix.golden lists. Rows are only
-// added. To change a row, change fsm/DESIGN.md and edit the file by hand.
+// TestGoldenMatrix: for each mode, matrix.golden lists which commands it permits. Rows are only added. To
+// change a row, change fsm/DESIGN.md and edit the file by hand.
 func TestGoldenMatrix(t *testing.T) {
 	path := filepath.Join("testdata", "matrix.golden")
 	if _, err := os.Stat(path); *update && err != nil {
@@ -596,37 +763,4 @@ func TestGoldenMatrix(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustEqualText(t, []byte(Matrix()), want)
-}
-
-// TestModesDecide: Apply permits and refuses commands as the matrix says.
-func TestModesDecide(t *testing.T) {
-	for _, mode := range []Mode{ModeDegraded, ModeRecovery} {
-		for _, c := range []Command{
-			put("new"), setDesired("web", "Stopped"), remove("web", false), userRetry("web"),
-			cordon("a", true), drain("a", true), removeNode("a", true), fence("a"),
-			assign(), evict(), nodeState("a", false), report(), explain("web", "", "", nil),
-			putReplica("r1", 1), removeReplica("r1"), setLevel(1), barrier(), initCluster("c1"), setMode("normal", ""), attached(7),
-			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
-			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", ""),
-			setDrifts(nil), adopt("a", "x"), dropOrphan("a", "x"), putNamespace("a"), dropNamespace("a"),
-			advance(nil, &commandv1.AdvanceRollout{}), rolloutAction("pause"),
-		} {
-			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {
-				w := formed(t, "a")
-				w.place("web", "a")
-				w.ok(setMode(string(mode), "for a test"))
-				res := w.do(c)
-				is(t, "refused", res.Kind == Frozen, PermissionOf(mode, ArmName(c)) == Refused)
-				is(t, "permit", Permit(mode, c) != nil, res.Kind == Frozen)
-			})
-		}
-		t.Run(string(mode)+" registers known nodes only", func(t *testing.T) {
-			w := formed(t, "a")
-			w.ok(setMode(string(mode), "for a test"))
-			refused(t, w.do(register("new")), Frozen, "new", string(mode), "for a test")
-			is(t, "known", w.do(register("a", engine("e"))).Kind, OK)
-		})
-	}
-	is(t, "an unknown mode refuses all", PermissionOf("odd", "barrier"), Refused)
-	is(t, "an unknown command is refused", PermissionOf(ModeNormal, "odd"), Refused)
 }

@@ -2,7 +2,8 @@ package fsm
 
 import "slices"
 
-// nowhere stands for a missing record. No index has an entry for it. It never changes.
+// nowhere is an empty workload record. reindex uses it in place of a missing record, because no
+// index has an entry for an empty record. nowhere never changes.
 var nowhere = Bare("")
 
 // reindex moves the index entries of one workload from old to w. Either may be nil. Keys are
@@ -23,10 +24,29 @@ func (t *Tx) reindex(old, w *Workload) {
 	if before.Demand.Group != after.Demand.Group {
 		move(t, &t.r.byGroup, ownByGroup, keyIf(before.Demand.Group != "", before, byGroupKey), keyIf(after.Demand.Group != "", after, byGroupKey))
 	}
+	if before.Owner != after.Owner {
+		move(t, &t.r.byOwner, ownByOwner, keyIf(before.Owner != "", before, byOwnerKey), keyIf(after.Owner != "", after, byOwnerKey))
+	}
+	if before.ID != after.ID || before.Demand.Group != after.Demand.Group {
+		fromID, fromGroup := labelKeys(before)
+		toID, toGroup := labelKeys(after)
+		if fromID != toID {
+			move(t, &t.r.byLabel, ownByLabel, fromID, toID)
+		}
+		if fromGroup != toGroup {
+			move(t, &t.r.byLabel, ownByLabel, fromGroup, toGroup)
+		}
+	}
+	if is, was := ruled(after), ruled(before); is != was {
+		move(t, &t.r.byRule, ownByRule, keyIf(was, before, workloadID), keyIf(is, after, workloadID))
+	}
+	if !slices.Equal(before.Demand.MACs, after.Demand.MACs) || before.ID != after.ID {
+		t.indexMACs(before, after)
+	}
 	if is, was := isUnacked(after), isUnacked(before); is != was {
 		move(t, &t.r.unacked, ownUnacked, keyIf(was, before, workloadID), keyIf(is, after, workloadID))
 	}
-	if is, was := wantsPlace(after), wantsPlace(before); is != was || is && before.Demand.Priority != after.Demand.Priority {
+	if is, was := after.WantsPlace(), before.WantsPlace(); is != was || is && before.Demand.Priority != after.Demand.Priority {
 		move(t, &t.r.pending, ownPending, keyIf(was, before, pendingKey), keyIf(is, after, pendingKey))
 	}
 	if before.Retry.NextAt != after.Retry.NextAt {
@@ -45,7 +65,7 @@ func (t *Tx) reindex(old, w *Workload) {
 	}
 }
 
-func move(t *Tx, ix **set, bit uint32, from, to string) {
+func move(t *Tx, ix **set, bit uint64, from, to string) {
 	m := own(t, ix, bit)
 	if from != "" {
 		m.Delete(from)
@@ -64,11 +84,15 @@ func keyIf(ok bool, w *Workload, key func(*Workload) string) string {
 
 func byNodeKey(w *Workload) string  { return pair(w.Node, w.ID) }
 func byGroupKey(w *Workload) string { return pair(w.Demand.Group, w.ID) }
+func byOwnerKey(w *Workload) string { return pair(w.Owner, w.ID) }
 func workloadID(w *Workload) string { return w.ID }
 
 func isUnacked(w *Workload) bool { return w.Node != "" && !w.Acknowledged }
 
-func wantsPlace(w *Workload) bool { return w.Node == "" && w.Desired == DesiredRunning }
+// WantsPlace reports whether w has no node and should be placed.
+func (w *Workload) WantsPlace() bool {
+	return w.Node == "" && w.Active() && !w.IsTemplate()
+}
 
 func (t *Tx) count(old, w *Workload) {
 	if old != nil {
@@ -83,8 +107,8 @@ func (t *Tx) count(old, w *Workload) {
 	}
 }
 
-// sameClaims reports whether two versions of a workload claim the same node, amounts and ports.
-// Port claims are ordered by generation, so with ports a newer generation is a different claim.
+// sameClaims reports whether two versions of a workload claim the same node, resources and ports. Port claims
+// are ordered by generation, so a workload with ports has different claims after its generation changed.
 func sameClaims(a, b *Workload) bool {
 	if a.Node != b.Node {
 		return false
@@ -113,20 +137,21 @@ func sameClaims(a, b *Workload) bool {
 	return true
 }
 
-// claimWorkload adds (sign +1) or removes (-1) the claims of an assigned workload on its node.
+// claimWorkload adds (sign +1) or removes (-1) the resources and ports that an assigned workload reserves on
+// its node.
 func (t *Tx) claimWorkload(w *Workload, n *Node, sign int) {
 	t.claimPorts(n.Engine(), w.Demand.Ports, claimWanted, w.Generation, n.ID, w.ID, sign)
 	t.claimPorts(n.Engine(), w.FormerPorts, claimFormer, w.Generation, n.ID, w.ID, sign)
 	t.claimAmounts(n, w.Demand, sign, sign, 0)
 }
 
-// claimResidual does the same for a residual.
+// claimResidual adds (sign +1) or removes (-1) the resources and ports that a residual reserves on its node.
 func (t *Tx) claimResidual(r *Residual, n *Node, sign int) {
 	t.claimPorts(r.Engine, r.Demand.Ports, claimLeft, r.Generation, r.Node, r.Workload, sign)
 	t.claimAmounts(n, &r.Demand, sign, 0, sign)
 }
 
-// claimsOf adds or removes all claims on a node.
+// claimsOf adds or removes the claims of all workloads and residuals on a node.
 func (t *Tx) claimsOf(n *Node, sign int) {
 	for _, w := range t.workloadsOn(n.ID) {
 		t.claimWorkload(w, n, sign)
@@ -136,7 +161,7 @@ func (t *Tx) claimsOf(n *Node, sign int) {
 	}
 }
 
-// claimPorts adds or withdraws claims.
+// claimPorts adds (sign +1) or removes (-1) claims to host ports.
 func (t *Tx) claimPorts(engine string, list []HostPort, kind claimKind, g Generation, node, workload string, sign int) {
 	if len(list) == 0 {
 		return
@@ -145,7 +170,7 @@ func (t *Tx) claimPorts(engine string, list []HostPort, kind claimKind, g Genera
 	for _, p := range list {
 		key := claimKey(engine, p, kind, g, node, workload)
 		if sign > 0 {
-			ports.Set(key, portClaim{workload, node})
+			ports.Set(key, portClaim{workload, node, p.Address})
 		} else {
 			ports.Delete(key)
 		}
@@ -172,8 +197,7 @@ func (t *Tx) claimAmounts(n *Node, d *Demand, sign, workloads, residuals int) {
 	m.Set(n.ID, &a)
 }
 
-// addPool returns a new sorted list in which gb is added to one pool. Pools without use are left
-// out.
+// addPool returns a new sorted list in which gb is added to one pool. Pools with a sum of 0 are left out.
 func addPool(old []PoolUse, pool string, gb int64) []PoolUse {
 	out := make([]PoolUse, 0, len(old)+1)
 	done := false
@@ -202,7 +226,7 @@ func addPool(old []PoolUse, pool string, gb int64) []PoolUse {
 	return out
 }
 
-// pool resolves the name of a storage pool. "" means the first pool of the node.
+// pool returns the name of a storage pool: "" stands for the first pool of the node.
 func (n *Node) pool(name string) string {
 	if name == "" && len(n.Facts.Pools) > 0 {
 		return n.Facts.Pools[0].Name

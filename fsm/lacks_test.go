@@ -7,9 +7,9 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// TestMissingRuntime: a node that refused a workload type because its runtime is missing is not
+// TestNodeWithoutRuntimeIsNoCandidate: a node that refused a workload type because its runtime is missing is not
 // a candidate for that type until it registers again.
-func TestMissingRuntime(t *testing.T) {
+func TestNodeWithoutRuntimeIsNoCandidate(t *testing.T) {
 	refusal := func(w *world, code string) Command {
 		return report(&commandv1.WorkloadReport{
 			Workload: "web", Node: "a", Generation: w.generation("web"), Refused: true, Code: code, Message: "Runtime not available: container",
@@ -28,7 +28,7 @@ func TestMissingRuntime(t *testing.T) {
 		{"a registration with the same facts makes the node a candidate again", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(refusal(w, CodeRuntimeNotOffered))
-			is(t, "nothing to say", w.node("a").SameFacts(register("a").GetRegisterNode()), false)
+			is(t, "a registration with the same facts changes nothing", w.node("a").SameFacts(register("a").GetRegisterNode()), false)
 			w.ok(register("a"))
 			is(t, "runs", w.node("a").Runs("container"), true)
 		}},

@@ -2,13 +2,14 @@ package fsm
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 )
 
-// newerRules is the rule table of a version that knows feature level 2. In it, put_namespace
-// stands for a command that came with level 2.
+// newerRules is the table of commands of an imaginary version that knows feature level 2. In it,
+// put_namespace stands for a command that needs level 2.
 func newerRules() []armRule {
 	rules := slices.Clone(armRules[:])
 	for i := range rules {
@@ -19,7 +20,7 @@ func newerRules() []armRule {
 	return rules
 }
 
-// applyNewer applies c to w as a version that knows feature level 2 does.
+// applyNewer applies c with the command table of a version that knows feature level 2.
 func (w *world) applyNewer(c Command) Result {
 	w.t.Helper()
 	w.index++
@@ -28,7 +29,7 @@ func (w *world) applyNewer(c Command) Result {
 	res, _ := tx.Apply(Meta{w.index, w.term}, c)
 	w.s = tx.Commit()
 	if err := w.s.Check(); err != nil {
-		w.t.Fatalf("after %s: %v", c, err)
+		w.t.Fatalf("after command %s the invariants must hold, but Check returned %v", c, err)
 	}
 	return res
 }
@@ -68,28 +69,28 @@ func TestFeatureLevels(t *testing.T) {
 		{"the level never falls", func(t *testing.T, w *world) {
 			refused(t, w.do(setLevel(0)), Conflict, "level", "0")
 		}},
-		{"the present level again changes nothing", func(t *testing.T, w *world) {
+		{"raising the level to the present level changes nothing", func(t *testing.T, w *world) {
 			is(t, "kind", w.do(setLevel(1)).Kind, AlreadyDone)
 		}},
 		{"the older version refuses a snapshot of level 2", func(t *testing.T, w *world) {
 			w.ok(putReplica("r1", 2))
 			w.ok(setLevel(2))
 			_, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
-			if err == nil || !strings.Contains(err.Error(), "feature level is 2, this version knows 1: upgrade this replica") {
-				t.Errorf("error: %v", err)
+			if err == nil || !strings.Contains(err.Error(), "feature level is 2, this version knows 1: upgrade this replica") || !errors.Is(err, ErrNewer) {
+				t.Errorf("reading a snapshot of feature level 2 returned error %v, want ErrNewer and the advice to upgrade", err)
 			}
 		}},
 	})
 }
 
-// TestTwoVersionsSideBySide runs the log of a rolling upgrade through both versions. They must
-// agree, digest included, for as long as the cluster is at the level that both know.
+// TestTwoVersionsSideBySide applies the log of a rolling upgrade with both versions. The results and digests
+// must be equal for as long as the cluster is at the feature level that both versions know.
 func TestTwoVersionsSideBySide(t *testing.T) {
 	older, newer := formed(t), formed(t)
 	for _, c := range []Command{
 		putReplica("r1", 1), putReplica("r2", 1), register("a"), put("web"),
-		putReplica("r1", 2), // upgraded
-		setLevel(2),         // refused: r2 is not upgraded yet
+		putReplica("r1", 2), // replica r1 is upgraded
+		setLevel(2),         // refused, because replica r2 is not upgraded yet
 		remove("web", true),
 		putReplica("r2", 2),
 	} {
@@ -102,7 +103,7 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	is(t, "new command", newer.applyNewer(putNamespace("shop")).Kind, OK)
 }
 
-// applyOlder is applyNewer for the version that knows level 1 only.
+// applyOlder applies c with the command table of a version that knows feature level 1 only.
 func (w *world) applyOlder(c Command) Result {
 	w.t.Helper()
 	w.index++

@@ -7,14 +7,14 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Permission says whether a mode permits a command.
+// Permission says whether a mode of the control plane permits a command.
 type Permission uint8
 
 // The permissions.
 const (
 	Refused    Permission = iota
-	Allowed               // in every case
-	KnownNodes            // only for a node that is registered already
+	Allowed               // permitted without a condition
+	KnownNodes            // permitted only if the command is about a registered node
 )
 
 func (p Permission) String() string {
@@ -31,17 +31,17 @@ func (p Permission) String() string {
 // put_workloads.
 type arm string
 
-// armRule holds the static facts about a command.
+// armRule holds the fixed properties of one command.
 type armRule struct {
 	name    arm
-	number  uint32 // protobuf field number; part of the digest
-	level   uint32 // lowest feature level of the cluster at which it is accepted
-	planned bool   // proposed by the planner; the command carries the epoch of its leader
+	number  uint32 // protobuf field number of the command; part of the digest
+	level   uint32 // lowest feature level of the cluster at which the command is accepted
+	planned bool   // the planner proposes the command, and the command carries the leader's epoch
 	frozen  Permission
 }
 
-// armRules lists every command and what the frozen modes, degraded and recovery, permit. Mode
-// normal permits everything. Rows are only ever added.
+// armRules lists every command and what the frozen modes (degraded and recovery) permit. Mode normal permits
+// every command. Rows are only added, never removed.
 var armRules = [...]armRule{
 	{"init_cluster", 10, 0, false, Allowed},
 	{"put_workloads", 11, 1, false, Refused},
@@ -86,25 +86,47 @@ var armRules = [...]armRule{
 
 	{"advance_rollout", 150, 1, true, Refused},
 	{"set_rollout", 151, 1, false, Refused},
+
+	{"put_policy", 220, 1, false, Refused},
+	{"delete_policy", 221, 1, false, Refused},
+	{"bind_policy", 222, 1, false, Refused},
+	{"attach_mirror", 250, 1, false, Allowed},
+	{"detach_mirror", 251, 1, false, Allowed},
+
+	{"put_role", 280, 1, false, Allowed},
+	{"delete_role", 281, 1, false, Allowed},
+	{"bind_role", 282, 1, false, Allowed},
+	{"put_account", 283, 1, false, Allowed},
+	{"delete_account", 284, 1, false, Allowed},
+
+	{"label_node", 290, 1, false, Refused},
+	{"taint_node", 291, 1, false, Refused},
+
+	{"finish_jobs", 320, 1, true, Refused},
+	{"expire_jobs", 321, 1, true, Refused},
+	{"create_runs", 322, 1, true, Refused},
+	{"start_run", 323, 1, false, Refused},
+
+	{"scale_group", 357, 1, false, Refused},
+	{"place_members", 330, 1, true, Refused},
 }
 
-// FeatureLevel is the highest feature level that this version understands. A command of a
-// level above the cluster's is refused, because a replica that does not know a command stops
-// at it. The leader raises the cluster's level once every replica has announced the new one.
-// A change of what an existing command does needs a new level too: replicas that differ in it
-// would diverge.
+// FeatureLevel is the highest feature level that this version understands. A command whose level is above the
+// level of the cluster is refused, because a replica stops when it meets a command that it does not know. The
+// leader raises the cluster's level once every replica has announced the new one. A change of what an existing
+// command does needs a new level too: replicas that differ in it would diverge.
 const FeatureLevel = 1
 
 func (a arm) rule() armRule { return ruleOf(armRules[:], a) }
 
-// ruleOf finds the rule of a command in a table.
+// ruleOf finds the rule of a command in a table of rules.
 func ruleOf(rules []armRule, a arm) armRule {
 	for i := range rules {
 		if rules[i].name == a {
 			return rules[i]
 		}
 	}
-	// This version does not know the command: no cluster reaches this level, and no mode allows it.
+	// An unknown command is always refused: no cluster reaches this level, and no frozen mode permits the command.
 	return armRule{name: a, level: FeatureLevel + 1, frozen: Refused}
 }
 
@@ -193,6 +215,42 @@ func armOf(c Command) arm {
 		return "advance_rollout"
 	case *commandv1.Command_SetRollout:
 		return "set_rollout"
+	case *commandv1.Command_PutPolicy:
+		return "put_policy"
+	case *commandv1.Command_DeletePolicy:
+		return "delete_policy"
+	case *commandv1.Command_BindPolicy:
+		return "bind_policy"
+	case *commandv1.Command_AttachMirror:
+		return "attach_mirror"
+	case *commandv1.Command_DetachMirror:
+		return "detach_mirror"
+	case *commandv1.Command_PutRole:
+		return "put_role"
+	case *commandv1.Command_DeleteRole:
+		return "delete_role"
+	case *commandv1.Command_BindRole:
+		return "bind_role"
+	case *commandv1.Command_PutAccount:
+		return "put_account"
+	case *commandv1.Command_DeleteAccount:
+		return "delete_account"
+	case *commandv1.Command_LabelNode:
+		return "label_node"
+	case *commandv1.Command_TaintNode:
+		return "taint_node"
+	case *commandv1.Command_FinishJobs:
+		return "finish_jobs"
+	case *commandv1.Command_ExpireJobs:
+		return "expire_jobs"
+	case *commandv1.Command_CreateRuns:
+		return "create_runs"
+	case *commandv1.Command_StartRun:
+		return "start_run"
+	case *commandv1.Command_ScaleGroup:
+		return "scale_group"
+	case *commandv1.Command_PlaceMembers:
+		return "place_members"
 	}
 	return ""
 }
@@ -201,8 +259,7 @@ func armOf(c Command) arm {
 // metrics. It is "" if c has no body.
 func ArmName(c Command) string { return string(armOf(c)) }
 
-// PermissionOf returns one cell of the matrix of modes and commands. An unknown command or mode
-// is Refused.
+// PermissionOf returns whether a mode permits a command. An unknown command or mode is Refused.
 func PermissionOf(m Mode, command string) Permission {
 	rule := arm(command).rule()
 	switch {
@@ -216,9 +273,9 @@ func PermissionOf(m Mode, command string) Permission {
 	return Refused
 }
 
-// Permit reports whether a mode permits a command, as far as that follows from the command
-// alone. Registrations pass here, and Apply refuses those of unknown nodes. The error is a
-// *Refusal of Kind Frozen.
+// Permit checks a command against a mode before it is proposed. It does not read the state, so it
+// accepts every registration; Apply refuses registrations of unknown nodes. The error is a *Refusal
+// of Kind Frozen.
 func Permit(m Mode, c Command) error {
 	if PermissionOf(m, string(armOf(c))) != Refused {
 		return nil
@@ -226,8 +283,8 @@ func Permit(m Mode, c Command) error {
 	return &Refusal{Kind: Frozen, Reason: fmt.Sprintf("the control plane is in mode %s and refuses %s", m, armOf(c))}
 }
 
-// Matrix returns the whole table as text, one command per line: its name and its permission in
-// normal, degraded and recovery, separated by tabs.
+// Matrix returns the table of commands and modes as text, one command per line: its name and its permission
+// in normal, degraded and recovery, separated by tabs.
 func Matrix() string {
 	modes := [...]Mode{ModeNormal, ModeDegraded, ModeRecovery}
 	var b strings.Builder

@@ -15,41 +15,49 @@ import (
 // quota for its workloads and the users who act in it. Namespaces do not divide ids: an id stays
 // unique in the whole cluster, as legacy v1 peers, etcd keys and DNS names require.
 
-// DefaultNamespace holds every workload that names no namespace. It always exists and may have a
-// record with a quota or users like any other.
+// DefaultNamespace holds every workload that names no namespace. It always exists. Like any other namespace
+// it may have a record with a quota and users.
 const DefaultNamespace = "default"
 
-// Namespace is one record. A published record never changes.
+// Namespace is the record of one namespace. A published record never changes.
 type Namespace struct {
 	Name        string
 	Description string
 	Quota       quota.Amounts
-	// Users may act in this namespace, and in no namespace that does not name them; sorted. A user
-	// that no namespace names acts everywhere. Package rpc never confines admins.
-	Users       []string
-	CreatedAt   int64 // Unix nanoseconds, as is the next
-	UpdatedAt   int64
-	UpdatedBy   string
-	CreateIndex uint64
-	ModifyIndex uint64
+	// Users lists, sorted, the users who may act in this namespace. A user who is listed in any namespace
+	// may act only in those namespaces. A user who is listed in none may act everywhere. Package rpc never
+	// confines admins.
+	Users []string
+	// MaxPriority has two uses. It is the highest priority that callers confined to namespaces may set
+	// here, and the highest priority that counts for preemption in other namespaces; see preempt.go.
+	MaxPriority int32
+	// AllowScaling lets suggestions of automations scale the groups of this namespace.
+	AllowScaling bool
+	CreatedAt    int64 // Unix nanoseconds, as is UpdatedAt
+	UpdatedAt    int64
+	UpdatedBy    string
+	CreateIndex  uint64
+	ModifyIndex  uint64
 }
 
-// Use is what the workloads of a namespace use of its quota.
+// Use is how much the workloads of a namespace use.
 type Use struct {
-	// Sum over workloads whose desired state is running or stopped. A stopped workload may be
-	// started at any time, so it counts. A workload that is being deleted does not count.
+	// Amounts is the sum over the workloads whose desired state is Running or Stopped. A
+	// stopped workload counts because it may be started at any time. A workload that is being
+	// deleted does not count.
 	quota.Amounts
-	Records int // workloads, including those that are being deleted
+	Records int   // number of workload records, including workloads that are being deleted
+	Bytes   int64 // size in bytes of the specifications of the counted workloads
 }
 
-// Bounds of namespaces.
+// Limits of the fields of a namespace.
 const (
 	MaxNamespaces       = 1000
 	MaxNamespaceUsers   = 1000
-	maxNamespaceComment = 1024 // bytes
+	maxNamespaceComment = 1024 // largest comment in bytes
 )
 
-// In returns the namespace of a workload.
+// In returns the name of the workload's namespace.
 func (w *Workload) In() string {
 	if w.Namespace == "" {
 		return DefaultNamespace
@@ -59,7 +67,7 @@ func (w *Workload) In() string {
 
 // In returns the namespace of the event, or "" for an event about the cluster or a node.
 func (e *Event) In() string {
-	if e.Namespace == "" && (e.Workload != "" || strings.HasPrefix(e.Type, "Rollout")) {
+	if e.Namespace == "" && (e.Workload != "" || aboutGroup(e.Type)) {
 		return DefaultNamespace
 	}
 	return e.Namespace
@@ -88,10 +96,10 @@ func (s State) Namespace(name string) (*Namespace, bool) {
 	return n, ok
 }
 
-// unlimited is the default namespace without a record. It never changes.
+// unlimited stands for the default namespace if that has no record. It has no quota. It never changes.
 var unlimited = &Namespace{Name: DefaultNamespace}
 
-// Namespaces scans all namespaces by name, including the default one.
+// Namespaces scans all namespaces by name, including the default namespace.
 func (s State) Namespaces(fn func(*Namespace) bool) {
 	if _, own := s.r.namespaces.Get(DefaultNamespace); own {
 		s.r.namespaces.Scan(func(_ string, n *Namespace) bool { return fn(n) })
@@ -113,7 +121,7 @@ func (s State) Namespaces(fn func(*Namespace) bool) {
 	}
 }
 
-// UseOf returns what the workloads of a namespace use.
+// UseOf returns the sum of the resources that the workloads of a namespace use.
 func (s State) UseOf(namespace string) Use {
 	if u, ok := s.r.uses.Get(namespace); ok {
 		return *u
@@ -121,8 +129,8 @@ func (s State) UseOf(namespace string) Use {
 	return Use{}
 }
 
-// NamespacesOf returns the namespaces that name a user, sorted. A user without any acts
-// everywhere.
+// NamespacesOf returns the namespaces that list a user, sorted. A user whom no namespace lists may
+// act everywhere.
 func (s State) NamespacesOf(user string) (out []string) {
 	prefix := user + "/"
 	s.r.byUser.Ascend(prefix, func(k string, _ struct{}) bool {
@@ -135,21 +143,34 @@ func (s State) NamespacesOf(user string) (out []string) {
 	return out
 }
 
-// counted returns the amounts of w that count against the quota of its namespace.
+// counted returns the resources of w that count against the quota of its namespace.
 func (w *Workload) counted() quota.Amounts {
 	if w.Desired == "" || w.Desired == DesiredDeleted {
 		return quota.Amounts{}
 	}
+	if w.Finished() || w.IsTemplate() {
+		return quota.Amounts{Workloads: 1}
+	}
 	return w.Demand.amounts()
+}
+
+// countedBytes returns the sizes in bytes of the specification of w and of its files; 0 while w is being
+// deleted. Workloads share files, so the files count for the namespace of each workload, and once for the
+// whole state (bundles.go).
+func (w *Workload) countedBytes(v bundleView) (spec, files int64) {
+	if w.Desired == "" || w.Desired == DesiredDeleted {
+		return 0, 0
+	}
+	return int64(len(w.Spec)), filesBytes(v, nil, w.Bundle)
 }
 
 func (d *Demand) amounts() quota.Amounts {
 	return quota.Amounts{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Workloads: 1}
 }
 
-// useOf replaces the amounts of old by those of w. Either may be nil.
+// useOf updates the recorded quota use of the namespace when record w replaces record old. Either may be nil.
 func (t *Tx) useOf(old, w *Workload) {
-	if old != nil && w != nil && old.Namespace == w.Namespace && old.counted() == w.counted() {
+	if old != nil && w != nil && old.Namespace == w.Namespace && old.counted() == w.counted() && len(old.Spec) == len(w.Spec) && old.Bundle == w.Bundle {
 		return
 	}
 	m := own(t, &t.r.uses, ownUses)
@@ -158,7 +179,9 @@ func (t *Tx) useOf(old, w *Workload) {
 		if have, ok := m.Get(w.In()); ok {
 			u = *have
 		}
-		u.Amounts, u.Records = u.Plus(a), u.Records+records
+		spec, files := w.countedBytes(t.state())
+		u.Amounts, u.Records, u.Bytes = u.Plus(a), u.Records+records, u.Bytes+int64(records)*(spec+files)
+		t.r.total.Workloads, t.r.total.Bytes = t.r.total.Workloads+int64(records), t.r.total.Bytes+int64(records)*spec
 		if u == (Use{}) {
 			m.Delete(w.In())
 			return
@@ -173,7 +196,7 @@ func (t *Tx) useOf(old, w *Workload) {
 	}
 }
 
-// namespaceOf returns the namespace of a put that replaces old, which may be nil.
+// namespaceOf returns the namespace of a put that replaces record old. old may be nil.
 func namespaceOf(p *commandv1.WorkloadPut, old *Workload) string {
 	switch {
 	case p.GetNamespace() != "":
@@ -194,16 +217,21 @@ type namespaced interface {
 	Workload(id string) (*Workload, bool)
 }
 
-// NamespaceView is the part of a View that Fits reads.
+// NamespaceView is the part of a View that Fits needs.
 type NamespaceView interface {
 	namespaced
 	Namespace(name string) (*Namespace, bool)
 	UseOf(namespace string) Use
+	Room() Room
+	Total() Total
+	PolicyView
+	bundleView
 }
 
-// Fits checks a put, together with the workloads that it deletes, against namespaces: each
-// namespace must exist, must be the present one of the workload, and must have the quota, both
-// at once and after every member has had its turn. The error is a *Refusal.
+// Fits checks a put, together with the workloads that it deletes, against namespaces and quotas.
+// The namespace of each put must exist, and a workload cannot change its namespace. The quota must
+// suffice at two times: now, while members still wait for their turn in a rolling update, and after
+// all members have changed. The error is a *Refusal.
 func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error {
 	olds := make([]*Workload, len(b.GetWorkloads()))
 	for i, p := range b.GetWorkloads() {
@@ -212,10 +240,10 @@ func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error
 	return fitsNowAndLater(v, b, olds, leaving)
 }
 
-// fitsNowAndLater does the work of Fits for a caller that has looked up the present records; nil
-// means that there is none.
+// fitsNowAndLater is Fits for a caller that has looked up the present records. An element of olds
+// is nil if its workload does not exist.
 func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving []*Workload) error {
-	err := fits(v, b.GetWorkloads(), olds, leaving)
+	err := fits(v, b.GetWorkloads(), olds, leaving, b.GetBundles())
 	if err != nil || b.GetUpdate() == nil || b.GetGroupOf() == "" {
 		return err
 	}
@@ -226,16 +254,18 @@ func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving [
 			now, before = append(now, p), append(before, olds[i])
 		}
 	}
-	if err = fits(v, now, before, leaving); err != nil {
+	if err = fits(v, now, before, leaving, b.GetBundles()); err != nil {
 		return &Refusal{Kind: OverQuota, Reason: err.Error() + "; members that wait for their turn hold what they have until then"}
 	}
 	return nil
 }
 
-// fits checks puts and deletions as if all of them happened at once. Every put passes here on
-// every replica, so namespaces without a quota are not summed up.
-func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload) error {
+// fits checks puts and deletions as if all of them happened at once. The list offered has the
+// bundles that the command carries. Every replica calls fits for every put, so it adds up nothing
+// for namespaces without a quota.
+func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload, offered []*commandv1.Bundle) error {
 	var sums []quotaSum
+	by := Total{Bytes: bytesOfNew(v, offered)}
 	for i, p := range puts {
 		old := olds[i]
 		name := namespaceOf(p, old)
@@ -248,48 +278,72 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 			return &Refusal{Kind: Conflict, Reason: "workload " + p.GetId() + " is in namespace " + quoted(old.In()) + " and cannot be moved to " +
 				quoted(name) + ": ids are unique over the whole cluster, and a namespace is for good; delete it first, or take another id"}
 		}
-		if n.Quota == (quota.Amounts{}) {
+		by.Bytes += int64(len(p.GetSpec()))
+		if old == nil {
+			by.Workloads++
+		} else {
+			spec, _ := old.countedBytes(v)
+			by.Bytes -= spec
+		}
+		if n.Quota == (quota.Amounts{}) && !v.PolicyIn(name).counts() {
 			continue
 		}
 		d := p.GetDemand()
-		by := (&Demand{CPU: d.GetCpuMillicores(), Memory: d.GetMemoryMib(), Disk: d.GetDiskGb()}).amounts()
-		if old != nil {
-			by = by.Minus(old.counted())
+		by, bytes := (&Demand{CPU: d.GetCpuMillicores(), Memory: d.GetMemoryMib(), Disk: d.GetDiskGb()}).amounts(), int64(len(p.GetSpec()))+filesBytes(v, offered, p.GetBundle())
+		if d.GetTemplate() != nil {
+			by = quota.Amounts{Workloads: 1} // a template is not placed; its children count
 		}
-		sums = addTo(sums, n, by)
+		if old != nil {
+			spec, files := old.countedBytes(v)
+			by, bytes = by.Minus(old.counted()), bytes-spec-files
+			if keepsResult(p, old) {
+				by = quota.Amounts{} // this job stays finished, so it reserves nothing
+			}
+		}
+		sums = addTo(sums, n, by, bytes)
 	}
 	for _, w := range leaving {
-		if n, ok := v.Namespace(w.In()); ok && n.Quota != (quota.Amounts{}) {
-			sums = addTo(sums, n, quota.Amounts{}.Minus(w.counted()))
+		spec, files := w.countedBytes(v)
+		by.Bytes -= spec
+		if n, ok := v.Namespace(w.In()); ok && (n.Quota != (quota.Amounts{}) || v.PolicyIn(w.In()).counts()) {
+			sums = addTo(sums, n, quota.Amounts{}.Minus(w.counted()), -spec-files)
 		}
 	}
+	if err := v.Room().over(v.Total(), by); err != nil {
+		return err
+	}
 	for _, s := range sums {
-		if over := quota.Excess(v.UseOf(s.of.Name).Amounts, s.by, s.of.Quota); over != "" {
+		use := v.UseOf(s.of.Name)
+		if over := quota.Excess(use.Amounts, s.by, s.of.Quota); over != "" {
 			return &Refusal{Kind: OverQuota, Reason: "over the quota of namespace " + quoted(s.of.Name) + ": " + over}
+		}
+		if err := v.PolicyIn(s.of.Name).excess(use, s); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// quotaSum is the change of what a namespace uses.
+// quotaSum is the change that a command makes to the use of one namespace.
 type quotaSum struct {
-	of *Namespace
-	by quota.Amounts
+	of    *Namespace
+	by    quota.Amounts
+	bytes int64 // bytes of specifications and files
 }
 
-func addTo(sums []quotaSum, n *Namespace, by quota.Amounts) []quotaSum {
+func addTo(sums []quotaSum, n *Namespace, by quota.Amounts, bytes int64) []quotaSum {
 	i := slices.IndexFunc(sums, func(s quotaSum) bool { return s.of == n })
 	if i < 0 {
-		return append(sums, quotaSum{n, by})
+		return append(sums, quotaSum{n, by, bytes})
 	}
-	sums[i].by = sums[i].by.Plus(by)
+	sums[i].by, sums[i].bytes = sums[i].by.Plus(by), sums[i].bytes+bytes
 	return sums
 }
 
 func quoted(s string) string { return `"` + clipTo(s, clipped) + `"` }
 
-// admits checks puts and the workloads that they delete against namespaces: the caller must be
-// allowed to act in each, and Fits must accept them.
+// admits checks puts and the workloads that they delete against the namespaces: the caller must be allowed to
+// act in each namespace, and Fits must accept the puts.
 func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Result, bool) {
 	puts := b.GetWorkloads()
 	for i, p := range puts {
@@ -302,11 +356,21 @@ func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Resul
 				return res, false
 			}
 		}
+		if why := ConditionFault(p.GetIfRevision(), p.GetId(), old); why != "" {
+			return refuse(OtherRevision, "%s", why), false
+		}
+	}
+	if d := t.orphanAmong(puts, olds); d != nil {
+		return refuse(Denied, "an instance %q that the cluster does not know is on node %q, and %s acts only in %s: use another id, or ask an admin (persysctl drift)",
+			clip(d.Workload), d.Node, t.by, strings.Join(t.confined, ", ")), false
 	}
 	for _, w := range leaving {
 		if res, ok := t.may(w.ID, w.In()); !ok {
 			return res, false
 		}
+	}
+	if why := t.state().identityFault(puts, olds, leaving, t.sees); why != "" {
+		return refuse(Conflict, "%s", why), false
 	}
 	if err := fitsNowAndLater(t.state(), b, olds, leaving); err != nil {
 		var r *Refusal
@@ -316,25 +380,56 @@ func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Resul
 	return Result{}, true
 }
 
-// may reports whether the caller may act on a workload of a namespace.
+// orphanAmong returns an orphan with the id of a workload that the command would create. A caller confined
+// to namespaces must not take it over, because the namespace of an orphan is unknown.
+func (t *Tx) orphanAmong(puts []*commandv1.WorkloadPut, olds []*Workload) (found *Drift) {
+	if len(t.confined) == 0 || t.r.drifts.Len() == 0 {
+		return nil
+	}
+	var made []string
+	for i, p := range puts {
+		if olds[i] == nil {
+			made = append(made, p.GetId())
+		}
+	}
+	slices.Sort(made)
+	t.r.drifts.Scan(func(_ string, d *Drift) bool {
+		if d.Type == DriftOrphan {
+			if _, ok := slices.BinarySearch(made, d.Workload); ok {
+				found = d
+			}
+		}
+		return found == nil
+	})
+	return found
+}
+
+// sees reports whether the caller of the command may act in a namespace.
+func (t *Tx) sees(namespace string) bool {
+	return len(t.confined) == 0 || slices.Contains(t.confined, namespace)
+}
+
+// may reports whether the caller may act on a workload of a namespace. If the caller may not, the
+// Result is the refusal.
 func (t *Tx) may(id, namespace string) (Result, bool) {
-	if len(t.confined) == 0 || slices.Contains(t.confined, namespace) {
+	if t.sees(namespace) {
 		return Result{}, true
 	}
 	return refuse(Denied, "workload %q is in namespace %q, and %s acts only in %s", clip(id), clip(namespace), t.by, strings.Join(t.confined, ", ")), false
 }
 
-// within lists the commands that a caller confined to namespaces may use. Commands about
-// workloads are also checked against the namespace. The others do not affect other callers.
+// within lists the commands that a caller confined to namespaces may use. Commands about workloads
+// are also checked against the namespace of the workload. The other commands in the list do not
+// affect other callers.
 var within = [...]arm{
 	"put_workloads", "set_desired", "delete_workload", "retry_workload", "adopt_drift", "drop_orphan",
-	"set_rollout", "barrier", "audit", "admit",
+	"set_rollout", "start_run", "scale_group", "barrier", "audit", "admit",
 }
 
 func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
 	n := &Namespace{
 		Name: strings.Clone(b.GetName()), Description: strings.Clone(b.GetDescription()), Quota: amountsOf(b.GetQuota()),
-		Users: convert(b.GetUsers(), strings.Clone), CreatedAt: t.r.info.Clock, CreateIndex: t.meta.Index,
+		Users: convert(b.GetUsers(), strings.Clone), MaxPriority: b.GetMaxPriority(), AllowScaling: b.GetAllowScaling(), CreatedAt: t.r.info.Clock, CreateIndex: t.meta.Index,
 	}
 	slices.Sort(n.Users)
 	n.Users = slices.Compact(n.Users)
@@ -348,7 +443,7 @@ func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
 	switch {
 	case !known && t.r.namespaces.Len() >= MaxNamespaces:
 		return refuse(Conflict, "there are %d namespaces, at most %d: delete some", t.r.namespaces.Len(), MaxNamespaces)
-	case known && old.Description == n.Description && old.Quota == n.Quota && slices.Equal(old.Users, n.Users):
+	case known && old.Description == n.Description && old.Quota == n.Quota && old.MaxPriority == n.MaxPriority && old.AllowScaling == n.AllowScaling && slices.Equal(old.Users, n.Users):
 		return Result{Kind: AlreadyDone}
 	}
 	if known {
@@ -360,18 +455,38 @@ func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
 			}
 		}
 	}
+	freed := t.freed(old, n)
 	t.storeNamespace(old, n)
 	kind := EventNamespaceChanged
 	if !known {
 		kind = EventNamespaceCreated
 	}
 	t.event(Event{Type: kind, Namespace: n.Name, Message: n.Name, Details: n.labels()})
+	t.dropTokensOf(freed...)
 	return Result{}
 }
 
-// unmoved refuses a put that was made from another version of the record than old, the present
-// one, which may be nil. A put replaces the whole record, so a change made in between would be
-// lost.
+// freed returns the users who may act in more namespaces once namespace record n has replaced
+// record old. old may be nil.
+func (t *Tx) freed(old, n *Namespace) (users []string) {
+	if old != nil {
+		for _, u := range old.Users {
+			if !slices.Contains(n.Users, u) && len(t.state().NamespacesOf(u)) == 1 {
+				users = append(users, u)
+			}
+		}
+	}
+	for _, u := range n.Users {
+		if in := t.state().NamespacesOf(u); len(in) > 0 && !slices.Contains(in, n.Name) {
+			users = append(users, u)
+		}
+	}
+	return users
+}
+
+// unmoved refuses a PutNamespace that its caller derived from an earlier version of the record. It
+// replaces the whole record, so it would undo the change that another caller made meanwhile. old is
+// the present record; it may be nil.
 func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
 	if b.IfVersion == nil {
 		return Result{}
@@ -392,7 +507,7 @@ func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
 	}
 }
 
-// fault returns an error text for an invalid namespace, or "".
+// fault returns an error text for the first invalid field of a namespace; "" if every field is valid.
 func (n *Namespace) fault() string {
 	switch {
 	case !bounds.ValidID(n.Name):
@@ -401,6 +516,8 @@ func (n *Namespace) fault() string {
 		return "description: " + decimal(len(n.Description)) + " bytes, limit " + decimal(maxNamespaceComment)
 	case n.Quota.Fault() != "":
 		return n.Quota.Fault()
+	case n.maxPriorityFault() != "":
+		return n.maxPriorityFault()
 	case len(n.Users) > MaxNamespaceUsers:
 		return "users: " + decimal(len(n.Users)) + " entries, at most " + decimal(MaxNamespaceUsers)
 	}
@@ -415,7 +532,7 @@ func (n *Namespace) fault() string {
 	return ""
 }
 
-// labels returns the details of an event about a namespace.
+// labels returns the fields of a namespace as details of an event.
 func (n *Namespace) labels() []Label {
 	limit := func(v int64) string {
 		if v == 0 {
@@ -423,12 +540,18 @@ func (n *Namespace) labels() []Label {
 		}
 		return decimal(int(v))
 	}
+	scaling := ""
+	if n.AllowScaling {
+		scaling = "true"
+	}
 	out := details(
-		Label{"cpu_millicores", limit(n.Quota.CPU)}, Label{"disk_gb", limit(n.Quota.Disk)}, Label{"memory_mib", limit(n.Quota.Memory)},
+		Label{"allow_scaling", scaling},
+		Label{"cpu_millicores", limit(n.Quota.CPU)}, Label{"disk_gb", limit(n.Quota.Disk)}, Label{"max_priority", limit(int64(n.MaxPriority))},
+		Label{"memory_mib", limit(n.Quota.Memory)},
 		Label{"users", clipTo(strings.Join(n.Users, ","), 512)}, Label{"workloads", limit(n.Quota.Workloads)},
 	)
 	if len(out) == 0 {
-		return nil // a snapshot restores an empty list as nil
+		return nil // nil, as a snapshot returns an empty list
 	}
 	return out
 }
@@ -447,6 +570,10 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 	if len(n.Users) > 0 {
 		return refuse(Conflict, "namespace %q names users: %s: take them out first, or they would act everywhere", n.Name, clipTo(strings.Join(n.Users, ", "), 256))
 	}
+	if p := t.state().PolicyIn(n.Name); p != nil {
+		t.unbindNamespace(p, n.Name) // a later namespace of this name must not get the policy
+	}
+	t.unbindNamespaceRoles(n.Name)
 	own(t, &t.r.namespaces, ownNamespaces).Delete(n.Name)
 	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, Old: n})
 	t.event(Event{Type: EventNamespaceDeleted, Namespace: n.Name, Message: n.Name})
@@ -491,7 +618,7 @@ func amountsPB(a quota.Amounts) *commandv1.Quota {
 
 func namespacePB(n *Namespace) *commandv1.NamespaceRecord {
 	return &commandv1.NamespaceRecord{
-		Put:       &commandv1.PutNamespace{Name: n.Name, Description: n.Description, Quota: amountsPB(n.Quota), Users: n.Users},
+		Put:       &commandv1.PutNamespace{Name: n.Name, Description: n.Description, Quota: amountsPB(n.Quota), Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling},
 		CreatedAt: n.CreatedAt, UpdatedAt: n.UpdatedAt, UpdatedBy: n.UpdatedBy, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
 	}
 }
@@ -500,7 +627,7 @@ func namespaceRecordOf(m *commandv1.NamespaceRecord) *Namespace {
 	p := m.GetPut()
 	return &Namespace{
 		Name: p.GetName(), Description: p.GetDescription(), Quota: amountsOf(p.GetQuota()), Users: convert(p.GetUsers(), strings.Clone),
-		CreatedAt: m.GetCreatedAt(), UpdatedAt: m.GetUpdatedAt(), UpdatedBy: m.GetUpdatedBy(),
+		MaxPriority: p.GetMaxPriority(), AllowScaling: p.GetAllowScaling(), CreatedAt: m.GetCreatedAt(), UpdatedAt: m.GetUpdatedAt(), UpdatedBy: m.GetUpdatedBy(),
 		CreateIndex: m.GetCreateIndex(), ModifyIndex: m.GetModifyIndex(),
 	}
 }
@@ -518,10 +645,17 @@ func (e *encoder) namespace(n *Namespace) {
 	e.str(n.UpdatedBy)
 	e.u64(n.CreateIndex)
 	e.u64(n.ModifyIndex)
+	if n.MaxPriority != 0 {
+		e.str("max priority")
+		e.i64(int64(n.MaxPriority))
+	}
+	if n.AllowScaling {
+		e.str("allow scaling")
+	}
 }
 
-// namespaces keeps those of both states. Where both know one, the present record stands:
-// who may act, and how much, does not go back with the workloads.
+// namespaces merges the namespaces of the backup and of the present state in a restore. If both have a
+// namespace, the present record is kept: a restore of workloads must not restore former users and quotas.
 func (t *Tx) namespaces(backup, present State) {
 	t.r.namespaces = duplicate(backup.r.namespaces)
 	present.r.namespaces.Scan(func(name string, n *Namespace) bool {
@@ -533,8 +667,8 @@ func (t *Tx) namespaces(backup, present State) {
 func (c *checker) namespaces() {
 	r := c.s.r
 	r.namespaces.Scan(func(name string, n *Namespace) bool {
-		c.must(n.Name == name && n.fault() == "", "namespace %q is stored under %q: %s", clip(n.Name), clip(name), n.fault())
-		c.must(slices.IsSorted(n.Users) && len(slices.Compact(slices.Clone(n.Users))) == len(n.Users), "namespace %s names users %v", clip(name), n.Users)
+		c.must(n.Name == name && n.fault() == "", "the record of namespace %q, stored under %q, is invalid: %s", clip(n.Name), clip(name), n.fault())
+		c.must(slices.IsSorted(n.Users) && len(slices.Compact(slices.Clone(n.Users))) == len(n.Users), "the users of namespace %s are not sorted or not valid: %v", clip(name), n.Users)
 		return true
 	})
 }

@@ -43,7 +43,7 @@ func cpu(millicores int64) func(*commandv1.WorkloadPut) {
 	return demand(func(d *commandv1.Demand) { d.CpuMillicores = millicores })
 }
 
-// confined returns c with a head that confines its caller to namespaces.
+// confined returns the command c as if a user sent it who may act only in namespaces.
 func confined(c Command, namespaces ...string) Command {
 	c.Head = &commandv1.Head{At: epoch0, By: "ada", Namespaces: namespaces}
 	return c
@@ -64,17 +64,18 @@ func TestNamespaceOfAWorkload(t *testing.T) {
 	is(t, "says a", w.workload("web").In(), "a")
 	is(t, "its event", w.eventOf(EventWorkloadCreated).Namespace, "a")
 	w.ok(put("web", content("c1:new")))
-	is(t, "says nothing of one that is there", w.workload("web").In(), "a")
+	is(t, "a command without a namespace keeps the present one", w.workload("web").In(), "a")
 	refused(t, w.do(put("web", inNamespace("b"), content("c1:newer"))), Conflict, `"a"`, `"b"`, "cannot be moved")
 	refused(t, w.do(put("web", inNamespace("default"))), Conflict, `"default"`)
 	refused(t, w.do(put("x", inNamespace("none"))), NotFound, "none", "namespace list")
 	w.ok(remove("web", true))
-	is(t, "the event of its end", w.eventOf(EventWorkloadDeleted).Namespace, "a")
+	is(t, "the event of the deletion", w.eventOf(EventWorkloadDeleted).Namespace, "a")
 	w.ok(put("web", inNamespace("b")))
 }
 
-// TestNamespaceVersions: a put with the version of a former record is refused.
-func TestNamespaceVersions(t *testing.T) {
+// TestPutWithFormerNamespaceVersionIsRefused: a put of a namespace that names the version of a former record
+// is refused.
+func TestPutWithFormerNamespaceVersionIsRefused(t *testing.T) {
 	w := formed(t, "n")
 	version := func() uint64 {
 		n, _ := w.s.Namespace("a")
@@ -91,12 +92,12 @@ func TestNamespaceVersions(t *testing.T) {
 	n, _ := w.s.Namespace("a")
 	is(t, "users", len(n.Users), 2)
 	is(t, "the same again", w.do(putNamespace("a", users("ada", "bob"), ifVersion(second))).Kind, AlreadyDone)
-	is(t, "which is no change", version(), second)
+	is(t, "the same put again does not raise the version", version(), second)
 	w.ok(putNamespace("a", users("ada", "bob", "eve")))
 	w.ok(putNamespace(DefaultNamespace, limits(0, 0, 0, 9), ifVersion(0)))
 }
 
-func TestQuota(t *testing.T) {
+func TestNamespaceQuota(t *testing.T) {
 	used := func(w *world) quota.Amounts { return w.s.UseOf("a").Amounts }
 	t.Run("a command over the quota is refused as a whole", func(t *testing.T) {
 		w := spaced(t)
@@ -168,37 +169,37 @@ func TestQuota(t *testing.T) {
 	})
 }
 
-func TestConfined(t *testing.T) {
+func TestConfinedCallersStayInTheirNamespace(t *testing.T) {
 	w := spaced(t)
 	w.ok(put("mine", inNamespace("a")))
 	w.ok(put("theirs", inNamespace("b")))
 	w.ok(put("old"))
 	w.bind("theirs", "n")
 	for name, c := range map[string]Command{
-		"make a workload elsewhere":           put("new", inNamespace("b")),
-		"make one in default":                 put("new"),
-		"change one of another namespace":     put("theirs", content("c1:new")),
-		"claim one of another namespace":      put("theirs", inNamespace("a")),
-		"stop one of another namespace":       setDesired("theirs", "Stopped"),
-		"delete one of another namespace":     remove("theirs", false),
-		"delete by desired state":             setDesired("theirs", "Deleted"),
-		"force a delete of another namespace": remove("theirs", true),
-		"retry one of another namespace":      userRetry("theirs"),
-		"delete one of default":               remove("old", false),
-		"touch nodes":                         cordon("n", true),
-		"raise its quota":                     putNamespace("a"),
-		"delete a namespace":                  dropNamespace("b"),
-		"change the mode":                     setMode("degraded", "x"),
-		"make tokens":                         joinToken(w, "t", "user"),
+		"create a workload in another namespace":                  put("new", inNamespace("b")),
+		"create a workload in namespace default":                  put("new"),
+		"change a workload of another namespace":                  put("theirs", content("c1:new")),
+		"move a workload of another namespace to its own":         put("theirs", inNamespace("a")),
+		"stop a workload of another namespace":                    setDesired("theirs", "Stopped"),
+		"delete a workload of another namespace":                  remove("theirs", false),
+		"delete a workload of another namespace by desired state": setDesired("theirs", "Deleted"),
+		"force the deletion of a workload of another namespace":   remove("theirs", true),
+		"retry a workload of another namespace":                   userRetry("theirs"),
+		"delete a workload of namespace default":                  remove("old", false),
+		"cordon a node":                                           cordon("n", true),
+		"change its own namespace":                                putNamespace("a"),
+		"delete a namespace":                                      dropNamespace("b"),
+		"change the mode":                                         setMode("degraded", "x"),
+		"create join tokens":                                      joinToken(w, "t", "user"),
 	} {
 		refused(t, w.do(confined(c, "a")), Denied, "a")
 		if t.Failed() {
-			t.Fatalf("somebody confined to a may %s", name)
+			t.Fatalf("a caller confined to namespace a must not be able to %s", name)
 		}
 	}
 	for _, c := range []Command{put("mine", content("c1:new")), put("new", inNamespace("a")), setDesired("mine", "Stopped"), remove("mine", false)} {
 		if res := w.do(confined(c, "a")); res.Kind != OK {
-			t.Errorf("%v: %s", c, res.Reason)
+			t.Errorf("command %v of a caller confined to namespace a must be accepted, but was refused: %s", c, res.Reason)
 		}
 	}
 	member := put("g-0", inNamespace("b"), demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
@@ -206,8 +207,36 @@ func TestConfined(t *testing.T) {
 	refused(t, w.do(confined(puts("g"), "a")), Denied, "g-0")
 }
 
-// TestScaleDownWithinNamespace: a put of fewer members deletes no workload of the same group
-// name in another namespace.
+// TestConfinedCallersGetNoOrphans: a caller confined to a namespace cannot take over or delete an orphan,
+// because the namespace of an orphan is unknown.
+func TestConfinedCallersGetNoOrphans(t *testing.T) {
+	w := spaced(t)
+	w.ok(put("mine", inNamespace("a")))
+	w.ok(setDrifts([]*commandv1.Drift{drifted("n", "ghost", DriftOrphan), drifted("n", "late", DriftState), drifted("n", "mine", DriftOrphan)}))
+	for name, c := range map[string]Command{
+		"adopt the orphan": adopt("n", "ghost", inNamespace("a")),
+		"create a workload with the id of the orphan":             put("ghost", inNamespace("a")),
+		"create several workloads, one with the id of the orphan": puts("", put("b1", inNamespace("a")).GetPutWorkloads().Workloads[0], put("ghost", inNamespace("a")).GetPutWorkloads().Workloads[0]),
+		"delete the orphan": dropOrphan("n", "ghost"),
+	} {
+		refused(t, w.do(confined(c, "a")), Denied, "ghost", "ada acts only in a")
+		if t.Failed() {
+			t.Fatalf("a caller confined to namespace a must not be able to %s", name)
+		}
+	}
+	for name, c := range map[string]Command{
+		"change a workload that a node also reports as an orphan":  put("mine", inNamespace("a"), content("c1:new")),
+		"create a workload whose id has a drift that is no orphan": put("late", inNamespace("a")),
+	} {
+		if res := w.do(confined(c, "a")); res.Kind != OK {
+			t.Errorf("a user who is confined to namespace a must be able to %s, but was refused: %s", name, res.Reason)
+		}
+	}
+	w.ok(adopt("n", "ghost", inNamespace("b"))) // the caller is not confined to namespaces
+}
+
+// TestScaleDownWithinNamespace: a put with fewer members deletes no workload that has the same group name in
+// another namespace.
 func TestScaleDownWithinNamespace(t *testing.T) {
 	w := spaced(t)
 	member := func(id, in string) *commandv1.WorkloadPut {
@@ -217,10 +246,10 @@ func TestScaleDownWithinNamespace(t *testing.T) {
 	w.ok(puts("g", member("g-0", "a"), member("g-1", "a")))
 	w.ok(puts("g", member("g-0", "")))
 	if _, there := w.s.Workload("g-1"); there {
-		t.Error("its own surplus is left")
+		t.Error("the put must delete the members in its own namespace that it does not list, but g-1 still exists")
 	}
 	is(t, "another namespace's", w.workload("g-7").Desired, DesiredRunning)
-	is(t, "the default one's", w.workload("g-8").Desired, DesiredRunning)
+	is(t, "the member in the default namespace is kept", w.workload("g-8").Desired, DesiredRunning)
 	none := func(in string) *commandv1.Command {
 		c := puts("g")
 		c.GetPutWorkloads().Namespace = in
@@ -228,14 +257,14 @@ func TestScaleDownWithinNamespace(t *testing.T) {
 	}
 	w.ok(none("a"))
 	if _, there := w.s.Workload("g-0"); there {
-		t.Error("a group that was deleted is left")
+		t.Error("a put without members must delete all members of the group, but g-0 still exists")
 	}
-	is(t, "another namespace's, of a group that goes", w.workload("g-7").Desired, DesiredRunning)
-	is(t, "the default one's, of a group that goes", w.workload("g-8").Desired, DesiredRunning)
+	is(t, "the member in another namespace is kept", w.workload("g-7").Desired, DesiredRunning)
+	is(t, "the member in the default namespace is kept when the group is deleted", w.workload("g-8").Desired, DesiredRunning)
 	w.ok(puts("", member("g-6", "b")))
 	w.ok(none(""))
 	if _, there := w.s.Workload("g-7"); there {
-		t.Error("a group that was deleted is left, where its first member is")
+		t.Error("a put without members must delete the first member of the group, but g-7 still exists")
 	}
 	is(t, "the default one's, of a group elsewhere", w.workload("g-8").Desired, DesiredRunning)
 }
@@ -275,8 +304,8 @@ func TestNamespacesAreListedInOrder(t *testing.T) {
 	is(t, "default has a record", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
 }
 
-// TestRestoredNamespaces: a restore keeps the present namespaces and counts the use of the
-// restored workloads.
+// TestRestoredNamespaces: a restore keeps the present namespaces, and counts the restored workloads against
+// their quotas.
 func TestRestoredNamespaces(t *testing.T) {
 	w := spaced(t)
 	w.ok(putNamespace("a", limits(2000, 0, 0, 3), users("ada")))
@@ -302,7 +331,7 @@ func TestRestoredNamespaces(t *testing.T) {
 	is(t, "later", back.HasNamespace("later"), true)
 }
 
-func TestAssembledNamespaces(t *testing.T) {
+func TestImportedNamespaces(t *testing.T) {
 	record := func(id, namespace string) *commandv1.WorkloadRecord {
 		p := put(id, inNamespace(namespace)).GetPutWorkloads().Workloads[0]
 		return &commandv1.WorkloadRecord{Put: p}
@@ -313,7 +342,7 @@ func TestAssembledNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a.Namespace(ns) == nil || a.Namespace(&commandv1.NamespaceRecord{Put: &commandv1.PutNamespace{Name: "-"}}) == nil {
-		t.Error("a namespace is taken twice, or one without a name")
+		t.Error("Assembly must refuse a namespace that it has already, and an invalid name")
 	}
 	for id, in := range map[string]string{"web": "a", "lost": "gone", "old": ""} {
 		if err := a.Workload(record(id, in)); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// registerNode stores the facts of a node and marks it Up. Equal facts of a node that is Up
-// change nothing.
+// registerNode stores the facts that a node reports and marks it Up. If the node is Up and its facts are the
+// same as before, nothing changes.
 func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 	if wrong := bounds.OversizedNode(b); wrong != "" {
 		return refuse(Invalid, "%s", wrong)
@@ -22,6 +22,11 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 	facts.normalise()
 	clock := t.r.info.Clock
 	old, ok := t.r.nodes.Get(b.GetId())
+	var had []Taint
+	if ok {
+		had = old.Facts.Taints
+	}
+	facts.dateTaints(had, clock)
 	if !ok {
 		if PermissionOf(t.r.info.Mode, "register_node") != Allowed {
 			return refuse(Frozen, "the control plane is in mode %s and registers no new node (%q)%s",
@@ -44,6 +49,11 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 			"give it another id, or, once the former machine is known to be off: persysctl node fence %s",
 			old.ID, old.Facts.InstanceID, id, instanceText(&facts), old.ID)
 	}
+	if bound := t.boundOn(old); len(bound) > 0 && otherMachine(&old.Facts, &facts) {
+		return refuse(Conflict, "node %q was instance %s, which has the only copy of data of %s; this is %s on another engine: "+
+			"give it another id, or, once the former machine is known to be off: persysctl node fence %s --discard-data",
+			old.ID, old.Facts.InstanceID, boundText(old, bound), instanceText(&facts), old.ID)
+	}
 	same := factsEqual(&old.Facts, &facts)
 	if same && old.Up && len(old.Lacks) == 0 {
 		return Result{Kind: AlreadyDone}
@@ -58,14 +68,17 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 		t.event(Event{Type: EventNodeRegistered, Node: n.ID, Message: n.Facts.Endpoint})
 	}
 	if !old.Up {
+		if old.Fenced && !n.Draining {
+			t.keepOn(n.ID)
+		}
 		t.event(Event{Type: EventNodeReady, Node: n.ID})
 		t.rejudge(&n)
 	}
 	return Result{}
 }
 
-// lacks notes that node n refused an order because it does not run the type of w. The planner
-// does not use the node for that type until it registers again. It returns the changed node.
+// lacks records that node n refused an order because n cannot run the workload type of w. The
+// planner does not use n for this type until n registers again. lacks returns the changed node.
 func (t *Tx) lacks(n *Node, w *Workload) *Node {
 	kind := w.Demand.Type
 	if w.Actual.Code != CodeRuntimeNotOffered || slices.Contains(n.Lacks, kind) {
@@ -78,15 +91,13 @@ func (t *Tx) lacks(n *Node, w *Workload) *Node {
 	return &next
 }
 
-// heldFor protects the id of a lost node that may still run an exclusive workload. Another
-// machine under that id would get the workload, or would report truthfully that it does not run
-// it. heldFor returns the id of such a workload if facts come from another machine, and "" if
-// they may come from the same machine or no exclusive workload is at risk. An agent that lost
-// its data directory is on the same engine and finds there what runs.
+// heldFor protects the id of a lost node that may still run an exclusive workload. Another machine that
+// registers under that id would be given the workload, or would report that it does not run the workload.
+// heldFor returns the id of such a workload if facts come from another machine. It returns "" if the facts
+// may come from the same machine, or if no exclusive workload may run on the node. An agent that lost its
+// data directory still uses the same engine and finds the running workloads there.
 func (t *Tx) heldFor(old *Node, facts *NodeFacts) (id string) {
-	was := &old.Facts
-	if old.Fenced || was.InstanceID == "" || was.InstanceID == facts.InstanceID ||
-		was.EngineID != "" && was.EngineID == facts.EngineID {
+	if old.Fenced || !otherMachine(&old.Facts, facts) {
 		return ""
 	}
 	t.state().WorkloadsOn(old.ID, func(w *Workload) bool {
@@ -107,15 +118,21 @@ func (t *Tx) heldFor(old *Node, facts *NodeFacts) (id string) {
 	return id
 }
 
+// otherMachine reports whether the new facts come from another machine than the facts was. After an agent
+// lost its data directory, its instance id is new but its engine id is the same.
+func otherMachine(was, facts *NodeFacts) bool {
+	return was.InstanceID != "" && was.InstanceID != facts.InstanceID && (was.EngineID == "" || was.EngineID != facts.EngineID)
+}
+
 func instanceText(f *NodeFacts) string {
 	if f.InstanceID == "" {
-		return "an agent that names no instance"
+		return "an agent that sends no instance id"
 	}
 	return "instance " + f.InstanceID
 }
 
-// setNodeStates records the transitions between up and down that the leader observed. Items
-// about unknown nodes are skipped.
+// setNodeStates stores the transitions of nodes between up and down that the leader has found. Items about
+// unknown nodes are skipped.
 func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 	var res Result
 	for _, s := range b.GetNodes() {
@@ -128,7 +145,7 @@ func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 			continue
 		}
 		if s.GetUp() && old.Fenced {
-			res.skip(fmt.Sprintf("node %q is fenced: a heartbeat does not bring it back, a registration does", old.ID))
+			res.skip(fmt.Sprintf("node %q is fenced: a heartbeat does not end the fence, a registration does", old.ID))
 			continue
 		}
 		n := *old
@@ -150,7 +167,7 @@ func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 	return res
 }
 
-// rejudge derives status and reason of all workloads on a node whose state changed.
+// rejudge computes the status and reason of all workloads on a node again after the node's state changed.
 func (t *Tx) rejudge(n *Node) {
 	for _, old := range t.workloadsOn(n.ID) {
 		w := *old
@@ -163,8 +180,9 @@ func (t *Tx) rejudge(n *Node) {
 	}
 }
 
-// setNodeFlag stores a copy of a node changed by set, unless has reports that nothing would
-// change.
+// setNodeFlag changes a flag of a node: it calls the function set on a copy of the node, then
+// stores the copy and event e. If the function has reports that the flag is set already,
+// setNodeFlag stores nothing.
 func (t *Tx) setNodeFlag(id string, has func(*Node) bool, set func(*Node), e Event) Result {
 	old, ok := t.r.nodes.Get(id)
 	if !ok {
@@ -192,19 +210,31 @@ func (t *Tx) cordonNode(b *commandv1.CordonNode) Result {
 		func(n *Node) { n.Cordoned = b.GetOn() }, e)
 }
 
-// drainNode marks a node as draining, so that the planner moves its workloads. Only on=false
-// ends a drain; a heartbeat or a registration does not.
+// drainNode marks a node as draining, so that the planner moves its workloads. Only a command with on=false
+// ends the drain; a heartbeat or a registration does not.
 func (t *Tx) drainNode(b *commandv1.DrainNode) Result {
 	e := Event{Type: EventNodeDrainEnded}
 	if b.GetOn() {
 		e.Type = EventNodeDraining
 	}
-	return t.setNodeFlag(b.GetId(),
+	res := t.setNodeFlag(b.GetId(),
 		func(n *Node) bool { return n.Draining == b.GetOn() },
 		func(n *Node) { n.Draining = b.GetOn() }, e)
+	n, ok := t.r.nodes.Get(b.GetId())
+	switch {
+	case !ok:
+	case !b.GetOn():
+		t.keepOn(n.ID)
+	case b.GetDiscardData():
+		if bound := t.boundOn(n); len(bound) > 0 {
+			t.discardOn(n, bound, CodeDraining)
+			return Result{}
+		}
+	}
+	return res
 }
 
-// fenceNode records the statement of an operator that a lost node runs nothing any more.
+// fenceNode records the statement of an operator that a lost node no longer runs any workload.
 func (t *Tx) fenceNode(b *commandv1.FenceNode) Result {
 	old, ok := t.r.nodes.Get(b.GetId())
 	switch {
@@ -212,15 +242,23 @@ func (t *Tx) fenceNode(b *commandv1.FenceNode) Result {
 		return noNode(b.GetId())
 	case old.Up:
 		return refuse(Conflict, "node %q is %s: stop it first", old.ID, old.Status())
-	case old.Fenced:
+	}
+	var bound []*Workload
+	if b.GetDiscardData() {
+		bound = t.boundOn(old)
+	}
+	if old.Fenced && len(bound) == 0 {
 		return Result{Kind: AlreadyDone}
 	}
 	n := *old
-	n.Fenced = true
-	n.UpdatedAt = t.r.info.Clock
-	t.putNode(old, &n)
-	t.event(Event{Type: EventNodeFenced, Node: n.ID})
-	t.clearResiduals(n.ID)
+	if !old.Fenced {
+		n.Fenced = true
+		n.UpdatedAt = t.r.info.Clock
+		t.putNode(old, &n)
+		t.event(Event{Type: EventNodeFenced, Node: n.ID})
+		t.clearResiduals(n.ID)
+	}
+	t.discardOn(&n, bound, CodeNodeLost)
 	t.rejudge(&n)
 	return Result{}
 }
@@ -233,7 +271,7 @@ func (t *Tx) clearResiduals(node string) {
 	}
 }
 
-// removeNode removes a node. Like a fence, it states that the node runs nothing any more: its
+// removeNode removes a node. Like a fence, it states that the node no longer runs any workload, so its
 // workloads are placed again.
 func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
 	n, ok := t.r.nodes.Get(b.GetId())
@@ -242,18 +280,22 @@ func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
 	}
 	alloc := t.state().Alloc(n.ID)
 	if n.Up && alloc.Workloads+alloc.Residuals > 0 && !b.GetForce() {
-		return refuse(Conflict, "node %q is %s and holds %d workloads and %d leftovers: drain or stop it first, or use force",
+		return refuse(Conflict, "node %q is %s and has %d workloads and %d residuals: drain or stop it first, or use force",
 			n.ID, n.Status(), alloc.Workloads, alloc.Residuals)
+	}
+	if bound := t.boundOn(n); len(bound) > 0 && !b.GetDiscardData() {
+		return refuse(Conflict, "node %q has the only copy of data of %s: to start them elsewhere without it, use --discard-data", n.ID, boundText(n, bound))
 	}
 	for _, old := range t.workloadsOn(n.ID) {
 		w := *old
+		left := w.DataOn(n)
 		t.release(&w, true, CodeNodeRemoved)
 		w.Reason = reasonOf(&w, nil, t.r.info.Clock)
 		if w.Desired == DesiredRunning {
 			w.Reason = Reason{Code: CodeNodeRemoved, Message: "node " + n.ID + " was removed", At: t.r.info.Clock}
 		}
 		t.putWorkload(old, &w)
-		t.event(Event{Type: EventWorkloadEvicted, Workload: w.ID, Node: n.ID, Reason: CodeNodeRemoved})
+		t.event(Event{Type: EventWorkloadEvicted, Workload: w.ID, Node: n.ID, Reason: CodeNodeRemoved, Message: suffix("it leaves ", leftText(n, left))})
 	}
 	t.clearResiduals(n.ID)
 	t.dropAudit(n.ID)

@@ -15,11 +15,11 @@ func TestRegisterNode(t *testing.T) {
 			is(t, "by", w.node("c").UpdatedBy, "register")
 			is(t, "events", strings.Join(w.events(), " "), EventNodeRegistered)
 		}},
-		{"equal facts change nothing", func(t *testing.T, w *world) {
+		{"a registration with equal facts changes nothing", func(t *testing.T, w *world) {
 			is(t, "kind", w.do(register("a")).Kind, AlreadyDone)
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"another timestamp alone changes nothing", func(t *testing.T, w *world) {
+		{"a registration that differs only in its timestamp changes nothing", func(t *testing.T, w *world) {
 			res := w.do(register("a", func(n *commandv1.RegisterNode) { n.Timestamp = "2026-01-02T03:04:05Z" }))
 			is(t, "kind", res.Kind, AlreadyDone)
 		}},
@@ -39,7 +39,7 @@ func TestRegisterNode(t *testing.T) {
 			is(t, "instance", w.node("a").Facts.InstanceID, "other")
 			is(t, "up", w.node("a").Up, true)
 		}},
-		{"a returning node keeps cordon and drain and loses the fence", func(t *testing.T, w *world) {
+		{"a registration keeps cordon and drain and clears the fence", func(t *testing.T, w *world) {
 			w.ok(cordon("a", true))
 			w.ok(drain("a", true))
 			w.ok(nodeState("a", false))
@@ -69,14 +69,14 @@ func TestRegisterNode(t *testing.T) {
 			w.place("old", "a", hostPort(81))
 			w.ok(w.evict("old", CodeDraining, false))
 			w.ok(register("a", engine("e")))
-			id, node := w.s.PortHolder("e", HostPort{80, "tcp"})
+			id, node := w.s.PortHolder("e", HostPort{Port: 80, Protocol: "tcp"})
 			is(t, "holder", pair(node, id), "a/web")
-			id, node = w.s.PortHolder("e", HostPort{81, "tcp"})
+			id, node = w.s.PortHolder("e", HostPort{Port: 81, Protocol: "tcp"})
 			is(t, "leftover", pair(node, id), "a/old")
-			id, _ = w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			id, _ = w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
 			is(t, "former engine", id, "")
 		}},
-		{"disk use moves to another first pool", func(t *testing.T, w *world) {
+		{"reserved disk moves when another pool becomes the first pool of the node", func(t *testing.T, w *world) {
 			w.place("db", "a", demand(func(d *commandv1.Demand) { d.DiskGb = 30 }))
 			is(t, "use", w.s.Alloc("a").Disk[0], PoolUse{"main", 30})
 			w.ok(register("a", func(n *commandv1.RegisterNode) {
@@ -92,18 +92,18 @@ func TestRegisterNode(t *testing.T) {
 		names []string
 	}{
 		{"a malformed id", func(n *commandv1.RegisterNode) { n.Id = "a b" }, []string{"id", "a b"}},
-		{"no endpoint", func(n *commandv1.RegisterNode) { n.Endpoint = "" }, []string{"endpoint"}},
-		{"no cpu", func(n *commandv1.RegisterNode) { n.CpuMillicores = 0 }, []string{"cpu_millicores", "0"}},
-		{"negative memory", func(n *commandv1.RegisterNode) { n.MemoryMib = -1 }, []string{"memory_mib", "-1"}},
+		{"a node without an endpoint", func(n *commandv1.RegisterNode) { n.Endpoint = "" }, []string{"endpoint"}},
+		{"a node without CPU", func(n *commandv1.RegisterNode) { n.CpuMillicores = 0 }, []string{"cpu_millicores", "0"}},
+		{"a negative amount of memory", func(n *commandv1.RegisterNode) { n.MemoryMib = -1 }, []string{"memory_mib", "-1"}},
 		{"a negative lease", func(n *commandv1.RegisterNode) { n.LeaseSeconds = -1 }, []string{"lease_seconds", "-1"}},
 		{"an engine id with a zero byte", func(n *commandv1.RegisterNode) { n.EngineId = "a\x00b" }, []string{"engine_id"}},
 		{"a pool without a name", func(n *commandv1.RegisterNode) { n.Pools = []*commandv1.Pool{{}} }, []string{"pools[0].name"}},
-		{"a negative pool", func(n *commandv1.RegisterNode) { n.Pools[0].TotalGb = -1 }, []string{"pools[0].total_gb", "-1"}},
-		{"a pool twice", func(n *commandv1.RegisterNode) { n.Pools = append(n.Pools, n.Pools[0]) }, []string{"pools[1].name", "main"}},
+		{"a pool of negative size", func(n *commandv1.RegisterNode) { n.Pools[0].TotalGb = -1 }, []string{"pools[0].total_gb", "-1"}},
+		{"the same pool twice", func(n *commandv1.RegisterNode) { n.Pools = append(n.Pools, n.Pools[0]) }, []string{"pools[1].name", "main"}},
 		{"too many labels", func(n *commandv1.RegisterNode) { n.Labels = make([]*commandv1.Label, 257) }, []string{"labels", "257", "256"}},
 		{"too many pools", func(n *commandv1.RegisterNode) { n.Pools = make([]*commandv1.Pool, 257) }, []string{"pools", "257", "256"}},
-		{"a long taint", func(n *commandv1.RegisterNode) { n.Taints = []*commandv1.Taint{{Key: "k", Value: long}} }, []string{"taints", "1025", "1024"}},
-		{"a long version", func(n *commandv1.RegisterNode) { n.AgentVersion = long }, []string{"agent_version", "1025", "1024"}},
+		{"a taint with a value that is too long", func(n *commandv1.RegisterNode) { n.Taints = []*commandv1.Taint{{Key: "k", Value: long}} }, []string{"taints", "1025", "1024"}},
+		{"an agent version that is too long", func(n *commandv1.RegisterNode) { n.AgentVersion = long }, []string{"agent_version", "1025", "1024"}},
 	} {
 		t.Run("refuses "+c.name, func(t *testing.T) {
 			refused(t, formed(t).do(register("c", c.opt)), Invalid, c.names...)
@@ -136,7 +136,7 @@ func TestRegisterInPlaceOfALostNode(t *testing.T) {
 		}},
 		{"a legacy v1 peer, which sends no instance id, is refused", func(t *testing.T, w *world) {
 			lost(w, exclusive)
-			refused(t, w.do(register("a", silent)), Conflict, "names no instance", "persysctl node fence a")
+			refused(t, w.do(register("a", silent)), Conflict, "sends no instance id", "persysctl node fence a")
 		}},
 		{"a machine without an instance id is refused while the former one is up", func(t *testing.T, w *world) {
 			lost(w, exclusive)
@@ -191,10 +191,10 @@ func TestNodeStates(t *testing.T) {
 			w.ok(nodeState("a", false))
 			is(t, "reason", w.workload("db").Reason.Code, CodeAwaitFailover)
 			if m := w.workload("db").Reason.Message; !strings.Contains(m, "persysctl node fence a") {
-				t.Errorf("message %q does not name the command", m)
+				t.Errorf("the reason is %q, want it to name the command persysctl node fence a", m)
 			}
 		}},
-		{"an exclusive workload with self-fencing does not wait for the operator", func(t *testing.T, w *world) {
+		{"an exclusive workload on a self-fencing node does not wait for the operator", func(t *testing.T, w *world) {
 			w.ok(register("c", func(n *commandv1.RegisterNode) { n.SelfFencing = true }))
 			w.place("db", "c", exclusive, demand(func(d *commandv1.Demand) { d.OnLostLease = "stop" }))
 			w.ok(nodeState("c", false))
@@ -206,13 +206,13 @@ func TestNodeStates(t *testing.T) {
 			w.place("db", "c", exclusive)
 			w.run("db")
 			w.ok(put("db", stops))
-			is(t, "unguarded", w.workload("db").Unguarded, true)
+			is(t, "may outlive its lease", w.workload("db").MayOutliveLease, true)
 			w.ok(nodeState("c", false))
 			is(t, "reason", w.workload("db").Reason.Code, CodeAwaitFailover)
 			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "not fenced")
 			w.ok(nodeState("c", true))
 			w.run("db")
-			is(t, "guarded", w.workload("db").Unguarded, false)
+			is(t, "stops with its lease", w.workload("db").MayOutliveLease, false)
 			w.ok(nodeState("c", false))
 			is(t, "reason", w.workload("db").Reason.Code, CodeNodeLost)
 		}},
@@ -236,7 +236,7 @@ func TestNodeStates(t *testing.T) {
 			is(t, "up", w.node("a").Up, true)
 			is(t, "fenced", w.node("a").Fenced, false)
 		}},
-		{"the same state again changes nothing", func(t *testing.T, w *world) {
+		{"reporting the present state of a node changes nothing", func(t *testing.T, w *world) {
 			w.ok(nodeState("a", true))
 			is(t, "changes", len(w.last), 0)
 		}},
@@ -254,7 +254,7 @@ func TestNodeStates(t *testing.T) {
 
 func TestNodeAdministration(t *testing.T) {
 	prove(t, []fact{
-		{"cordon keeps new work away", func(t *testing.T, w *world) {
+		{"a cordoned node gets no new workloads", func(t *testing.T, w *world) {
 			w.ok(cordon("a", true))
 			is(t, "schedulable", w.node("a").Schedulable(), false)
 			is(t, "status", w.node("a").Status(), NodeReady)
@@ -262,7 +262,7 @@ func TestNodeAdministration(t *testing.T) {
 			w.ok(cordon("a", false))
 			is(t, "schedulable", w.node("a").Schedulable(), true)
 		}},
-		{"drain keeps new work away", func(t *testing.T, w *world) {
+		{"a draining node gets no new workloads", func(t *testing.T, w *world) {
 			w.ok(drain("a", true))
 			is(t, "schedulable", w.node("a").Schedulable(), false)
 			is(t, "again", w.do(drain("a", true)).Kind, AlreadyDone)
@@ -301,14 +301,14 @@ func TestNodeAdministration(t *testing.T) {
 		{"a node with residuals is removed only by force", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeDraining, false))
-			refused(t, w.do(removeNode("a", false)), Conflict, "a", "1 leftovers")
+			refused(t, w.do(removeNode("a", false)), Conflict, "a", "1 residuals")
 		}},
 		{"an empty node is removed", func(t *testing.T, w *world) {
 			w.ok(removeNode("a", false))
 			is(t, "nodes", w.s.NodeCount(), 1)
 			is(t, "events", strings.Join(w.events(), " "), EventNodeRemoved)
 		}},
-		{"removal by force unplaces the workloads and finishes deletions", func(t *testing.T, w *world) {
+		{"a forced removal of a node unplaces its workloads and finishes deletions", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.place("old", "a")
 			w.ok(remove("old", false))

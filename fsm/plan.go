@@ -7,8 +7,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// A planner command carries independent items. An item that no longer holds is skipped and
-// counted, and Result.Reason holds the reason of the first one.
+// A planner command carries independent items. An item that the present state no longer permits is skipped
+// and counted, and Result.Reason holds the reason for the first skipped item.
 
 func (r *Result) skip(why string) {
 	r.Skipped++
@@ -17,8 +17,8 @@ func (r *Result) skip(why string) {
 	}
 }
 
-// planned returns the workload of an item if it is still at the generation that the planner saw.
-// Otherwise it returns the reason.
+// planned returns the workload that an item of a planner command names, if it is still at the generation that
+// the planner saw. Otherwise it returns why the item is skipped.
 func (t *Tx) planned(id string, g *commandv1.Generation) (*Workload, string) {
 	w, ok := t.r.workloads.Get(id)
 	switch {
@@ -47,13 +47,16 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 		}
 		w := *old
 		if r, ok := t.r.residuals.Get(pair(n.ID, old.ID)); ok {
-			t.dropResidual(r) // the node may reuse what it still runs of this workload
+			t.dropResidual(r) // a workload may use the resources that its own residual on this node reserves
 			t.holdPorts(&w, r.Demand.Ports)
 		}
 		w.Node = n.ID
 		w.Generation = t.generation()
 		w.Acknowledged = false
 		w.AssignedAt = t.r.info.Clock
+		if w.Demand.Job != nil && w.JobSince == 0 {
+			w.JobSince = t.r.info.Clock
+		}
 		w.Actual = unobserved
 		w.Reason = Reason{}
 		t.putWorkload(old, &w)
@@ -68,10 +71,12 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 	return res
 }
 
-// unfit returns why w cannot be assigned to n now, or "". The planner alone checks labels,
-// constraints and taints: a violation is a poor placement and does no harm.
+// unfit returns why w cannot be assigned to n now, or "". Labels, constraints and taints are checked only
+// by the planner: a violation is a poor placement and does no harm.
 func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	switch {
+	case w.IsTemplate():
+		return fmt.Sprintf("workload %q is a template and is not placed", w.ID)
 	case w.Node != "":
 		return fmt.Sprintf("workload %q is on node %s already", w.ID, w.Node)
 	case w.Desired != DesiredRunning:
@@ -82,10 +87,12 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 		return fmt.Sprintf("node %q is not schedulable", n.ID)
 	case !n.Runs(w.Demand.Type):
 		return fmt.Sprintf("node %q does not run type %s", n.ID, w.Demand.Type)
+	case t.barred(w, n) != "":
+		return t.barred(w, n)
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}
-	// The claims of the residual of this workload on this node are free for it.
+	// Resources on this node that a residual of the same workload reserves count as free.
 	var own Demand
 	if r, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 		own = r.Demand
@@ -144,34 +151,51 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 		if why == "" && e.GetGone() && !t.mayBeGone(old) {
 			why = fmt.Sprintf("exclusive workload %q may still run on node %s, which is not fenced", old.ID, old.Node)
 		}
-		if why == "" && e.GetCode() == CodeDraining && t.held(old) {
-			why = fmt.Sprintf("workload %q waits with leaving node %s for the update of its group", old.ID, old.Node)
+		if why == "" {
+			why = t.keepsData(old)
+		}
+		var by *Workload
+		if why == "" {
+			by, why = t.preempts(e, old)
+		}
+		if why == "" && (e.GetCode() == CodeDraining || e.GetCode() == CodeTainted) && t.held(old) {
+			why = fmt.Sprintf("workload %q leaves node %s only when the update of its group permits it", old.ID, old.Node)
 		}
 		if why != "" {
 			res.skip(why)
 			continue
 		}
 		w := *old
+		n := t.nodeOf(old)
+		leaves := leftText(n, old.DataOn(n))
 		t.release(&w, e.GetGone(), e.GetCode())
 		w.Reason = Reason{Code: e.GetCode(), Message: e.GetMessage(), At: t.r.info.Clock, Retryable: true}
 		if w.Desired == DesiredStopped {
 			w.Reason = reasonOf(&w, nil, t.r.info.Clock)
 		}
-		t.putWorkload(old, &w)
-		t.event(Event{
+		left := Event{
 			Type: EventWorkloadEvicted, Workload: w.ID, Node: old.Node,
-			Reason: e.GetCode(), Message: e.GetMessage(),
-		})
+			Reason: e.GetCode(), Message: e.GetMessage() + suffix("; it leaves ", leaves),
+		}
+		if by != nil {
+			w.PreemptedBy = by.ID
+			left.Details = []Label{{"preempted_by", by.ID}, {"preempted_by_namespace", by.In()}}
+		}
+		t.putWorkload(old, &w)
+		t.event(left)
+		if by != nil {
+			t.preempted(old, by)
+		}
 		res.Items = append(res.Items, itemOf(&w))
 	}
 	return res
 }
 
-// mayBeGone keeps an exclusive workload from running twice. A planner may treat it as gone only
-// if its node is fenced, or is lost and stops it by itself. A report that it is Missing is no
-// proof: an engine that is asked while it starts lists nothing, and may start the workload
-// afterwards. The answer to a delete is a proof, because it also promises to obey no older order
-// (contract/semantics section 5: no re-placing at the first missing signal).
+// mayBeGone prevents a second instance of an exclusive workload. A planner may treat the workload as gone
+// only if its node is fenced, or is lost and its fencer stops the workload. The report Missing is no proof:
+// an engine that is still starting lists no instances, and may start the workload later. The answer to a
+// delete is a proof, because with it the agent also promises to refuse older orders (contract/semantics
+// section 5: no re-placing at the first missing signal).
 func (t *Tx) mayBeGone(w *Workload) bool {
 	if !w.Demand.Exclusive {
 		return true
@@ -180,7 +204,8 @@ func (t *Tx) mayBeGone(w *Workload) bool {
 	return n.Fenced || (!n.Up && !keepsOnLostLease(w, n))
 }
 
-// scheduleRetries stores a backoff, sends a new order at once, or gives up.
+// scheduleRetries carries out what the planner decided about failed workloads: retry later (backoff), order
+// again now, or give up.
 func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 	clock := t.r.info.Clock
 	for _, r := range b.GetRetries() {
@@ -215,16 +240,19 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 		case r.GetNextAt() > 0:
 			w.Retry.NextAt = r.GetNextAt()
 			if w.Reason.Code == CodeExhausted && old.Retry.Attempts < old.Retry.MaxAttempts {
-				e.Type = EventWorkloadFailed // once; a stop is retried without end, see stops.go
+				e.Type = EventWorkloadFailed // a stop is retried forever (stops.go), but only its last counted attempt makes this event
 			}
 			if w.Reason.Code == "" {
 				w.Reason.Code = CodeBackoff
 			}
 			e.Details = append(e.Details, Label{"next_at", strconv.FormatInt(w.Retry.NextAt, 10)})
 		default:
-			// Keep the revision, so that the agent does not restart a running workload. RetryWorkload restarts it.
+			// Keep the revision, so that the agent does not restart a running workload. Only RetryWorkload forces a restart.
 			w.Generation = t.generation()
 			w.Acknowledged, w.AcknowledgedAt = false, 0
+			if w.Demand.Job != nil && old.Actual.State == ActualStopped {
+				w.Restarts++ // this job exited with code 0, which its success codes exclude; without a restart the agent would not run it again
+			}
 		}
 		e.Reason, e.Message = w.Reason.Code, w.Reason.Message
 		t.putWorkload(old, &w)
@@ -234,7 +262,8 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 	return res
 }
 
-// explainUnplaced stores why a workload is not placed.
+// explainUnplaced stores the planner's reason why a workload is not placed, or does not leave its node. If
+// the command has no code, the reason is computed from the record again.
 func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
 	for _, u := range b.GetWorkloads() {
 		old, why := t.planned(u.GetWorkload(), u.GetIfGeneration())
@@ -253,6 +282,11 @@ func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
 			continue
 		}
 		w := *old
+		if u.GetCode() == "" { // no code: the planner withdraws its reason
+			w.Reason = t.reason(&w, t.nodeOf(&w))
+			t.putWorkload(old, &w)
+			continue
+		}
 		w.Reason = Reason{Code: u.GetCode(), Message: u.GetMessage(), At: t.r.info.Clock, Retryable: true}
 		t.putWorkload(old, &w)
 		t.event(Event{

@@ -6,9 +6,9 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-func TestAssign(t *testing.T) {
+func TestAssignWorkloads(t *testing.T) {
 	prove(t, []fact{
-		{"binds the workload with a new generation", func(t *testing.T, w *world) {
+		{"Assign binds the workload with a new generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			before := w.workload("web").Generation
 			res := w.ok(w.assign("web", "a"))
@@ -34,22 +34,22 @@ func TestAssign(t *testing.T) {
 			w.ok(put("web", content("c1:ffff")))
 			skipped(t, w.do(c), "web", "generation")
 		}},
-		{"skips an unknown workload", func(t *testing.T, w *world) {
+		{"Assign skips an unknown workload", func(t *testing.T, w *world) {
 			skipped(t, w.do(assign(&commandv1.Assignment{Workload: "web", Node: "a"})), "web")
 		}},
-		{"skips an unknown node", func(t *testing.T, w *world) {
+		{"Assign skips an unknown node", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			skipped(t, w.do(w.assign("web", "z")), "z")
 		}},
-		{"skips a workload that is placed already", func(t *testing.T, w *world) {
+		{"Assign skips a workload that is placed already", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			skipped(t, w.do(w.assign("web", "b")), "web", "a")
 		}},
-		{"skips a workload with desired state Stopped", func(t *testing.T, w *world) {
+		{"Assign skips a workload with desired state Stopped", func(t *testing.T, w *world) {
 			w.ok(put("web", desired("Stopped")))
 			skipped(t, w.do(w.assign("web", "a")), "Stopped")
 		}},
-		{"skips a cordoned node", func(t *testing.T, w *world) {
+		{"Assign skips a cordoned node", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(cordon("a", true))
 			skipped(t, w.do(w.assign("web", "a")), "not schedulable")
@@ -59,41 +59,41 @@ func TestAssign(t *testing.T) {
 			w.ok(nodeState("a", false))
 			skipped(t, w.do(w.assign("web", "a")), "not schedulable")
 		}},
-		{"skips a node without the type", func(t *testing.T, w *world) {
+		{"Assign skips a node that does not run the workload type", func(t *testing.T, w *world) {
 			w.ok(put("vm", demand(func(d *commandv1.Demand) { d.Type = "vm" })))
 			skipped(t, w.do(w.assign("vm", "a")), "type vm")
 		}},
-		{"skips a node with too little free CPU", func(t *testing.T, w *world) {
+		{"Assign skips a node with too little free CPU", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
 			w.ok(put("web"))
 			skipped(t, w.do(w.assign("web", "a")), "1000 millicores")
 		}},
-		{"skips a node with too little free memory", func(t *testing.T, w *world) {
+		{"Assign skips a node with too little free memory", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.MemoryMib = 4000 }))
 			w.ok(put("web"))
 			skipped(t, w.do(w.assign("web", "a")), "512 MiB")
 		}},
-		{"skips a node with too little free disk", func(t *testing.T, w *world) {
+		{"Assign skips a node with too little free disk", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.DiskGb = 80 }))
 			w.ok(put("db", demand(func(d *commandv1.Demand) { d.DiskGb = 30; d.StoragePool = "main" })))
 			skipped(t, w.do(w.assign("db", "a")), "30 GB", "main")
 		}},
-		{"skips a node without the pool", func(t *testing.T, w *world) {
+		{"Assign skips a node without the storage pool", func(t *testing.T, w *world) {
 			w.ok(put("db", demand(func(d *commandv1.Demand) { d.DiskGb = 1; d.StoragePool = "fast" })))
 			skipped(t, w.do(w.assign("db", "a")), "fast")
 		}},
-		{"fills a node to the last millicore", func(t *testing.T, w *world) {
+		{"Assign fills a node to the last millicore", func(t *testing.T, w *world) {
 			for _, id := range []string{"w1", "w2", "w3", "w4"} {
 				w.place(id, "a")
 			}
 			is(t, "cpu", w.s.Alloc("a").CPU, 4000)
 			is(t, "workloads", w.s.Alloc("a").Workloads, 4)
 		}},
-		{"a demand of zero fits a full node", func(t *testing.T, w *world) {
+		{"a workload with a demand of zero fits on a full node", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 4000 }))
 			w.place("tiny", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 0 }))
 		}},
-		{"counts residuals of the node", func(t *testing.T, w *world) {
+		{"Assign counts the residuals of the node", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
 			w.ok(w.evict("big", CodeDraining, false))
 			w.ok(put("web"))
@@ -115,27 +115,27 @@ func TestAssign(t *testing.T) {
 			is(t, "residuals", w.s.ResidualCount(), 0)
 			is(t, "cpu", w.s.Alloc("a").CPU, 3500)
 		}},
-		{"skips a port that another workload holds", func(t *testing.T, w *world) {
+		{"Assign skips a node where another workload holds the host port", func(t *testing.T, w *world) {
 			w.place("one", "a", hostPort(80))
 			w.ok(put("two", hostPort(80)))
 			skipped(t, w.do(w.assign("two", "a")), "80/tcp", "one")
 			w.bind("two", "b")
 		}},
-		{"skips a port that is held on another node of the same engine", func(t *testing.T, w *world) {
+		{"Assign skips a node whose engine holds the host port for a workload on another node", func(t *testing.T, w *world) {
 			w.ok(register("c", engine("e")))
 			w.ok(register("d", engine("e")))
 			w.place("one", "c", hostPort(80))
 			w.ok(put("two", hostPort(80)))
 			skipped(t, w.do(w.assign("two", "d")), "80/tcp", "one", "c")
 		}},
-		{"skips a port that the workload itself still holds on another node of the engine", func(t *testing.T, w *world) {
+		{"Assign skips a node on whose engine the workload itself still holds the port elsewhere", func(t *testing.T, w *world) {
 			w.ok(register("c", engine("e")))
 			w.ok(register("d", engine("e")))
 			w.place("one", "c", hostPort(80))
 			w.ok(w.evict("one", CodeDraining, false))
 			skipped(t, w.do(w.assign("one", "d")), "80/tcp", "one", "c")
 		}},
-		{"skips a port that a residual holds", func(t *testing.T, w *world) {
+		{"Assign skips a node where a residual holds the host port", func(t *testing.T, w *world) {
 			w.place("one", "a", hostPort(80))
 			w.ok(remove("one", true))
 			w.ok(put("two", hostPort(80)))
@@ -147,10 +147,10 @@ func TestAssign(t *testing.T) {
 			w.place("late", "a")
 			w.place("holder", "a", hostPort(80))
 			w.ok(put("late", hostPort(80)))
-			id, _ := w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			id, _ := w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
 			is(t, "holder", id, "holder")
 			w.ok(w.evict("holder", CodeDraining, true))
-			id, _ = w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			id, _ = w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
 			is(t, "next", id, "late")
 		}},
 		{"an exclusive workload waits for all of its residuals", func(t *testing.T, w *world) {
@@ -164,9 +164,9 @@ func TestAssign(t *testing.T) {
 	})
 }
 
-func TestEvict(t *testing.T) {
+func TestEvictWorkloads(t *testing.T) {
 	prove(t, []fact{
-		{"unbinds and leaves a residual", func(t *testing.T, w *world) {
+		{"Evict unbinds the workload and leaves a residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			before := w.workload("web").Generation
@@ -180,7 +180,7 @@ func TestEvict(t *testing.T) {
 			is(t, "residual", r.Generation, wl.Generation)
 			is(t, "event", w.eventOf(EventWorkloadEvicted).Node, "a")
 		}},
-		{"a failover clears the failures", func(t *testing.T, w *world) {
+		{"an eviction from a lost node clears the failures", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 4, w.now+minute, false))
 			w.ok(w.evict("web", CodeNodeLost, false))
@@ -230,7 +230,7 @@ func TestEvict(t *testing.T) {
 
 func TestScheduleRetries(t *testing.T) {
 	prove(t, []fact{
-		{"a retry at a later time is a backoff", func(t *testing.T, w *world) {
+		{"a retry at a later time puts the workload into RetryPending", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			at := w.now + minute
 			w.ok(w.retry("web", 2, at, false))
@@ -245,7 +245,7 @@ func TestScheduleRetries(t *testing.T) {
 			w.s.RetryDue(at, func(*Workload) bool { due++; return true })
 			is(t, "due at", due, 1)
 		}},
-		{"a retry now gets a new generation of the same revision", func(t *testing.T, w *world) {
+		{"a retry that is due now gets a new generation of the same revision", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.says("web", "Failed"))
 			before := *w.workload("web")
@@ -263,7 +263,7 @@ func TestScheduleRetries(t *testing.T) {
 			is(t, "terminal", w.workload("web").Retry.Terminal, true)
 			is(t, "event", w.eventOf(EventWorkloadFailed).Details[0], Label{"attempts", "5"})
 		}},
-		{"a success after the last retry changes the status, and the verdict stays until the failures are cleared", func(t *testing.T, w *world) {
+		{"a workload that runs after its last retry is Running, and its verdict stays until the failures are cleared", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 5, 0, true))
 			w.run("web")
@@ -291,7 +291,7 @@ func TestExplainUnplaced(t *testing.T) {
 			is(t, "message", w.workload("web").Reason.Message, "2 nodes lack memory")
 			is(t, "event", w.eventOf(EventWorkloadUnplaced).Message, "2 nodes lack memory")
 		}},
-		{"the same explanation again changes nothing", func(t *testing.T, w *world) {
+		{"an explanation that is already stored changes nothing", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
@@ -321,20 +321,20 @@ func TestExplainUnplaced(t *testing.T) {
 	})
 }
 
-func TestReport(t *testing.T) {
+func TestReportsOfNodes(t *testing.T) {
 	of := func(w *world, id string, fn func(*commandv1.WorkloadReport)) Command {
 		r := &commandv1.WorkloadReport{Workload: id, Node: w.workload(id).Node, Generation: w.generation(id)}
 		fn(r)
 		return report(r)
 	}
 	prove(t, []fact{
-		{"an acknowledgement alone makes it Pending", func(t *testing.T, w *world) {
+		{"an acknowledgement without a state makes the workload Pending", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Acknowledged = true }))
 			is(t, "status", w.workload("web").Status, StatusPending)
 			is(t, "acknowledged", w.workload("web").Acknowledged, true)
 		}},
-		{"a state of the present generation acknowledges it", func(t *testing.T, w *world) {
+		{"a reported state of the present generation acknowledges the generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			is(t, "status", w.workload("web").Status, StatusRunning)
@@ -359,7 +359,7 @@ func TestReport(t *testing.T) {
 				r.Ports = []*commandv1.PortBinding{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
 			}))
 			is(t, "address", w.workload("web").Actual.Addresses[0], "10.0.0.7")
-			is(t, "port", w.workload("web").Actual.Ports[0], PortBinding{8080, 80, "tcp"})
+			is(t, "port", w.workload("web").Actual.Ports[0], PortBinding{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"})
 		}},
 		{"the same report at another time changes nothing", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -367,21 +367,21 @@ func TestReport(t *testing.T) {
 			w.run("web")
 			is(t, "changes", len(w.last), 0)
 		}},
-		{"a former generation is skipped", func(t *testing.T, w *world) {
+		{"a report of a former generation is skipped", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			c := w.says("web", "Running")
 			w.ok(put("web", content("c1:ffff")))
 			is(t, "skipped", w.do(c).Skipped, 1)
 			is(t, "status", w.workload("web").Status, StatusScheduled)
 		}},
-		{"another node is skipped", func(t *testing.T, w *world) {
+		{"a report of another node is skipped", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			is(t, "skipped", w.do(of(w, "web", func(r *commandv1.WorkloadReport) { r.Node, r.State = "b", "Running" })).Skipped, 1)
 		}},
-		{"an unknown workload is skipped", func(t *testing.T, w *world) {
+		{"a report of an unknown workload is skipped", func(t *testing.T, w *world) {
 			is(t, "skipped", w.do(report(&commandv1.WorkloadReport{Workload: "web", Node: "a", State: "Running"})).Skipped, 1)
 		}},
-		{"an unknown state is skipped", func(t *testing.T, w *world) {
+		{"a report of an unknown state is skipped", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			is(t, "skipped", w.do(w.says("web", "Dancing")).Skipped, 1)
 		}},
@@ -404,7 +404,7 @@ func TestReport(t *testing.T) {
 			is(t, "first failure", wl.Retry.FirstFailureAt, w.now)
 			is(t, "event", w.eventOf(EventWorkloadState).Details[1], Label{"to", "Failed"})
 		}},
-		{"the time of the first failure stays", func(t *testing.T, w *world) {
+		{"a second failure keeps the time of the first failure", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.says("web", "Failed"))
 			at := w.now
@@ -447,7 +447,7 @@ func TestReport(t *testing.T) {
 			is(t, "reason", wl.Reason.Code, CodeMissing)
 			is(t, "node", wl.Node, "a")
 		}},
-		{"a gone report of a former generation keeps the residual", func(t *testing.T, w *world) {
+		{"a gone report of an older generation keeps the residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			old := w.generation("web")
 			w.ok(w.evict("web", CodeDraining, false))
@@ -474,7 +474,8 @@ func TestReport(t *testing.T) {
 }
 
 func TestAFencedNodeReturns(t *testing.T) {
-	// db ran on node a, which was lost and fenced. db was placed on b. Then a registered again.
+	// back builds this history: workload db ran on node a, node a was lost and fenced, db was placed
+	// on node b, and node a registered again.
 	back := func(w *world, opts ...func(*commandv1.WorkloadPut)) (former *commandv1.Generation) {
 		w.place("db", "a", opts...)
 		w.run("db")
@@ -506,7 +507,7 @@ func TestAFencedNodeReturns(t *testing.T) {
 		}}})
 	}
 	prove(t, []fact{
-		{"a second report changes nothing", func(t *testing.T, w *world) {
+		{"a second report of the instance changes nothing", func(t *testing.T, w *world) {
 			former := back(w)
 			w.ok(said(former, "Running"))
 			w.do(said(former, "Failed"))
@@ -550,9 +551,9 @@ func TestAFencedNodeReturns(t *testing.T) {
 	}{
 		{"gone", func(_ *world, g *commandv1.Generation) Command { return gone("db", "a", g) }},
 		{"Missing", func(_ *world, g *commandv1.Generation) Command { return said(g, "Missing") }},
-		{"an empty state", func(_ *world, g *commandv1.Generation) Command { return said(g, "") }},
-		{"no generation", func(*world, *commandv1.Generation) Command { return said(nil, "Running") }},
-		{"the present generation", func(w *world, _ *commandv1.Generation) Command { return said(w.generation("db"), "Running") }},
+		{"a report without a state", func(_ *world, g *commandv1.Generation) Command { return said(g, "") }},
+		{"a report without a generation", func(*world, *commandv1.Generation) Command { return said(nil, "Running") }},
+		{"a report of the present generation", func(w *world, _ *commandv1.Generation) Command { return said(w.generation("db"), "Running") }},
 		{"a running instance while the node is down", func(w *world, g *commandv1.Generation) Command {
 			w.ok(nodeState("a", false))
 			return said(g, "Running")

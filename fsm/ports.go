@@ -6,30 +6,34 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// A host port is promised to one workload at a time, but the running instance binds it. When an
-// order changes the ports of a workload, its former ports stay claimed (Workload.FormerPorts)
-// until the agent has carried out the order, and claims of former ports precede all others. If
-// the workload leaves its node meanwhile, they become part of the residual. No workload is
-// therefore told to bind a port that is still bound.
+// A host port is reserved for one workload at a time, but only the running instance binds the port. When an
+// order changes the ports of a workload, its former ports stay reserved (Workload.FormerPorts) until the agent
+// has carried out the order. Claims to former ports have priority over all other claims. If the workload leaves
+// its node meanwhile, its former ports become part of the residual. So no workload is ordered to bind a port
+// that is still bound.
 
-// holdPorts makes w, the changed copy of a placed record, keep its claims on ports that an
-// instance of it may have bound.
+// CodePortConflict is the failure class of agents for a host port that something else binds.
+const CodePortConflict = "PORT_BIND_CONFLICT"
+
+// holdPorts keeps the host ports reserved that an instance of w may have bound. w is the changed
+// copy of the record of a placed workload.
 func (t *Tx) holdPorts(w *Workload, bound []HostPort) {
 	w.FormerPorts = united(w.FormerPorts, bound)
 }
 
-// portsAfter releases former ports after a report about the present order. All of them are free
-// once the order is carried out or the workload is gone. After a failure, the ports that the
-// report names still belong to the former instance.
+// portsAfter releases former ports of a workload after a report about the present order. If the
+// order is carried out or the instance is gone, all former ports become free. If the order failed,
+// the former ports that the report lists stay reserved, because the former instance still binds
+// them. A start that met a taken port has failed too, although its agent tries again.
 func (w *Workload) portsAfter(state Actual, refused bool) {
 	switch {
 	case len(w.FormerPorts) == 0:
 	case state == ActualRunning, state == ActualStopped, state == ActualMissing:
 		w.FormerPorts = nil
-	case state == ActualFailed && !refused:
+	case state == ActualFailed && !refused, state == ActualPending && w.Actual.Code == CodePortConflict:
 		var still []HostPort
 		for _, p := range w.FormerPorts {
-			if slices.ContainsFunc(w.Actual.Ports, func(b PortBinding) bool { return b.HostPort == p.Port && b.Protocol == p.Protocol }) {
+			if slices.ContainsFunc(w.Actual.Ports, func(b PortBinding) bool { return p.Collides(HostPort{b.HostPort, b.Protocol, b.Address}) }) {
 				still = append(still, p)
 			}
 		}
@@ -37,7 +41,7 @@ func (w *Workload) portsAfter(state Actual, refused bool) {
 	}
 }
 
-// united returns the union of two lists. The result may be one of them.
+// united returns the union of two lists of ports. The result may share memory with either list.
 func united(a, b []HostPort) []HostPort {
 	if len(a) == 0 {
 		return b
@@ -54,12 +58,14 @@ func united(a, b []HostPort) []HostPort {
 	return out
 }
 
-// Wants reports whether the demand of w includes a host port. Otherwise w only holds the port
-// until its former instance is gone.
-func (w *Workload) Wants(p HostPort) bool { return slices.Contains(w.Demand.Ports, p) }
+// Wants reports whether the demand of w includes a host port. If not, w reserves the port only until its
+// former instance is gone.
+func (w *Workload) Wants(p HostPort) bool { return slices.ContainsFunc(w.Demand.Ports, p.Collides) }
 
-func hostPortOf(p *commandv1.Port) HostPort { return HostPort{uint16(p.GetPort()), p.GetProtocol()} }
+func hostPortOf(p *commandv1.Port) HostPort {
+	return HostPort{uint16(p.GetPort()), p.GetProtocol(), p.GetAddress()}
+}
 
 func hostPortPB(p HostPort) *commandv1.Port {
-	return &commandv1.Port{Port: uint32(p.Port), Protocol: p.Protocol}
+	return &commandv1.Port{Port: uint32(p.Port), Protocol: p.Protocol, Address: p.Address}
 }

@@ -9,7 +9,7 @@ import (
 
 func TestFormerPorts(t *testing.T) {
 	holder := func(w *world, port uint16) string {
-		id, _ := w.s.PortHolder("node:a", HostPort{port, "tcp"})
+		id, _ := w.s.PortHolder("node:a", HostPort{Port: port, Protocol: "tcp"})
 		return id
 	}
 	failed := func(w *world, ports ...uint32) Command {
@@ -33,10 +33,21 @@ func TestFormerPorts(t *testing.T) {
 			is(t, "80", holder(w, 80), "")
 			is(t, "81", holder(w, 81), "web")
 		}},
+		{"a port of one address collides with itself and with the port of all addresses", func(t *testing.T, w *world) {
+			w.place("web", "a", portOf(80, "127.0.0.1"), portOf(80, "127.0.0.2"))
+			for address, want := range map[string]string{"": "web", "127.0.0.1": "web", "127.0.0.2": "web", "127.0.0.3": ""} {
+				id, _ := w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp", Address: address})
+				is(t, "holder of "+address, id, want)
+			}
+			w.ok(put("web", content("c1:new"), portOf(80, "127.0.0.1")))
+			w.run("web")
+			id, _ := w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp", Address: "127.0.0.2"})
+			is(t, "holder of 127.0.0.2 after the change", id, "")
+		}},
 		{"former ports are held through another change", func(t *testing.T, w *world) {
 			changed(w)
 			w.ok(put("web", content("c1:newer"), hostPort(8080)))
-			is(t, "former", fmt.Sprint(w.workload("web").FormerPorts), "[{80 tcp} {81 tcp} {443 tcp}]")
+			is(t, "former", fmt.Sprint(w.workload("web").FormerPorts), "[{80 tcp } {81 tcp } {443 tcp }]")
 		}},
 		{"former ports are free once the workload is stopped", func(t *testing.T, w *world) {
 			changed(w)
@@ -58,6 +69,14 @@ func TestFormerPorts(t *testing.T) {
 			is(t, "80", holder(w, 80), "web")
 			w.ok(failed(w))
 			is(t, "80", holder(w, 80), "")
+		}},
+		{"a start that met a taken port frees the former ports that no former instance binds", func(t *testing.T, w *world) {
+			changed(w)
+			c := w.says("web", "Pending")
+			c.GetReport().Reports[0].Code = CodePortConflict
+			w.ok(c)
+			is(t, "80", holder(w, 80), "")
+			is(t, "443", holder(w, 443), "web")
 		}},
 		{"a Missing workload holds no former ports", func(t *testing.T, w *world) {
 			changed(w)
@@ -101,7 +120,7 @@ func TestFormerPorts(t *testing.T) {
 			changed(w)
 			w.ok(register("a", engine("e")))
 			is(t, "80", holder(w, 80), "")
-			id, _ := w.s.PortHolder("e", HostPort{80, "tcp"})
+			id, _ := w.s.PortHolder("e", HostPort{Port: 80, Protocol: "tcp"})
 			is(t, "80 of e", id, "web")
 		}},
 		{"former ports are refused to other workloads, then go to the workload that demanded them first", func(t *testing.T, w *world) {

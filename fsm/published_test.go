@@ -36,11 +36,11 @@ func sum(s State) uint64 {
 	return h.Sum64()
 }
 
-// TestPublishedStatesNeverChange: a published state does not change while the writer continues.
-// Run it with -race.
+// TestPublishedStatesNeverChange: a published state does not change while later commands are applied. Run it
+// with -race.
 func TestPublishedStatesNeverChange(t *testing.T) {
 	w := formed(t, "a", "b")
-	for i := range 200 { // more than one node of each tree
+	for i := range 200 { // enough records that each table needs several B-tree nodes
 		w.s, _, _ = w.s.Apply(Meta{uint64(10 + i), 1}, put(fmt.Sprintf("base-%d", i)))
 	}
 	s := w.s
@@ -55,7 +55,7 @@ func TestPublishedStatesNeverChange(t *testing.T) {
 			for h := range published {
 				for range 3 {
 					if got := sum(h.s); got != h.sum {
-						t.Errorf("the state at index %d was %x, is %x", h.s.Info().Index, h.sum, got)
+						t.Errorf("the published state at index %d must not change, but its digest was %x and is %x", h.s.Info().Index, h.sum, got)
 					}
 				}
 			}
@@ -73,15 +73,15 @@ func TestPublishedStatesNeverChange(t *testing.T) {
 			published <- held{s, sum(s)}
 			published <- first
 		}
-		tx.Apply(meta, put("after-commit")) // must not reach what was committed
+		tx.Apply(meta, put("after-commit")) // this later command must not change the committed state
 	}
 	close(published)
 	readers.Wait()
 	is(t, "first", sum(first.s), first.sum)
 }
 
-// TestForks: two transactions that begin from one state do not affect each other.
-func TestForks(t *testing.T) {
+// TestTransactionsOfOneStateAreIndependent: two transactions that begin from one state do not affect each other.
+func TestTransactionsOfOneStateAreIndependent(t *testing.T) {
 	base := formed(t, "a").s
 	before := sum(base)
 	one, _, _ := base.Apply(Meta{9, 1}, put("one"))
@@ -100,20 +100,20 @@ func TestForks(t *testing.T) {
 	is(t, "check", two.Check(), nil)
 }
 
-// TestPure: the package uses no clock, randomness, goroutine, I/O, map or mutable variable.
-func TestPure(t *testing.T) {
+// TestPackageIsPure: package fsm uses no clock, randomness, goroutine, I/O, map or mutable variable.
+func TestPackageIsPure(t *testing.T) {
 	forbidden := map[string]string{
-		"context": "nothing here waits", "os": "nothing here reads the machine", "net": "nothing here talks",
+		"context": "package fsm must not wait", "os": "package fsm must not read the machine", "net": "package fsm must not use the network",
 		"math/rand": "replicas would differ", "math/rand/v2": "replicas would differ", "crypto/rand": "replicas would differ",
-		"sync": "nothing here runs at the same time", "sync/atomic": "nothing here runs at the same time",
+		"sync": "package fsm must not start goroutines", "sync/atomic": "package fsm must not start goroutines",
 		"log": "verdicts are returned", "log/slog": "verdicts are returned",
 	}
 	files := token.NewFileSet()
-	packages := map[string]*ast.Package{} //nolint:staticcheck // one directory each, no build tags
+	packages := map[string]*ast.Package{} //nolint:staticcheck // parser.ParseDir is deprecated but suffices: each directory has one package and no build tags
 	for _, dir := range []string{".", "quota", "rollout"} {
-		found, err := parser.ParseDir(files, dir, func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, 0) //nolint:staticcheck // as above
+		found, err := parser.ParseDir(files, dir, func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, 0) //nolint:staticcheck // ParseDir is deprecated, but each directory has one package and no build tags
 		if err != nil || len(found) == 0 {
-			t.Fatalf("%s: %d packages, %v", dir, len(found), err)
+			t.Fatalf("directory %s has %d Go packages (error %v), want at least one", dir, len(found), err)
 		}
 		maps.Copy(packages, found)
 	}
@@ -123,7 +123,7 @@ func TestPure(t *testing.T) {
 		for name, f := range p.Files {
 			count++
 			if data, err := os.ReadFile(name); err != nil || strings.Count(string(data), "\n") > 800 {
-				t.Errorf("%s is longer than 800 lines (%v)", name, err)
+				t.Errorf("%s must have at most 800 lines (error %v)", name, err)
 			}
 			for _, i := range f.Imports {
 				path, _ := strconv.Unquote(i.Path.Value)
@@ -134,19 +134,19 @@ func TestPure(t *testing.T) {
 			ast.Inspect(f, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.GoStmt, *ast.SelectStmt, *ast.SendStmt, *ast.ChanType:
-					t.Errorf("%s: nothing here runs at the same time", at(n))
+					t.Errorf("%s: package fsm must be pure and may not use goroutines or channels", at(n))
 				case *ast.MapType:
-					t.Errorf("%s: the order of a Go map differs between replicas", at(n))
+					t.Errorf("%s: package fsm must not use Go maps, because their order differs between replicas", at(n))
 				case *ast.SelectorExpr:
 					if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" {
 						switch n.Sel.Name {
 						case "Now", "Since", "Until", "Sleep", "After", "NewTimer", "NewTicker", "Tick", "AfterFunc", "Local":
-							t.Errorf("%s: time comes with the command", at(n))
+							t.Errorf("%s: package fsm must not read a clock; the time comes with the command", at(n))
 						}
 					}
 				case *ast.FuncDecl:
 					if n.Name.Name == "init" && n.Recv == nil {
-						t.Errorf("%s: no init", at(n))
+						t.Errorf("%s: package fsm must not have an init function", at(n))
 					}
 				}
 				return true
@@ -154,6 +154,6 @@ func TestPure(t *testing.T) {
 		}
 	}
 	if count < 10 {
-		t.Errorf("only %d files were looked at", count)
+		t.Errorf("only %d files were checked, want at least 10", count)
 	}
 }

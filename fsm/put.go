@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,16 +11,19 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// DefaultMaxAttempts replaces a max_attempts of 0.
+// DefaultMaxAttempts is the number of attempts to start a workload whose max_attempts is 0.
 const DefaultMaxAttempts = 5
 
-// putWorkloads creates or changes workloads. Without each, it does all of them or none.
-func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
+// putWorkloads creates or changes workloads. If the command does not set each, it stores all
+// workloads or none. With back, it restores former specifications of a group; every member keeps
+// the policy under which it was admitted.
+func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	puts := b.GetWorkloads()
+	t.offered = b.GetBundles()
 	switch {
 	case b.GetEach():
 		return t.putEach(b)
-	case len(puts) == 1 && b.GetGroupOf() == "" && b.GetUpdate() == nil:
+	case len(puts) == 1 && b.GetGroupOf() == "" && b.GetUpdate() == nil && !back && !isSystemPut(puts[0]):
 		item, refusal, ok := t.putAlone(puts)
 		if !ok {
 			return refusal
@@ -32,22 +36,44 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	if u := b.GetUpdate(); u != nil && rollout.PolicyOf(u).Fault() != "" {
 		return refuse(Invalid, "update.%s", rollout.PolicyOf(u).Fault())
 	}
+	b = t.withMembers(b)
+	puts = b.GetWorkloads()
+	if fault := membersFault(b); fault != "" {
+		return refuse(Invalid, "%s", fault)
+	}
 	extra := Surplus(t.state(), b)
 	olds := t.replaced(puts)
 	if res, ok := t.admits(b, olds, extra); !ok {
 		return res
 	}
-	roll := t.rolls(b)
+	if fault := cmp.Or(templatesFault(puts, olds, b.GetGroupOf()), ofSystem(t.state(), b)); fault != "" {
+		return refuse(Conflict, "%s", fault)
+	}
+	under := make([]string, len(puts))
+	for i, p := range puts {
+		if under[i] = p.GetPolicy(); !back {
+			under[i] = t.under(p, olds[i])
+		}
+	}
+	if !back {
+		if res, ok := t.judged(puts, olds); !ok {
+			return res
+		}
+	}
+	roll := t.rolls(b, under)
 	items := make([]Item, 0, len(puts))
 	for i, p := range puts {
 		item, waits := t.waits(roll, p.GetId())
 		if !waits {
-			item = t.putOne(p, olds[i])
+			item = t.putOne(p, olds[i], under[i])
 		}
 		items = append(items, item)
 	}
 	for _, w := range extra {
-		t.deleteOne(w, false)
+		item := t.deleteOne(w, false)
+		if item.Deleted = true; b.GetListDeleted() {
+			items = append(items, item)
+		}
 	}
 	t.begin(roll)
 	return Result{Items: items}
@@ -59,11 +85,15 @@ func (t *Tx) putsFault(puts []*commandv1.WorkloadPut, group string) string {
 	if fault == "" {
 		fault = bounds.PortNamesFault(puts)
 	}
+	if fault == "" {
+		fault = bundlesFault(t.state(), t.offered, puts)
+	}
 	return fault
 }
 
-// replaced returns the present records of puts, nil where there is none. The ids are distinct,
-// so one put does not change the record of another. The list is valid until the next command.
+// replaced returns for each put the present record of its workload; nil if the workload is new. The
+// ids are distinct, so no put changes the record of another put. The returned list is valid until
+// the next command.
 func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
 	t.olds = t.olds[:0]
 	for _, p := range puts {
@@ -73,9 +103,10 @@ func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
 	return t.olds
 }
 
-// Surplus returns the members of a group that a command does not list and therefore deletes:
-// those in the namespaces of the listed members, or in the namespace of the command if it lists
-// none. Members of other namespaces are not affected.
+// Surplus returns the members of a group that a command does not list and therefore deletes. Only members in
+// the namespaces of the listed members count. If the command lists none, only members in the namespace of the
+// command count, or if that is empty, in the namespace of the group's first member. Members of other
+// namespaces are not affected.
 func Surplus(v groupView, b *commandv1.PutWorkloads) []*Workload {
 	if b.GetGroupOf() == "" {
 		return nil
@@ -104,7 +135,8 @@ func surplus(v groupView, b *commandv1.PutWorkloads, group string) (out []*Workl
 	return out
 }
 
-// membersIn calls fn for the members that `count` made of a group, in the namespaces of puts.
+// membersIn calls fn for the members of a group that were created by the field count of a specification. It
+// leaves out members in namespaces that no workload of puts is in.
 func membersIn(v groupView, group string, puts []*commandv1.WorkloadPut, fn func(*Workload) bool) {
 	var in []string
 	for _, p := range puts {
@@ -122,19 +154,20 @@ type groupView interface {
 	Group(group string, fn func(*Workload) bool)
 }
 
-// Intended returns the record that a put would leave, without order and times. A plan compares
+// Intended returns the record that a put would leave, without generation and times. Plans (dry runs) compare
 // it with the present record.
 func Intended(p *commandv1.WorkloadPut) *Workload {
 	return &Workload{ID: p.GetId(), Spec: p.GetSpec(), Content: p.GetContent(), Demand: demandOf(p.GetDemand()), Actual: unobserved, Desired: Desired(p.GetDesired())}
 }
 
-// SameAs reports whether next would change nothing in w.
+// SameAs reports whether w already has everything that record next demands, so that a put of next
+// would change nothing.
 func (w *Workload) SameAs(next *Workload) bool {
 	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(w.Demand, next.Demand)
 }
 
-// TakesTurn reports whether a member-by-member update makes w wait for its turn before it
-// changes to next. A workload that starts or stops does so at once.
+// TakesTurn reports whether w must wait for its turn in a rolling update before it changes to
+// record next. A change that starts or stops w does not wait.
 func (w *Workload) TakesTurn(next *Workload) bool {
 	return !w.SameAs(next) && w.Desired == DesiredRunning && next.Desired == DesiredRunning
 }
@@ -147,37 +180,24 @@ func MadeByCount(group, id string) bool {
 	return ok && n != "" && strings.Trim(n, "0123456789") == ""
 }
 
-// putOne stores p in place of old, which may be nil.
-func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
+// putOne stores the put p. old is the present record of the workload, or nil; under is the name of the policy
+// under which p was admitted.
+func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item {
 	demand := t.demanded(p, old)
-	desired := Desired(word(p.GetDesired()))
-	limit := p.GetMaxAttempts()
-	if limit == 0 {
-		limit = DefaultMaxAttempts
-	}
+	desired, limit := Desired(word(p.GetDesired())), attemptsOf(p)
 	if old == nil {
-		w := &Workload{
-			ID:             strings.Clone(p.GetId()), // kept by events, receipts and indexes
-			Spec:           nonEmpty(p.GetSpec()),
-			Content:        p.GetContent(),
-			CallerRevision: p.GetCallerRevision(),
-			Namespace:      strings.Clone(stored(p.GetNamespace())),
-			Demand:         demand,
-			Actual:         unobserved,
-			Desired:        desired,
-			Generation:     t.generation(),
-			Retry:          Retry{MaxAttempts: limit},
-			CreatedAt:      t.r.info.Clock,
-			CreateIndex:    t.meta.Index,
-		}
-		w.Reason = reasonOf(w, nil, t.r.info.Clock)
-		t.putWorkload(nil, w)
-		t.eventOf(w, Event{Type: EventWorkloadCreated})
+		w := t.made(p, demand, under)
+		t.create(w)
 		return itemOf(w)
 	}
-	if old.Content == p.GetContent() && old.Desired == desired && old.Demand == demand {
+	if old.Content == p.GetContent() && old.Desired == desired && old.Demand == demand && old.Policy == under {
 		item := itemOf(old)
 		item.Unchanged = true
+		if n := t.nodeOf(old); p.GetDiscardData() && old.BoundByData(n) {
+			t.discardOn(n, []*Workload{old}, CodeUserRequest)
+			item.Unchanged = false
+			return item
+		}
 		if old.CallerRevision != p.GetCallerRevision() || old.Retry.MaxAttempts != limit {
 			w := *old
 			w.CallerRevision, w.Retry.MaxAttempts = p.GetCallerRevision(), limit
@@ -188,19 +208,36 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	w := *old
 	w.Spec = nonEmpty(p.GetSpec())
 	w.Content = p.GetContent()
+	w.Bundle = strings.Clone(p.GetBundle())
 	w.CallerRevision = p.GetCallerRevision()
 	w.Demand = demand
+	w.Policy = strings.Clone(under)
+	if w.Owner == "" {
+		w.SealedFor = "" // the secrets of this put are sealed for the workload itself
+	}
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: limit}
-	w.Actions = nil // they belong to the former specification
+	w.Actions = nil // drop the recorded agent tasks: they are about the former specification
 	if w.Node != "" {
 		t.holdPorts(&w, old.Demand.Ports)
 	}
-	t.guards(old, &w)
+	t.carryOutlives(old, &w)
+	reschedule(old, &w)
+	n := t.nodeOf(&w)
+	w.DiscardData = n != nil && (p.GetDiscardData() || old.DiscardData && (n.Draining || n.Fenced))
 	t.newOrder(&w)
+	if demand.Job != nil && old.Demand.Job != nil && old.Content == w.Content && old.Desired == desired {
+		// The content is the same; only, for example, the priority changed. That does not run a finished
+		// job again, and does not extend the limits of a running job.
+		w.JobSince, w.Retry.Attempts = old.JobSince, old.Retry.Attempts
+		if keepsResult(p, old) {
+			w.Result = old.Result
+			w.Reason = t.reason(&w, n)
+		}
+	}
 	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && old.Demand == demand {
-		// Same demand as before: keep the reason. Explaining it again would cost a log entry for
-		// each change of a workload that waits.
+		// The demand is the same as before, so the reason stays. To explain it again would cost a log entry
+		// for each change of a workload that waits.
 		w.Reason = old.Reason
 	}
 	t.revise(old, &w)
@@ -215,24 +252,72 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 		e.Message = "desired state " + string(w.Desired)
 	}
 	t.eventOf(&w, e)
+	if w.DiscardData && old.BoundByData(n) {
+		t.eventOf(&w, discarded(&w, n, CodeUserRequest))
+	}
 	return itemOf(&w)
 }
 
-// demanded returns the demand of p. If it equals the demand of old, both records share it.
+// made returns the record of a new workload, which is not stored yet.
+func (t *Tx) made(p *commandv1.WorkloadPut, demand *Demand, under string) *Workload {
+	w := &Workload{
+		ID:             strings.Clone(p.GetId()), // events, receipts and indexes keep the id, so it must not share the memory of the command
+		Spec:           nonEmpty(p.GetSpec()),
+		Content:        p.GetContent(),
+		Bundle:         strings.Clone(p.GetBundle()),
+		CallerRevision: p.GetCallerRevision(),
+		Namespace:      strings.Clone(stored(p.GetNamespace())),
+		Demand:         demand,
+		Policy:         strings.Clone(under),
+		Actual:         unobserved,
+		Desired:        Desired(word(p.GetDesired())),
+		Generation:     t.generation(),
+		Retry:          Retry{MaxAttempts: attemptsOf(p)},
+		CreatedAt:      t.r.info.Clock,
+		CreateIndex:    t.meta.Index,
+	}
+	if demand.Template != nil {
+		w.Template = &TemplateState{}
+	}
+	w.Reason = reasonOf(w, nil, t.r.info.Clock)
+	return w
+}
+
+// create stores a record of made.
+func (t *Tx) create(w *Workload) {
+	t.renumber(w)
+	t.putWorkload(nil, w)
+	t.eventOf(w, Event{Type: EventWorkloadCreated})
+}
+
+// attemptsOf returns the number of attempts of a put.
+func attemptsOf(p *commandv1.WorkloadPut) int32 {
+	if n := p.GetMaxAttempts(); n != 0 {
+		return n
+	}
+	return DefaultMaxAttempts
+}
+
+// demanded returns the demand of put p. If the record old has an equal demand, demanded returns
+// that one, so that both records share its memory.
 func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 	d := demandValue(p.GetDemand())
 	if old != nil && demandEqual(old.Demand, &d) {
 		return old.Demand
 	}
-	kept := d // allocate only a demand that is stored
+	kept := d // this copy is on the heap; a demand that equals the old one needs none
 	return &kept
 }
 
-// newOrder gives the copy of a record a new generation, which its node must acknowledge, and
-// derives its reason.
+// newOrder gives w, a copy of a record, a new generation, which the node must acknowledge. It also
+// computes the reason again.
 func (t *Tx) newOrder(w *Workload) {
 	w.Generation = t.generation()
 	w.Acknowledged, w.AcknowledgedAt = false, 0
+	w.Result, w.JobSince = nil, 0
+	if w.Demand.Job != nil && w.Node != "" {
+		w.JobSince = t.r.info.Clock
+	}
 	w.Reason = reasonOf(w, t.nodeOf(w), t.r.info.Clock)
 }
 
@@ -255,17 +340,17 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 	switch desired {
 	case DesiredRunning, DesiredStopped:
 	case DesiredDeleted:
-		return t.deleteWorkload(&commandv1.DeleteWorkload{Id: b.GetId()})
+		return t.deleteWorkload(&commandv1.DeleteWorkload{Id: b.GetId(), IfRevision: b.GetIfRevision()})
 	default:
 		return refuse(Invalid, "desired: %q is none of Running, Stopped, Deleted", b.GetDesired())
 	}
-	old, res, ok := t.theirs(b.GetId())
+	old, res, ok := t.theirs(b.GetId(), b.GetIfRevision())
 	switch {
 	case !ok:
 		return res
 	case old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
-	case old.Desired == desired && !old.Diverged():
+	case old.Desired == desired && !old.Diverged(), old.Finished():
 		item := itemOf(old)
 		item.Unchanged = true
 		return Result{Kind: AlreadyDone, Items: []Item{item}}
@@ -273,8 +358,12 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 	w := *old
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
+	reschedule(old, &w)
 	t.newOrder(&w)
 	t.putWorkload(old, &w)
+	if w.IsSystem() {
+		t.desireMembers(&w)
+	}
 	if desired == DesiredRunning {
 		t.started(&w)
 	}
@@ -284,7 +373,7 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 
 // deleteWorkload marks a workload for deletion; see deleteOne.
 func (t *Tx) deleteWorkload(b *commandv1.DeleteWorkload) Result {
-	old, res, ok := t.theirs(b.GetId())
+	old, res, ok := t.theirs(b.GetId(), b.GetIfRevision())
 	switch {
 	case !ok:
 		return res
@@ -296,10 +385,18 @@ func (t *Tx) deleteWorkload(b *commandv1.DeleteWorkload) Result {
 	return Result{Items: []Item{t.deleteOne(old, b.GetForce())}}
 }
 
-// deleteOne turns an assignment into a residual and marks the record as deleted. The record is
-// removed at once if no node may hold the workload, or with force. Residuals stay, so that a
-// node which returns removes the workload.
+// deleteOne marks the record of a workload as deleted and turns its assignment into a residual, which tells
+// the node to remove the instance. It removes the record at once with force, or if no node may have an
+// instance. The residuals stay, so that a node that returns removes the workload. It also deletes the children
+// of a template.
 func (t *Tx) deleteOne(old *Workload, force bool) Item {
+	if old.IsTemplate() {
+		for _, child := range t.childrenOf(old.ID) {
+			if child.Desired != DesiredDeleted || force {
+				t.deleteOne(child, force)
+			}
+		}
+	}
 	w := *old
 	w.Desired = DesiredDeleted
 	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
@@ -318,14 +415,15 @@ func (t *Tx) deleteOne(old *Workload, force bool) Item {
 	return itemOf(&w)
 }
 
-// release takes w, the copy of a placed record, off its node. With gone, or if the node is
-// fenced, the node runs nothing of it. Otherwise a residual keeps its claims.
+// release unbinds w, the copy of a placed record, from its node. If gone is set or the node is fenced, the
+// node runs no instance of w. Otherwise a residual keeps the resources and ports of w reserved.
 func (t *Tx) release(w *Workload, gone bool, why string) {
 	n := t.nodeOf(w)
 	if !gone && !n.Fenced {
 		left := *w.Demand
+		left.Asks = nil // a residual needs no asks: policies do not judge it
 		left.Ports = united(left.Ports, w.FormerPorts)
-		if w.Unguarded {
+		if w.MayOutliveLease {
 			left.OnLostLease = OnLostLeaseKeep
 		}
 		t.putResidual(&Residual{
@@ -345,22 +443,38 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	w.AssignedAt = 0
 	w.Actual = unobserved
 	w.FormerPorts = nil
-	w.Unguarded = false
-	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+	w.MayOutliveLease = false
+	w.Data, w.DiscardData = nil, false
+	attempts := int32(0)
+	if w.Demand.Job != nil {
+		attempts = w.Retry.Attempts // the attempts of a job count across nodes
+	}
+	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts, Attempts: attempts}
 }
 
-// retryWorkload resets the failure counters and forces a restart with a new revision.
+// retryWorkload resets the failure counters and forces a restart with a new revision. With if_needed it
+// changes nothing if a retry would not help.
 func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
-	old, res, ok := t.theirs(b.GetId())
+	old, res, ok := t.theirs(b.GetId(), b.GetIfRevision())
 	switch {
 	case !ok:
 		return res
 	case old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
+	case old.IsTemplate():
+		return refuse(Conflict, "%q is %s and is not run itself: start a run of it, or restart one of its runs", old.ID, kindWord(old.Demand.Template.Kind))
 	case old.Desired == DesiredStopped && old.Node == "":
 		item := itemOf(old)
 		item.Unchanged = true
 		return Result{Kind: AlreadyDone, Reason: "it is stopped: start it instead", Items: []Item{item}}
+	}
+	if why := t.noRetry(old); b.GetIfNeeded() && why != "" {
+		item := itemOf(old)
+		item.Unchanged = true
+		return Result{Kind: AlreadyDone, Reason: why, Items: []Item{item}}
+	}
+	if res, ok := t.readmits(old); !ok {
+		return res
 	}
 	w := *old
 	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
@@ -374,13 +488,18 @@ func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 	return Result{Items: []Item{itemOf(&w)}}
 }
 
-// theirs returns a workload if the caller may act on it.
-func (t *Tx) theirs(id string) (*Workload, Result, bool) {
+// theirs returns the workload that a caller's command names. It returns a refusal if the workload
+// does not exist, if the caller may not act on the workload, or if the condition on its revision
+// does not hold.
+func (t *Tx) theirs(id, condition string) (*Workload, Result, bool) {
 	w, ok := t.r.workloads.Get(id)
 	if !ok {
 		return nil, noWorkload(id), false
 	}
 	res, ok := t.may(w.ID, w.In())
+	if why := ConditionFault(condition, id, w); ok && why != "" {
+		res, ok = refuse(OtherRevision, "%s", why), false
+	}
 	return w, res, ok
 }
 
@@ -388,8 +507,7 @@ func noWorkload(id string) Result { return refuse(NotFound, "workload %q does no
 
 func noNode(id string) Result { return refuse(NotFound, "node %q does not exist", id) }
 
-// nonEmpty returns nil for an empty slice, so that a state read from a snapshot equals the
-// original.
+// nonEmpty returns nil for an empty slice, so that a state that was read from a snapshot equals the original.
 func nonEmpty(b []byte) []byte {
 	if len(b) == 0 {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -11,14 +12,15 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/quota"
+	"github.com/persys/compute/policy"
 )
 
-// stream draws random commands. Most are valid in the present state, some are not. Names come
-// from small sets so that commands affect the same records.
+// stream draws random commands. Most are valid in the present state, some are not. The sets of ids are small,
+// so that commands often affect the same records.
 type stream struct {
 	rt   *rapid.T
 	now  int64
-	sent [][]byte // request ids used before
+	sent [][]byte // request ids of earlier commands
 }
 
 func (g *stream) pick(what string, from ...string) string {
@@ -28,7 +30,7 @@ func (g *stream) pick(what string, from ...string) string {
 func (g *stream) n(what string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(g.rt, what) }
 func (g *stream) bool(what string) bool         { return rapid.Bool().Draw(g.rt, what) }
 
-// odd returns the invalid value odd rarely, else one of the valid values.
+// odd returns the invalid value odd in rare cases, otherwise a random valid value of from.
 func (g *stream) odd(what, odd string, from ...string) string {
 	if g.n(what+" odd", 0, 29) == 0 {
 		return odd
@@ -36,11 +38,13 @@ func (g *stream) odd(what, odd string, from ...string) string {
 	return g.pick(what, from...)
 }
 
-func (g *stream) workload() string { return g.pick("workload", "w0", "w1", "w2", "w3", "g-0", "g-1") }
-func (g *stream) node() string     { return g.pick("node", "a", "b", "c") }
+func (g *stream) workload() string {
+	return g.pick("workload", "w0", "w1", "w2", "w3", "g-0", "g-1", "w0-a")
+}
+func (g *stream) node() string { return g.pick("node", "a", "b", "c") }
 
-// generation returns the present generation of a workload, sometimes that of its tombstone, a random one
-// or none.
+// generation returns a generation for workload id: usually the present one, sometimes that of its tombstone,
+// a random one, or none.
 func (g *stream) generation(s State, id string) *commandv1.Generation {
 	w, ok := s.Workload(id)
 	if tombstone, dead := s.Tombstone(id); dead && g.bool("of the dead") {
@@ -71,14 +75,49 @@ func (g *stream) put() *commandv1.WorkloadPut {
 		},
 	}
 	for i := range g.n("ports", 0, 2) {
-		p.Demand.HostPorts = append(p.Demand.HostPorts, &commandv1.Port{Port: uint32(g.n("port", 80, 81)), Protocol: [...]string{"tcp", "udp"}[i]})
+		p.Demand.HostPorts = append(p.Demand.HostPorts, &commandv1.Port{Port: uint32(g.n("port", 80, 81)), Protocol: [...]string{"tcp", "udp"}[i], Address: g.pick("address", "", "", "127.0.0.1", "10.0.0.1")})
 	}
 	if g.n("named", 0, 3) == 0 {
 		p.Demand.PortNames = []*commandv1.PortName{{Name: g.odd("name", "Http", "http"), ContainerPort: uint32(g.n("named port", 1, 2)), Protocol: "tcp"}}
 	}
+	if g.n("guest", 0, 3) == 0 {
+		p.Demand.MacAddresses = []string{g.odd("mac", "52:54:00:00:00:0A", macOf(1), macOf(2)), macOf(3 + g.n("second mac", 0, 1))}
+	}
+	if g.n("data", 0, 3) == 0 {
+		p.Demand.LocalData = []*commandv1.LocalData{{Name: g.pick("data name", "volume a", "disk b"), Pool: g.pick("data pool", "", "fast")}}
+		p.DiscardData = g.bool("discards")
+	}
+	p.Bundle = g.odd("bundle", "odd", "", "", "", strings.Repeat("a", 64), strings.Repeat("b", 64))
 	if g.n("plain", 0, 3) == 0 {
 		p.Demand = &commandv1.Demand{Type: "container", CpuMillicores: 700}
 		p.Content, p.Desired = "c1:aaaaaaaaaaaaaaaaaaaa", "Running"
+	}
+	if g.n("job", 0, 3) == 0 && len(p.Demand.LocalData) == 0 {
+		p.Demand.Job = &commandv1.Job{Parallelism: uint32(g.n("parallelism", 0, 2)), Deadline: int64(g.n("deadline", -1, 1)) * minute, Ttl: int64(g.n("ttl", 0, 1)) * minute}
+	}
+	if p.Demand.Job != nil && g.n("template", 0, 1) == 0 {
+		p.Demand.Template = &commandv1.Template{Kind: g.odd("template kind", "other", TemplateCron, TemplateCron, TemplateDispatch)}
+		if p.Demand.Template.Kind == TemplateCron {
+			p.Demand.Template.Cron = &commandv1.Cron{Schedule: g.pick("schedule", "@daily", "@hourly"), TimeZone: "UTC", KeepSucceeded: uint32(g.n("keep", 0, 1)),
+				Concurrency: g.odd("concurrency", "odd", ConcurrencyAllow, ConcurrencyForbid, ConcurrencyReplace)}
+		}
+	}
+	if g.n("system", 0, 5) == 0 {
+		p.Demand.Template = &commandv1.Template{Kind: TemplateSystem}
+	}
+	if g.n("asks", 0, 3) == 0 {
+		p.Demand.Asks = []*commandv1.Ask{{Rule: g.odd("rule", "", "privileged", "users", "max_pids", "later"), Value: g.pick("ask", "1", "0"), Field: "f"}}
+	}
+	if g.n("placement", 0, 3) == 0 {
+		p.Demand.Placement = &commandv1.Placement{
+			Policy: g.odd("policy", "random", "", "binpack"),
+			Spread: []*commandv1.Spread{{By: "zone", MaxSkew: uint32(g.n("skew", 0, 2)), Must: g.bool("must")}},
+			Affinities: []*commandv1.Affinity{{Anti: g.bool("anti"), Group: "g", By: g.odd("by", "", "host"), Must: true},
+				{Node: &commandv1.Constraint{Key: "zone", Op: "=", Values: []string{"x"}}, Weight: 10}},
+		}
+	}
+	if g.n("tags", 0, 3) == 0 {
+		p.Demand.Tags = []*commandv1.Label{{Key: "tier", Value: g.pick("tag", "a", "b")}}
 	}
 	if g.n("labels", 0, 3) == 0 {
 		p.Demand.Labels = []*commandv1.Label{{Key: "z", Value: "1"}, {Key: "a", Value: g.pick("zone", "1", "2")}}
@@ -86,6 +125,21 @@ func (g *stream) put() *commandv1.WorkloadPut {
 		p.Demand.Tolerations = []*commandv1.Taint{{Key: "k"}}
 	}
 	return p
+}
+
+// cronStep advances a cron, mostly the workload id if it is one.
+func (g *stream) cronStep(s State, id string) Command {
+	e := &commandv1.CronStep{Template: id, IfGeneration: g.generation(s, id)}
+	if w, ok := s.Workload(id); ok && w.Template != nil && g.n("fits", 0, 4) > 0 {
+		e.IfNext = w.Template.Next
+	}
+	e.Next = e.IfNext + int64(g.n("later", 0, 3))*minute
+	if g.bool("fires") {
+		e.Run = id + "-" + g.pick("run", "1", "2", "3")
+	} else {
+		e.Code, e.Message, e.Times = CodeCronMissed, "late", uint32(g.n("times", 1, 2))
+	}
+	return createRuns(e)
 }
 
 func (g *stream) report(s State) *commandv1.WorkloadReport {
@@ -99,8 +153,11 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 		State:        g.pick("state", "Running", "Running", "Stopped", "Failed", "Pending", "Unknown", "Missing", "", "Odd"),
 		Gone:         g.n("gone", 0, 3) == 0,
 		Acknowledged: g.bool("acknowledged"), Refused: g.n("refused", 0, 9) == 0,
-		Code: g.pick("code", "", "RUNTIME_ERROR"), Message: g.pick("message", "", "boom"), ObservedAt: g.now,
+		Code: g.pick("code", "", "RUNTIME_ERROR", CodeWorking), Message: g.pick("message", "", "boom"), ObservedAt: g.now,
 		Health: g.pick("health", "", Healthy, Unhealthy),
+	}
+	if r.State == "Stopped" || r.State == "Failed" {
+		r.Exit = &commandv1.Exit{Code: int32(g.n("exit", 0, 2)), EndedAt: g.now, Output: g.pick("output", "", "done")}
 	}
 	if r.Gone {
 		if res, ok := s.Residual(node, id); ok && g.bool("of the residual") {
@@ -114,8 +171,18 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 	return r
 }
 
-// advance draws the command that the leader would propose for the rollout of group g now or
-// later, or an arbitrary one.
+// brings adds bundles to a command: those that its puts refer to, or random ones.
+func (g *stream) brings(c Command) Command {
+	for _, text := range []string{"a", "b"} {
+		if g.n("brings", 0, 3) > 0 {
+			with(c, text)
+		}
+	}
+	return c
+}
+
+// advance draws a command that advances the rollout of group g: either a command that the leader
+// would propose now or later, or an arbitrary command.
 func (g *stream) advance(s State) Command {
 	b := &commandv1.AdvanceRollout{Group: "g"}
 	if r, ok := s.Rollout("g"); ok {
@@ -131,11 +198,67 @@ func (g *stream) advance(s State) Command {
 	return &commandv1.Command{Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: b}}
 }
 
-// command draws a command. Types that place and move workloads are drawn more often.
+// command draws a command. Commands that place and move workloads are drawn more often.
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 53) {
+	switch g.n("command", 0, 74) {
+	case 60:
+		c = putRole(g.odd("role", "admin", "r1", "r2"), g.pick("role permission", "read", "trust", "deploy"))
+	case 61:
+		c = deleteRole(g.pick("delete role", "r1", "r2", "viewer"))
+	case 62, 63:
+		role, subject := g.pick("bind role", "r1", "r2", "viewer", "admin"), g.pick("subject", "user/ada", "group/g", "account/a1")
+		b := roleBinding(role, subject, g.pick("bind in", "n1", "n2", "default", "*"))
+		if r, ok := s.Role(role); ok {
+			b.RoleVersion = r.ModifyIndex
+		}
+		b.Remove = g.n("unbind", 0, 3) == 0
+		c = &commandv1.Command{Body: &commandv1.Command_BindRole{BindRole: b}}
+	case 64:
+		if c = deleteAccount("a1"); g.bool("put account") {
+			c = putAccount("a1", g.now+3600*second, func(b *commandv1.PutAccount) {
+				if b.Rotate = g.bool("rotate"); !b.Rotate && g.bool("with a role") {
+					b.Binding = roleBinding("viewer", "account/a1", "n1")
+				}
+			})
+		}
+	case 54:
+		c = putPolicy(g.odd("policy", "baseline", "p1", "p1", "p2"), func(m *commandv1.Policy) {
+			m.Privileged, m.MaxPids, m.MaxWorkloads = g.bool("allows privileged"), int64(g.n("pids", -1, 2))*1000, int64(g.n("most workloads", 0, 2))
+		})
+	case 65, 66:
+		c = finishJob(g.generation(s, id), id, g.bool("succeeds"))
+	case 71, 72:
+		m := g.put()
+		m.Id, m.Demand.Group = g.pick("new member", "g-0", "g-1", "g-2"), "g"
+		b := &commandv1.ScaleGroup{Group: "g", Count: uint32(g.n("count", 0, 3)), Members: []*commandv1.WorkloadPut{m}, Suggested: g.n("suggested", 0, 3) == 0}
+		if have := Members(s, "g"); len(have) > 0 {
+			b.Content = have[0].Content
+		}
+		c = &commandv1.Command{Body: &commandv1.Command_ScaleGroup{ScaleGroup: b}}
+	case 67:
+		c = expireJob(g.generation(s, id), id)
+	case 68, 69:
+		c = g.cronStep(s, id)
+	case 73, 74:
+		c = placeMembers(&commandv1.MemberChange{Template: id, IfGeneration: g.generation(s, id), Node: g.node(), Delete: g.bool("deletes a member")})
+	case 70:
+		c = startRun(id, g.odd("run", "other", id+"-k1", id+"-k2"), g.pick("key", "k1", "k2"))
+		if g.bool("other generation") {
+			c.GetStartRun().IfGeneration = g.generation(s, id)
+		}
+	case 58:
+		c = labelNode(g.node(), g.odd("set label", "a b", "zone=1", "zone=2", "zone-", "disk-"))
+	case 59:
+		c = taintNode(g.node(), Taint{Key: g.pick("set taint", "k", "spot"), Value: g.pick("taint value", "", "v"),
+			Effect: g.odd("effect", "Never", "", TaintNoSchedule, TaintNoExecute), Seconds: uint32(g.n("taint seconds", 0, 1)) * 30})
+	case 55:
+		c = dropPolicy(g.pick("drop policy", "p1", "p2", "restricted", "none"))
+	case 56:
+		c = bind(g.pick("bind", "", "p1", "p2", "baseline", "privileged", "none"), g.pick("bind to", "n1", "n2", "default", "none"))
+	case 57:
+		c = bindNodes(g.pick("bind", "", "p1", "restricted"), g.odd("label", "", "zone"), g.pick("label value", "1", "2"))
 	case 49:
 		c = &commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "g", Action: g.odd("action", "stop", "pause", "resume", "undo")}}}
 	case 50, 51, 52, 53:
@@ -144,6 +267,8 @@ func (g *stream) command(s State) Command {
 		c = putNamespace(g.odd("name", "-", "n1", "n1", "n2", "default"), func(b *commandv1.PutNamespace) {
 			b.Quota = &commandv1.Quota{CpuMillicores: int64(g.n("quota cpu", 0, 4)) * 1000, MemoryMib: int64(g.n("quota memory", 0, 3)) * 700, Workloads: int64(g.n("quota workloads", -1, 3))}
 			b.Users = [][]string{nil, {"ada"}, {"bob", "ada"}}[g.n("users", 0, 2)]
+			b.MaxPriority = int32(g.n("max priority", -1, 2))
+			b.AllowScaling = g.bool("allow scaling")
 			b.Release = [][]string{nil, {"ada"}, {"bob", "ada"}}[g.n("release", 0, 2)]
 		})
 	case 48:
@@ -152,6 +277,7 @@ func (g *stream) command(s State) Command {
 		c = setDrifts([]*commandv1.Drift{drifted(g.node(), id, g.pick("kind", DriftOrphan, DriftOrphan, DriftState, DriftRevision, "odd"))},
 			drifted(g.node(), g.workload(), DriftOrphan))
 		c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: id, Node: g.node(), IfGeneration: g.generation(s, id)}}
+		c.GetSetDrifts().Adoptions = []*commandv1.DriftAdoption{{Workload: id, Node: g.node(), IfGeneration: g.generation(s, id), Revision: "rev-7"}}
 	case 43:
 		c = adopt(g.node(), id)
 		if g.bool("with specification") {
@@ -175,7 +301,7 @@ func (g *stream) command(s State) Command {
 	case 0:
 		c = initCluster(g.pick("cluster", "c1", "c1", "c2"))
 	case 1, 2, 3, 4, 5:
-		c = puts("", g.put())
+		c = g.brings(puts("", g.put()))
 	case 6:
 		list := []*commandv1.WorkloadPut{g.put(), g.put()}
 		c = puts(g.pick("group_of", "", "g"), list...)
@@ -185,14 +311,17 @@ func (g *stream) command(s State) Command {
 				p.Id, p.Demand.Group = fmt.Sprintf("g-%d", i), "g"
 			}
 			c = puts("g", list...)
-			c.GetPutWorkloads().Update = policy(g.n("parallel", 0, 2), g.bool("reverts"))
+			c.GetPutWorkloads().Update = updates(g.n("parallel", 0, 2), g.bool("reverts"))
 		}
+		g.brings(c)
 	case 7, 8:
 		c = setDesired(id, g.pick("to", "Running", "Stopped", "Deleted", "Odd"))
 	case 9, 10:
 		c = remove(id, g.n("force", 0, 3) == 0)
 	case 11:
-		c = userRetry(id)
+		if c = userRetry(id); g.bool("if needed") {
+			c = retryIfNeeded(id)
+		}
 	case 12, 13, 14:
 		c = register(g.node(), func(n *commandv1.RegisterNode) {
 			n.InstanceId = g.pick("instance", "", "", "i1", "i2")
@@ -200,6 +329,10 @@ func (g *stream) command(s State) Command {
 			n.Types = [][]string{nil, {"Container", "docker-container"}, {"vm"}}[g.n("types", 0, 2)]
 			n.SelfFencing, n.FenceBoundSeconds = g.bool("self fencing"), uint32(g.n("fence bound", 0, 20))
 			n.CpuMillicores = int64(g.n("cores", 0, 8)) * 1000
+			if g.bool("reports keys") {
+				n.Labels = []*commandv1.Label{{Key: "zone", Value: g.pick("reported zone", "1", "3")}}
+				n.Taints = []*commandv1.Taint{{Key: "spot", Effect: g.pick("reported effect", TaintNoExecute, TaintPreferNoSchedule)}}
+			}
 			if g.bool("swap pools") {
 				n.Pools = []*commandv1.Pool{{Name: "fast", TotalGb: 40}, {Name: "main", TotalGb: 100}}
 			}
@@ -208,10 +341,13 @@ func (g *stream) command(s State) Command {
 		c = cordon(g.node(), g.bool("on"))
 	case 16:
 		c = drain(g.node(), g.bool("on"))
+		c.GetDrainNode().DiscardData = g.bool("discards")
 	case 17:
 		c = fence(g.node())
+		c.GetFenceNode().DiscardData = g.bool("discards")
 	case 18:
 		c = removeNode(g.node(), g.bool("force"))
+		c.GetRemoveNode().DiscardData = g.bool("discards")
 	case 19, 20:
 		c = nodeState(g.node(), g.bool("up"))
 	case 21, 22, 23, 24:
@@ -222,7 +358,10 @@ func (g *stream) command(s State) Command {
 		})
 		c = assign(list...)
 	case 25, 26:
-		c = evict(&commandv1.Eviction{Workload: id, IfGeneration: g.generation(s, id), Code: "Draining", Gone: g.n("gone", 0, 3) == 0})
+		c = evict(&commandv1.Eviction{
+			Workload: id, IfGeneration: g.generation(s, id), Code: g.pick("cause", "Draining", "Preempted"), Gone: g.n("gone", 0, 3) == 0,
+			PreemptedBy: g.workload(),
+		})
 	case 27:
 		c = &commandv1.Command{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: []*commandv1.Retry{{
 			Workload: id, IfGeneration: g.generation(s, id), Attempts: int32(g.n("attempts", 0, 5)),
@@ -236,7 +375,13 @@ func (g *stream) command(s State) Command {
 		c = setMode(g.pick("mode", "normal", "normal", "degraded", "recovery", "odd"), "because")
 		c.GetSetMode().Pinned, c.GetSetMode().Unpin = g.n("pinned", 0, 3) == 0, g.bool("unpin")
 	case 33:
-		switch g.n("membership", 0, 4) {
+		switch g.n("membership", 0, 7) {
+		case 7:
+			c = repaired(g.pick("replica", "r1", "r2"), g.pick("before", "r0", ""), g.bool("done"))
+		case 6:
+			c = attachMirror(uint64(g.n("etcd", 0, 2)), g.pick("endpoint", "e:1", "e:2", ""))
+		case 5:
+			c = detachMirror()
 		case 4:
 			c = attached(uint64(g.n("etcd", 0, 2)))
 		case 0:
@@ -265,15 +410,22 @@ func (g *stream) command(s State) Command {
 			c.Head.Request = rapid.SampledFrom(g.sent).Draw(g.rt, "earlier")
 		}
 		g.sent = append(g.sent, c.Head.Request)
+		c.Head.RequestHash = uint64(g.n("request hash", 0, 2))
+	}
+	if g.n("conditional", 0, 5) == 0 {
+		ifRevision(g.odd("condition", "two", "", "0", "1", "2", "1-c1-bb-running"), c)
+	}
+	if b := c.GetPutWorkloads(); b != nil {
+		b.ListDeleted = g.bool("list deleted")
 	}
 	return c
 }
 
-// start returns the state of a formed cluster with two nodes.
+// start returns the state of a newly formed cluster with two nodes.
 func start(t testing.TB) State { return formed(t, "a", "b").s }
 
-// TestRandomStreams: after every random command all invariants hold, and a refused command
-// has changed no records.
+// TestRandomStreams: after every random command all invariants of the state hold, and a refused
+// command changes no records.
 func TestRandomStreams(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := New()
@@ -286,22 +438,23 @@ func TestRandomStreams(t *testing.T) {
 			was := snapshotBytes(t, s)
 			next, res, changes := s.Apply(Meta{uint64(100 + i), 1}, c)
 			if !bytes.Equal(was, snapshotBytes(t, s)) {
-				rt.Fatalf("%v changed a record of the state before it", c)
+				rt.Fatalf("command %v must not change the published state that it was applied to, but did", c)
 			}
 			if err := next.Check(); err != nil {
-				rt.Fatalf("after %v\n= %+v\n%v", c, res, err)
+				rt.Fatalf("after command %v\nwith result %+v\nthe invariants must hold, but Check returned %v", c, res, err)
 			}
 			if err := s.Check(); err != nil {
-				rt.Fatalf("%v broke the state before it: %v", c, err)
+				rt.Fatalf("command %v broke the published state that it was applied to: %v", c, err)
 			}
 			if kept := slices.DeleteFunc(slices.Clone(changes), func(c Change) bool { return c.Table == TableEvent }); res.Err() != nil && len(kept) > 0 {
-				rt.Fatalf("%v was refused (%s) and changed %d records", c, res.Reason, len(changes))
+				rt.Fatalf("command %v was refused (%s), so it must change no record, but it made %d changes", c, res.Reason, len(changes))
 			}
 			if res.Err() != nil && res.Reason == "" {
-				rt.Fatalf("%v was refused as %s without a reason", c, res.Kind)
+				rt.Fatalf("command %v was refused as %s without a reason, want a text", c, res.Kind)
 			}
 			checkChanges(rt, s, next, changes)
 			checkNamespaces(rt, s, next, c)
+			checkPolicies(rt, s, next, c)
 			s = next
 		}
 	})
@@ -315,7 +468,7 @@ func checkNamespaces(rt *rapid.T, before, after State, c Command) {
 	after.Namespaces(func(n *Namespace) bool {
 		was, now := before.UseOf(n.Name).Amounts, after.UseOf(n.Name).Amounts
 		if grown := now.Minus(was); quota.Excess(was, grown, n.Quota) != "" {
-			rt.Fatalf("%v led namespace %s over its quota: %s", c, n.Name, quota.Excess(was, grown, n.Quota))
+			rt.Fatalf("command %v took namespace %s over its quota, which must be impossible: %s", c, n.Name, quota.Excess(was, grown, n.Quota))
 		}
 		return true
 	})
@@ -323,18 +476,37 @@ func checkNamespaces(rt *rapid.T, before, after State, c Command) {
 		pair[0].Workloads("", func(w *Workload) bool {
 			other, there := pair[1].Workload(w.ID)
 			if there && other.In() != w.In() {
-				rt.Fatalf("%v moved %s from %s to %s", c, w.ID, w.In(), other.In())
+				rt.Fatalf("command %v must not change the namespace of workload %s, but changed it from %s to %s", c, w.ID, w.In(), other.In())
 			}
 			if in := c.GetHead().GetNamespaces(); len(in) > 0 && other != w && !slices.Contains(in, w.In()) {
-				rt.Fatalf("%v, of somebody confined to %v, changed %s of %s", c, in, w.ID, w.In())
+				rt.Fatalf("command %v of a caller confined to namespaces %v must not change workload %s of namespace %s", c, in, w.ID, w.In())
 			}
 			return true
 		})
 	}
 }
 
-// checkChanges checks that the changes are complete: applied to the state before, they give the
-// state after.
+// checkPolicies checks two properties: the policy of its namespace allows every workload that a confined
+// caller stored, and the record of such a workload names the policy.
+func checkPolicies(rt *rapid.T, before, after State, c Command) {
+	if len(c.GetHead().GetNamespaces()) == 0 || c.GetPutWorkloads() == nil {
+		return
+	}
+	after.Workloads("", func(w *Workload) bool {
+		was, there := before.Workload(w.ID)
+		if there && was.Demand == w.Demand && was.Content == w.Content || w.Desired == DesiredDeleted {
+			return true
+		}
+		by, under := PolicyFor(before, w.In(), true)
+		if bad := policy.Judge(by, w.Demand.Judged()); len(bad) > 0 || w.Policy != under {
+			rt.Fatalf("command %v stored workload %s under policy %q, want %q, and no violation of it: %s", c, w.ID, w.Policy, under, policy.Text(bad))
+		}
+		return true
+	})
+}
+
+// checkChanges checks that the reported changes are complete: applied to the state before the command, they
+// give the state after it.
 func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	workloads := map[string]*Workload{}
 	before.Workloads("", func(w *Workload) bool { workloads[w.ID] = w; return true })
@@ -348,28 +520,28 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 		switch c.Table {
 		case TableDrift:
 			if drifts[c.Key] != c.OldDrift() {
-				rt.Fatalf("change of drift %s does not start at the record that was there", c.Key)
+				rt.Fatalf("the Change of drift %s must have the former record as its old record", c.Key)
 			}
 			if drifts[c.Key] = c.NewDrift(); c.NewDrift() == nil {
 				delete(drifts, c.Key)
 			}
 		case TableWorkload:
 			if workloads[c.Key] != c.OldWorkload() {
-				rt.Fatalf("change of workload %s does not start at the record that was there", c.Key)
+				rt.Fatalf("the Change of workload %s must have the former record as its old record", c.Key)
 			}
 			if workloads[c.Key] = c.NewWorkload(); c.NewWorkload() == nil {
 				delete(workloads, c.Key)
 			}
 		case TableNode:
 			if nodes[c.Key] != c.OldNode() {
-				rt.Fatalf("change of node %s does not start at the record that was there", c.Key)
+				rt.Fatalf("the Change of node %s must have the former record as its old record", c.Key)
 			}
 			if nodes[c.Key] = c.NewNode(); c.NewNode() == nil {
 				delete(nodes, c.Key)
 			}
 		case TableResidual:
 			if residuals[c.Key] != c.OldResidual() {
-				rt.Fatalf("change of residual %s does not start at the record that was there", c.Key)
+				rt.Fatalf("the Change of residual %s must have the former record as its old record", c.Key)
 			}
 			if residuals[c.Key] = c.NewResidual(); c.NewResidual() == nil {
 				delete(residuals, c.Key)
@@ -377,41 +549,40 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 		}
 	}
 	if len(workloads) != after.WorkloadCount() || len(nodes) != after.NodeCount() || len(residuals) != after.ResidualCount() {
-		rt.Fatalf("the changes lead to %d workloads, %d nodes, %d residuals, there are %d, %d, %d",
+		rt.Fatalf("after the reported changes there are %d workloads, %d nodes and %d residuals, want %d, %d and %d as in the state",
 			len(workloads), len(nodes), len(residuals), after.WorkloadCount(), after.NodeCount(), after.ResidualCount())
 	}
 	after.Drifts("", func(d *Drift) bool {
 		if drifts[d.key()] != d {
-			rt.Fatalf("drift %s changed without a Change", d.key())
+			rt.Fatalf("drift %s changed, but no Change reports it", d.key())
 		}
 		return true
 	})
 	if len(drifts) != after.DriftCount() {
-		rt.Fatalf("the changes lead to %d drifts, there are %d", len(drifts), after.DriftCount())
+		rt.Fatalf("after the reported changes there are %d drifts, want %d as in the state", len(drifts), after.DriftCount())
 	}
 	after.Workloads("", func(w *Workload) bool {
 		if workloads[w.ID] != w {
-			rt.Fatalf("workload %s changed without a Change", w.ID)
+			rt.Fatalf("workload %s changed, but no Change reports it", w.ID)
 		}
 		return true
 	})
 	after.Nodes("", func(n *Node) bool {
 		if nodes[n.ID] != n {
-			rt.Fatalf("node %s changed without a Change", n.ID)
+			rt.Fatalf("node %s changed, but no Change reports it", n.ID)
 		}
 		return true
 	})
 	after.Residuals("", func(r *Residual) bool {
 		if residuals[pair(r.Node, r.Workload)] != r {
-			rt.Fatalf("residual %s/%s changed without a Change", r.Node, r.Workload)
+			rt.Fatalf("residual %s/%s changed, but no Change reports it", r.Node, r.Workload)
 		}
 		return true
 	})
 }
 
-// TestReplayFromAnyPrefix: a state that was read from a snapshot equals the written state, and
-// the remaining log leads both to the same state. Batches of any size that are decoded from
-// their bytes give the same state.
+// TestReplayFromAnyPrefix: a state that was read from a snapshot equals the written state, and the remaining
+// log leads both to the same state. The number of commands per decoded Batch makes no difference.
 func TestReplayFromAnyPrefix(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := start(t)
@@ -427,18 +598,18 @@ func TestReplayFromAnyPrefix(t *testing.T) {
 		at := rapid.IntRange(0, len(log)).Draw(rt, "snapshot after")
 		restored, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, states[at])))
 		if err != nil {
-			rt.Fatalf("restore: %v", err)
+			rt.Fatalf("ReadSnapshot returned %v", err)
 		}
 		mustEqualStates(t, "restored", states[at], restored)
 
 		for i := at; i < len(log); i++ {
 			frame, err := AppendCommand(nil, log[i])
 			if err != nil {
-				rt.Fatalf("%v: %v", log[i], err)
+				rt.Fatalf("command %v must be encodable, got error %v", log[i], err)
 			}
 			decoded, err := DecodeBatch(frame)
 			if err != nil || len(decoded) != 1 || !proto.Equal(decoded[0], log[i]) {
-				rt.Fatalf("%v came back as %v, %v", log[i], decoded, err)
+				rt.Fatalf("command %v was encoded and decoded as %v with error %v, want the same command", log[i], decoded, err)
 			}
 			restored, _, _ = restored.Apply(Meta{uint64(100 + i), 1}, decoded[0])
 		}
@@ -446,8 +617,9 @@ func TestReplayFromAnyPrefix(t *testing.T) {
 	})
 }
 
-// TestOneTxOrMany: commands give the same results in one transaction as in one transaction each.
-func TestOneTxOrMany(t *testing.T) {
+// TestOneTransactionEqualsMany: commands give the same results whether one transaction applies all of them or
+// each has its own transaction.
+func TestOneTransactionEqualsMany(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		one := start(t)
 		tx := one.Begin()
@@ -458,7 +630,7 @@ func TestOneTxOrMany(t *testing.T) {
 			next, want, _ := many.Apply(Meta{7, 1}, c)
 			got, _ := tx.Apply(Meta{7, 1}, c)
 			if fmt.Sprint(got) != fmt.Sprint(want) {
-				rt.Fatalf("%v: %+v in a batch, %+v alone", c, got, want)
+				rt.Fatalf("command %v returned %+v in a transaction with others, want %+v as in its own transaction", c, got, want)
 			}
 			many = next
 		}

@@ -12,27 +12,33 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-// answerIndexTag is the first byte of an answer of kind OK without a reason: protobuf omits the
-// kind 0, and the index is never 0.
+// answerIndexTag is the protobuf tag of Outcome.index. An encoded Outcome of kind OK without a
+// reason begins with this byte, because protobuf omits empty fields and the index is never 0.
 const answerIndexTag = 3<<3 | byte(protowire.VarintType)
 
 // outcomeOf decodes the stored answer to one API mutation.
 func outcomeOf(r receipts.Receipt) *commandv1.Outcome {
 	o := &commandv1.Outcome{}
 	if err := o.UnmarshalVT(r.Answer); err != nil {
-		panic(fmt.Sprintf("receipt %d holds no outcome: %v", r.Seq, err)) // outcomes made it
+		panic(fmt.Sprintf("receipt %d holds no outcome: %v", r.Seq, err)) // cannot happen: this package encoded the outcome
 	}
 	return o
 }
 
-// answerOf returns the stored answer as the answer to a repeated request.
-func answerOf(r receipts.Receipt) Result {
-	res := resultOf(outcomeOf(r))
+// answerOf returns the stored answer as the answer to a repeated request. A request with another hash is
+// another request under the same id. A hash of 0 means that the hash is unknown.
+func answerOf(r receipts.Receipt, hash uint64) Result {
+	o := outcomeOf(r)
+	if was := o.GetRequestHash(); was != 0 && hash != 0 && was != hash {
+		return refuse(OtherRequest, "request: the id was used at %s for another call or with other fields, and nothing was done now; "+
+			"send this request under an id of its own", clockText(r.At))
+	}
+	res := resultOf(o)
 	res.Duplicate = true
 	return res
 }
 
-// outcomes encodes answers for storage. It reuses its messages and its buffer.
+// outcomes encodes the answers to requests for storage in receipts. It reuses its messages and its buffer.
 type outcomes struct {
 	outcome     commandv1.Outcome
 	items       []commandv1.ItemOutcome
@@ -40,24 +46,25 @@ type outcomes struct {
 	buf         []byte
 }
 
-// of encodes an answer. The result is valid until the next call.
-func (w *outcomes) of(r *Result) []byte {
+// of encodes the answer r to a request with the given hash. The result is valid until the next call of the method.
+func (w *outcomes) of(r *Result, hash uint64) []byte {
 	n := len(r.Items)
 	w.items = slices.Grow(w.items[:0], n)[:n]
 	w.generations = slices.Grow(w.generations[:0], n)[:n]
 	o := &w.outcome
 	o.Kind, o.Reason, o.Index, o.Items = uint32(r.Kind), r.Reason, r.Index, slices.Grow(o.Items[:0], n)
+	o.RequestHash = hash
 	for i := range r.Items {
 		from, to, g := &r.Items[i], &w.items[i], &w.generations[i]
 		g.Incarnation, g.Sequence = from.Generation.Incarnation, from.Generation.Sequence
 		to.Id, to.Generation, to.Revision, to.Unchanged = from.ID, g, from.Revision, from.Unchanged
-		to.Kind, to.Reason = uint32(from.Kind), from.Reason
+		to.Kind, to.Reason, to.Deleted = uint32(from.Kind), from.Reason, from.Deleted
 		o.Items = append(o.Items, to)
 	}
 	size := o.SizeVT()
 	w.buf = slices.Grow(w.buf[:0], size)[:size]
 	if _, err := o.MarshalToSizedBufferVT(w.buf); err != nil {
-		panic(fmt.Sprintf("encode an outcome: %v", err)) // of plain fields only
+		panic(fmt.Sprintf("encode an outcome: %v", err)) // an Outcome has only plain fields, so its encoding cannot fail
 	}
 	return w.buf
 }
@@ -67,7 +74,8 @@ func (w *outcomes) of(r *Result) []byte {
 // once its receipt is dropped.
 const RequestSkew = 5 * time.Minute
 
-// once answers a repeated request from its receipt and judges a new one.
+// once applies a command that has a request id, at most once: a repeated request gets the answer in
+// its receipt.
 func (t *Tx) once(c Command) Result {
 	raw := c.GetHead().GetRequest()
 	if len(raw) == 0 {
@@ -78,28 +86,30 @@ func (t *Tx) once(c Command) Result {
 	}
 	id := [16]byte(raw)
 	if rc, ok := t.r.receipts.Get(id); ok {
-		return answerOf(rc)
+		return answerOf(rc, c.GetHead().GetRequestHash())
 	}
 	info := &t.r.info
 	if ms := receipts.MintedAt(id); ms <= info.ReceiptsDroppedUntil {
-		// A client whose clock is behind gets this for every new id too, so the text names the times.
+		// A client whose clock is behind gets this refusal for each of its new ids. The text has both
+		// times, so that a person sees the cause.
 		return t.stamp(refuse(TooOld, "request: minted at %s, answers are kept only since %s; send it again under a new id"+
-			", or set the client's clock, if that is not when it was sent (the cluster's: %s)",
+			", or set the client's clock, if it was not sent at that time (the cluster's clock: %s)",
 			clockText(ms*1e6), clockText(info.ReceiptsDroppedUntil*1e6), clockText(info.Clock)))
 	} else if info.Clock > 0 && ms > (info.Clock+int64(RequestSkew))/1e6 {
 		return t.stamp(refuse(Invalid, "request: minted at %s, more than %s ahead of the cluster's clock (%s); set the client's clock",
 			clockText(ms*1e6), RequestSkew, clockText(info.Clock)))
 	}
 	res := t.stamp(t.judgeAudited(c))
-	// Receipts are bounded by their bytes, so every replica must keep the bytes that a snapshot holds.
+	// Store the same bytes that a snapshot holds: retention counts the bytes of receipts, and must do
+	// the same on every replica.
 	res.Reason = strings.ToValidUTF8(res.Reason, "")
 	if res.Kind != Frozen {
-		t.keep(receipts.Receipt{Request: id, At: info.Clock, Answer: t.outcomes.of(&res)})
+		t.keep(receipts.Receipt{Request: id, At: info.Clock, Answer: t.outcomes.of(&res, c.GetHead().GetRequestHash())})
 	}
 	return res
 }
 
-// judgeAudited judges a command and makes sure that an API mutation leaves an event.
+// judgeAudited applies a command, and makes sure that a command from the API leaves an event.
 func (t *Tx) judgeAudited(c Command) Result {
 	res := t.judge(c)
 	t.auditRefused(c, res)
@@ -111,7 +121,8 @@ func (t *Tx) stamp(r Result) Result {
 	return r
 }
 
-// ownReceipts makes the queue private before the first write to it, as own does for tables.
+// ownReceipts copies the queue of receipts before the transaction first writes to it, as the method
+// own does for tables.
 func (t *Tx) ownReceipts() *receipts.Queue {
 	if t.owned&ownReceipts == 0 {
 		t.r.receipts = t.r.receipts.Copy()
@@ -120,7 +131,7 @@ func (t *Tx) ownReceipts() *receipts.Queue {
 	return t.r.receipts
 }
 
-// keep stores a receipt and drops receipts according to the retention.
+// keep stores a receipt, and drops old receipts as the retention rules say.
 func (t *Tx) keep(rc receipts.Receipt) {
 	info, queue := &t.r.info, t.ownReceipts()
 	rc.Seq = info.ReceiptSeq + 1

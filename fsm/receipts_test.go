@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-func TestReceipts(t *testing.T) {
+func TestRepeatedRequestsGetTheFirstAnswer(t *testing.T) {
 	prove(t, []fact{
 		{"a repeated request gets the first answer and changes nothing", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
@@ -22,10 +22,10 @@ func TestReceipts(t *testing.T) {
 			is(t, "generation", w.workload("web").Generation, g)
 			again.Duplicate = false
 			if !reflect.DeepEqual(first, again) {
-				t.Errorf("first %+v, again %+v", first, again)
+				t.Errorf("the first answer is %+v, but the repeated request got %+v; want equal answers", first, again)
 			}
 		}},
-		{"a refusal is an answer too", func(t *testing.T, w *world) {
+		{"a repeated request that was refused gets the same refusal", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			refused(t, w.as(id, setDesired("web", "Stopped")), NotFound, "web")
 			w.ok(put("web"))
@@ -33,7 +33,7 @@ func TestReceipts(t *testing.T) {
 			is(t, "kind", res.Kind, NotFound)
 			is(t, "duplicate", res.Duplicate, true)
 		}},
-		{"a request that was refused in a frozen mode may be repeated with its id", func(t *testing.T, w *world) {
+		{"a request that was refused in a frozen mode may be repeated with the same id", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			w.ok(setMode("degraded", "etcd is away"))
 			refused(t, w.as(id, put("web")), Frozen, "degraded", "etcd is away")
@@ -51,46 +51,46 @@ func TestReceipts(t *testing.T) {
 			w.ok(put("web"))
 			is(t, "receipts", w.s.ReceiptCount(), 0)
 		}},
-		{"the view shows the answer", func(t *testing.T, w *world) {
+		{"View.Receipt returns the answer", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			w.as(id, put("web"))
-			res, ok := w.s.Receipt([16]byte(id))
+			res, ok := w.s.Receipt([16]byte(id), 0)
 			is(t, "there", ok, true)
 			is(t, "duplicate", res.Duplicate, true)
 			is(t, "index", res.Index, w.index)
-			_, ok = w.s.Receipt([16]byte(requestAt(w.now, 2)))
+			_, ok = w.s.Receipt([16]byte(requestAt(w.now, 2)), 0)
 			is(t, "another", ok, false)
 		}},
-		{"an id of another length is refused", func(t *testing.T, w *world) {
+		{"a request id that is not 16 bytes long is refused", func(t *testing.T, w *world) {
 			refused(t, w.as([]byte("short"), put("web")), Invalid, "request", "UUIDv7")
 		}},
-		{"an id of another version is refused", func(t *testing.T, w *world) {
+		{"a request id that is no UUIDv7 is refused", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			id[6] = 0x40
 			refused(t, w.as(id, put("web")), Invalid, "request", "UUIDv7")
 		}},
-		{"an id from the far future is refused", func(t *testing.T, w *world) {
+		{"a request id from the far future is refused", func(t *testing.T, w *world) {
 			refused(t, w.as(requestAt(w.now+int64(RequestSkew)+2*second, 1), put("web")), Invalid, "request", "clock")
 			is(t, "near future", w.as(requestAt(w.now+minute, 1), put("web")).Kind, OK)
 		}},
 	})
 }
 
-// TestReceiptRetention uses small numbers: at least 10 s and 4 receipts, at most
-// 100 s or 8 receipts. Requests are sent one per gap.
+// TestReceiptRetention uses a small retention: receipts are kept for at least 10 s and at most 100 s, at
+// least 4 and at most 8 of them. The cases differ in the time between two requests, gap.
 func TestReceiptRetention(t *testing.T) {
 	small := receipts.Retention{MinAge: 10 * time.Second, MaxAge: 100 * time.Second, Min: 4, Max: 8}
 	for _, c := range []struct {
 		name string
-		gap  int64 // nanoseconds between requests
+		gap  int64 // time between two requests in nanoseconds
 		sent int
 		kept int
 	}{
-		{"young receipts are kept though there are more than the minimum", second, 8, 8},
-		{"young receipts are dropped beyond the maximum number", second, 20, 8},
+		{"receipts younger than the minimum age are kept beyond the minimum number", second, 8, 8},
+		{"receipts younger than the minimum age are dropped beyond the maximum number", second, 20, 8},
 		{"receipts older than the minimum age are kept up to the minimum number", 11 * second, 4, 4},
-		{"receipts older than the minimum age go beyond the minimum number", 11 * second, 7, 4},
-		{"receipts older than the maximum age go below the minimum number", 60 * second, 6, 2},
+		{"receipts older than the minimum age are dropped beyond the minimum number", 11 * second, 7, 4},
+		{"receipts older than the maximum age are dropped below the minimum number", 60 * second, 6, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tx := formed(t).s.Begin()
@@ -160,12 +160,12 @@ func TestReceiptRetention(t *testing.T) {
 		}
 		refused(t, w.as(requestAt(w.now-3*60*minute, 9), barrier()), TooOld, "or set the client's clock")
 	})
-	t.Run("defaults", func(t *testing.T) {
+	t.Run("the default retention bounds age, number and bytes", func(t *testing.T) {
 		is(t, "retention", formed(t).s.Begin().retention, receipts.Retention{MinAge: 2 * time.Minute, MaxAge: 60 * time.Minute, Min: 200_000, Max: 1_000_000, MaxBytes: 128 << 20})
 	})
 }
 
-// TestReceiptsFromAClockAhead: a client whose clock is ahead sends more requests than are kept.
+// TestReceiptsFromAClockAhead: a client whose clock is ahead sends more requests than receipts are kept.
 // Requests of other clients are still answered.
 func TestReceiptsFromAClockAhead(t *testing.T) {
 	tx := formed(t).s.Begin()
@@ -190,14 +190,15 @@ func TestReceiptsFromAClockAhead(t *testing.T) {
 		t.Error(err)
 	}
 	if until := s.Info().ReceiptsDroppedUntil; until > now/1e6 {
-		t.Errorf("ids up to %d ms are too old, the clock is at %d ms", until, now/1e6)
+		t.Errorf("request ids up to %d ms count as too old, want none later than the clock at %d ms", until, now/1e6)
 	}
 	for i, id := range ahead {
 		if res := send(id); !res.Duplicate {
-			t.Fatalf("request %d from a clock ahead is run again: %+v", i, res)
+			t.Fatalf("repeated request %d of a client whose clock is ahead must get its stored answer, but was applied again: %+v", i, res)
 		}
 	}
-	// After the clock has passed these ids, the excess receipts are dropped.
+	// Once the clock of the state has passed the times in the early client's ids, the receipts above
+	// the limit are dropped.
 	now += 5 * minute
 	for i := range 20 {
 		send(requestAt(now, uint32(2000+i)))

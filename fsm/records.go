@@ -19,6 +19,7 @@ func infoPB(m *Info) *commandv1.MetaRecord {
 		Index: m.Index, Term: m.Term, MirrorEtcd: m.MirrorEtcd, ModePinned: m.ModePinned,
 		ClusterKeyId: m.ClusterKeyID, TrustVersion: m.TrustVersion,
 		GossipRing: m.GossipRing, GossipVersion: m.GossipVersion,
+		MirrorPin: m.MirrorPin, MirrorEndpoints: m.MirrorEndpoints,
 	}
 }
 
@@ -31,16 +32,16 @@ func infoOf(m *commandv1.MetaRecord) Info {
 		MirrorEtcd: m.GetMirrorEtcd(), ModePinned: m.GetModePinned(),
 		ClusterKeyID: m.GetClusterKeyId(), TrustVersion: m.GetTrustVersion(),
 		GossipRing: m.GetGossipRing(), GossipVersion: m.GetGossipVersion(),
+		MirrorPin: m.GetMirrorPin(), MirrorEndpoints: m.GetMirrorEndpoints(),
 	}
 }
 
 func workloadPB(w *Workload) *commandv1.WorkloadRecord {
-	a := w.Actual
 	return &commandv1.WorkloadRecord{
 		Put: &commandv1.WorkloadPut{
 			Id: w.ID, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
 			Demand: demandPB(w.Demand), Desired: string(w.Desired), MaxAttempts: w.Retry.MaxAttempts,
-			Namespace: w.Namespace,
+			Namespace: w.Namespace, Policy: w.Policy, Bundle: w.Bundle,
 		},
 		Status:          string(w.Status),
 		Node:            w.Node,
@@ -55,23 +56,29 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		NextRetryAt:     w.Retry.NextAt,
 		FirstFailureAt:  w.Retry.FirstFailureAt,
 		Terminal:        w.Retry.Terminal,
-		Actual: &commandv1.WorkloadReport{
-			Generation: GenerationPB(a.Generation), State: string(a.State), FailureReason: a.Failure,
-			Code: a.Code, Message: a.Message, Retryable: a.Retryable, RestartCount: a.RestartCount,
-			Addresses: a.Addresses, Ports: convert(a.Ports, portBindingPB), ObservedAt: a.At, Health: a.Health,
-		},
-		CreatedAt:    w.CreatedAt,
-		UpdatedAt:    w.UpdatedAt,
-		AssignedAt:   w.AssignedAt,
-		CreateIndex:  w.CreateIndex,
-		ModifyIndex:  w.ModifyIndex,
-		PreviousNode: w.PreviousNode,
+		Actual:          w.Actual.Report("", ""),
+		CreatedAt:       w.CreatedAt,
+		UpdatedAt:       w.UpdatedAt,
+		AssignedAt:      w.AssignedAt,
+		CreateIndex:     w.CreateIndex,
+		ModifyIndex:     w.ModifyIndex,
+		PreviousNode:    w.PreviousNode,
 
 		StableSince: w.Retry.StableSince, AcknowledgedAt: w.AcknowledgedAt,
 		VerdictCode: w.Retry.Verdict.Code, VerdictMessage: w.Retry.Verdict.Message,
-		Actions:     convert(w.Actions, actionPB),
-		FormerPorts: convert(w.FormerPorts, hostPortPB),
-		Unguarded:   w.Unguarded,
+		Actions:         convert(w.Actions, actionPB),
+		FormerPorts:     convert(w.FormerPorts, hostPortPB),
+		MayOutliveLease: w.MayOutliveLease,
+		Data:            convert(w.Data, localDataPB),
+		DiscardData:     w.DiscardData,
+		PreemptedBy:     w.PreemptedBy,
+		Adopted:         w.Adopted,
+		JobSince:        w.JobSince,
+		JobResult:       jobResultPB(w.Result),
+		Owner:           w.Owner,
+		SealedFor:       w.SealedFor,
+		Run:             runPB(w.Run),
+		TemplateState:   templateStatePB(w.Template),
 	}
 }
 
@@ -97,6 +104,8 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		Content:        put.GetContent(),
 		CallerRevision: put.GetCallerRevision(),
 		Namespace:      stored(put.GetNamespace()),
+		Policy:         put.GetPolicy(),
+		Bundle:         put.GetBundle(),
 		Demand:         demandOf(put.GetDemand()),
 		Desired:        Desired(put.GetDesired()),
 		Status:         Status(m.GetStatus()),
@@ -108,26 +117,31 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		Generation:   GenerationOf(m.GetGeneration()),
 		Acknowledged: m.GetAcknowledged(),
 		Restarts:     m.GetRestarts(),
-		Actual: &Observation{
-			State: Actual(a.GetState()), Generation: GenerationOf(a.GetGeneration()), Code: a.GetCode(), Message: a.GetMessage(),
-			Failure: a.GetFailureReason(), Retryable: a.GetRetryable(), RestartCount: a.GetRestartCount(),
-			Addresses: convert(a.GetAddresses(), func(s string) string { return s }),
-			Ports:     convert(a.GetPorts(), portBindingOf), At: a.GetObservedAt(), Health: a.GetHealth(),
-		},
-		FormerPorts: convert(m.GetFormerPorts(), hostPortOf),
+		Actual:       observationOf(m.GetActual()),
+		FormerPorts:  convert(m.GetFormerPorts(), hostPortOf),
 		Retry: Retry{
 			Attempts: m.GetAttempts(), MaxAttempts: put.GetMaxAttempts(), NextAt: m.GetNextRetryAt(),
 			FirstFailureAt: m.GetFirstFailureAt(), Terminal: m.GetTerminal(), StableSince: m.GetStableSince(),
 			Verdict: Verdict{m.GetVerdictCode(), m.GetVerdictMessage()},
 		},
-		AcknowledgedAt: m.GetAcknowledgedAt(),
-		Unguarded:      m.GetUnguarded(),
-		Actions:        convert(m.GetActions(), actionOf),
-		CreatedAt:      m.GetCreatedAt(),
-		UpdatedAt:      m.GetUpdatedAt(),
-		AssignedAt:     m.GetAssignedAt(),
-		CreateIndex:    m.GetCreateIndex(),
-		ModifyIndex:    m.GetModifyIndex(),
+		AcknowledgedAt:  m.GetAcknowledgedAt(),
+		MayOutliveLease: m.GetMayOutliveLease(),
+		Data:            convert(m.GetData(), localDataOf),
+		DiscardData:     m.GetDiscardData(),
+		PreemptedBy:     m.GetPreemptedBy(),
+		Adopted:         m.GetAdopted(),
+		JobSince:        m.GetJobSince(),
+		Result:          resultOfJob(m.GetJobResult()),
+		Owner:           m.GetOwner(),
+		SealedFor:       m.GetSealedFor(),
+		Run:             runOf(m.GetRun()),
+		Template:        templateStateOf(m.GetTemplateState()),
+		Actions:         convert(m.GetActions(), actionOf),
+		CreatedAt:       m.GetCreatedAt(),
+		UpdatedAt:       m.GetUpdatedAt(),
+		AssignedAt:      m.GetAssignedAt(),
+		CreateIndex:     m.GetCreateIndex(),
+		ModifyIndex:     m.GetModifyIndex(),
 	}, nil
 }
 
@@ -164,17 +178,21 @@ func nodePB(n *Node) *commandv1.NodeRecord {
 		Facts: factsPB(n.ID, &n.Facts), Up: n.Up, Draining: n.Draining, Cordoned: n.Cordoned, Fenced: n.Fenced,
 		Reason: n.Reason, UpdatedBy: n.UpdatedBy, UpdatedAt: n.UpdatedAt, LastHeartbeat: n.LastHeartbeat,
 		RegisteredAt: n.RegisteredAt, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex, Lacks: n.Lacks,
+		Labels: convert(n.Set.Labels, nodeLabelPB), Taints: convert(n.Set.Taints, nodeTaintPB),
 	}
 }
 
 func nodeRecordOf(m *commandv1.NodeRecord) *Node {
-	return &Node{
+	n := &Node{
 		ID: m.GetFacts().GetId(), Facts: factsOf(m.GetFacts()), Up: m.GetUp(), Draining: m.GetDraining(),
 		Cordoned: m.GetCordoned(), Fenced: m.GetFenced(), Reason: m.GetReason(), UpdatedBy: m.GetUpdatedBy(),
 		UpdatedAt: m.GetUpdatedAt(), LastHeartbeat: m.GetLastHeartbeat(), RegisteredAt: m.GetRegisteredAt(),
 		CreateIndex: m.GetCreateIndex(), ModifyIndex: m.GetModifyIndex(),
 		Lacks: convert(m.GetLacks(), func(s string) string { return s }),
+		Set:   NodeKeys{convert(m.GetLabels(), nodeLabelOf), convert(m.GetTaints(), nodeTaintOf)},
 	}
+	n.merge()
+	return n
 }
 
 func residualPB(r *Residual) *commandv1.ResidualRecord {
@@ -197,8 +215,8 @@ func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
 	}, nil
 }
 
-// eventPB drops invalid UTF-8 from the texts. A former version cut texts within a character, and
-// no protobuf decoder accepts such a string.
+// eventPB converts an event for a snapshot. It drops invalid UTF-8 from the texts: a former version cut texts
+// within a character, and no protobuf decoder accepts such a string.
 func eventPB(e *Event) *commandv1.EventRecord {
 	m := &commandv1.EventRecord{
 		Seq: e.Seq, Index: e.Index, At: e.At, Type: e.Type, Workload: e.Workload, Node: e.Node,
@@ -219,7 +237,7 @@ func eventOf(m *commandv1.EventRecord) *Event {
 	}
 }
 
-// receiptPB drops invalid UTF-8 from the reason, as eventPB does.
+// receiptPB converts a receipt for a snapshot. It drops invalid UTF-8 from the reason, as eventPB does.
 func receiptPB(r receipts.Receipt) *commandv1.ReceiptRecord {
 	o := outcomeOf(r)
 	o.Reason = strings.ToValidUTF8(o.Reason, "")
@@ -231,14 +249,14 @@ func receiptOf(m *commandv1.ReceiptRecord, w *outcomes) (receipts.Receipt, error
 		return receipts.Receipt{}, fmt.Errorf("receipt %d: request id has %d bytes, must have 16", m.GetSeq(), len(m.GetRequest()))
 	}
 	res := resultOf(m.GetOutcome())
-	return receipts.Receipt{Seq: m.GetSeq(), Request: [16]byte(m.GetRequest()), At: m.GetAt(), Answer: w.of(&res)}, nil
+	return receipts.Receipt{Seq: m.GetSeq(), Request: [16]byte(m.GetRequest()), At: m.GetAt(), Answer: w.of(&res, m.GetOutcome().GetRequestHash())}, nil
 }
 
 func resultOf(o *commandv1.Outcome) Result {
 	return Result{
 		Kind: Kind(o.GetKind()), Reason: o.GetReason(), Index: o.GetIndex(),
 		Items: convert(o.GetItems(), func(i *commandv1.ItemOutcome) Item {
-			return Item{ID: i.GetId(), Generation: GenerationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged(), Kind: Kind(i.GetKind()), Reason: i.GetReason()}
+			return Item{ID: i.GetId(), Generation: GenerationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged(), Kind: Kind(i.GetKind()), Reason: i.GetReason(), Deleted: i.GetDeleted()}
 		}),
 	}
 }
@@ -260,30 +278,31 @@ func tokenOf(m *commandv1.TokenRecord) *Token {
 	t := m.GetToken()
 	return &Token{
 		ID: t.GetId(), SecretHash: nonEmpty(t.GetSecretSha256()), Role: t.GetRole(), Name: t.GetName(), Access: t.GetAccess(),
-		Uses: t.GetUses(), ExpiresAt: t.GetExpiresAt(), CreatedAt: m.GetCreatedAt(), CreatedBy: m.GetCreatedBy(),
+		Hosts: convert(t.GetHosts(), strings.Clone), Uses: t.GetUses(), ExpiresAt: t.GetExpiresAt(), CreatedAt: m.GetCreatedAt(), CreatedBy: m.GetCreatedBy(),
 	}
 }
 
 func tokenPB(t *Token) *commandv1.TokenRecord {
 	return &commandv1.TokenRecord{
 		Token: &commandv1.PutToken{
-			Id: t.ID, SecretSha256: t.SecretHash, Role: t.Role, Name: t.Name, Access: t.Access, Uses: t.Uses, ExpiresAt: t.ExpiresAt,
+			Id: t.ID, SecretSha256: t.SecretHash, Role: t.Role, Name: t.Name, Access: t.Access, Hosts: t.Hosts, Uses: t.Uses, ExpiresAt: t.ExpiresAt,
 		},
 		CreatedAt: t.CreatedAt, CreatedBy: t.CreatedBy,
 	}
 }
 
-// admissionOf leaves out the hash of the token's secret, which is checked and not stored.
+// admissionOf converts an admission. It leaves out the hash of the token's secret, which is checked and not
+// stored.
 func admissionOf(m *commandv1.Admit) *Admission {
 	return &Admission{
-		Role: m.GetRole(), Name: m.GetName(), Access: m.GetAccess(), Token: m.GetToken(), KeyHash: nonEmpty(m.GetKeySha256()),
+		Role: m.GetRole(), Name: m.GetName(), Access: m.GetAccess(), Token: m.GetToken(), Hosts: convert(m.GetHosts(), strings.Clone), KeyHash: nonEmpty(m.GetKeySha256()),
 		Fingerprint: m.GetFingerprint(), IssuedAt: m.GetIssuedAt(), NotAfter: m.GetNotAfter(),
 	}
 }
 
 func admissionPB(a *Admission) *commandv1.Admit {
 	return &commandv1.Admit{
-		Role: a.Role, Name: a.Name, Access: a.Access, Token: a.Token, KeySha256: a.KeyHash,
+		Role: a.Role, Name: a.Name, Access: a.Access, Token: a.Token, Hosts: a.Hosts, KeySha256: a.KeyHash,
 		Fingerprint: a.Fingerprint, IssuedAt: a.IssuedAt, NotAfter: a.NotAfter,
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-// fill sets every field below v to a random value. Lists get 0 to 3 elements.
+// fill sets every field of the value v, at any depth, to a random value. Lists get 0 to 3 elements.
 func fill(rt *rapid.T, v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -35,7 +35,7 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 	case reflect.Slice:
 		n := rapid.IntRange(0, 3).Draw(rt, path+" length")
 		if n == 0 {
-			return // empty lists are nil
+			return // an empty list is stored as nil
 		}
 		v.Set(reflect.MakeSlice(v.Type(), n, n))
 		for i := range n {
@@ -47,15 +47,16 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 		}
 	case reflect.Pointer:
 		switch v.Type() {
-		case reflect.TypeFor[*history](): // stored in records of its own
-		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](): // parts, shared by versions of a record
+		// Not filled: former specifications have snapshot records of their own, and merged keys are derived.
+		case reflect.TypeFor[*history](), reflect.TypeFor[*mergedKeys]():
+		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](), reflect.TypeFor[*Job](), reflect.TypeFor[*Exit](), reflect.TypeFor[*JobResult](), reflect.TypeFor[*Template](), reflect.TypeFor[*Cron](), reflect.TypeFor[*TemplateState](), reflect.TypeFor[*Run](), reflect.TypeFor[*Placement](): // records may hold these pointers, because the records they point to never change
 			v.Set(reflect.New(v.Type().Elem()))
 			fill(rt, v.Elem(), path)
 		default:
-			rt.Fatalf("%s: records must not hold a %s", path, v.Type())
+			rt.Fatalf("field %s: a record must not hold a %s", path, v.Type())
 		}
 	default:
-		rt.Fatalf("%s: records must not hold a %s", path, v.Kind())
+		rt.Fatalf("field %s: a record must not hold a %s", path, v.Kind())
 	}
 }
 
@@ -71,7 +72,7 @@ func sortLabels(d *Demand) {
 func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 	same := func(rt *rapid.T, a, b any) {
 		if !reflect.DeepEqual(a, b) {
-			rt.Fatalf("\nwrote %+v\nread  %+v", a, b)
+			rt.Fatalf("a record must be the same after a snapshot:\nwrote %+v\nread  %+v", a, b)
 		}
 	}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -99,6 +100,7 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 
 		var n Node
 		fill(rt, reflect.ValueOf(&n).Elem(), "Node")
+		n.merge()
 		same(rt, n, *nodeRecordOf(nodePB(&n)))
 
 		var r Residual
@@ -112,7 +114,7 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 
 		var rep Replica
 		fill(rt, reflect.ValueOf(&rep).Elem(), "Replica")
-		same(rt, rep, replicaOf(replicaPB(&rep)))
+		same(rt, rep, replicaOf(rep.PB()))
 
 		var e Event
 		fill(rt, reflect.ValueOf(&e).Elem(), "Event")
@@ -140,9 +142,9 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 
 		var verdict Result
 		fill(rt, reflect.ValueOf(&verdict).Elem(), "Result")
-		verdict.Skipped, verdict.Duplicate = 0, false // not stored in receipts
+		verdict.Skipped, verdict.Duplicate = 0, false // a receipt does not store these two fields, so they are empty after reading
 		var writer outcomes
-		rc := receipts.Receipt{Seq: 4, Request: [16]byte{1, 2, 3}, At: 5, Answer: slices.Clone(writer.of(&verdict))}
+		rc := receipts.Receipt{Seq: 4, Request: [16]byte{1, 2, 3}, At: 5, Answer: slices.Clone(writer.of(&verdict, 7))}
 		back, err := receiptOf(receiptPB(rc), &writer)
 		if err != nil {
 			rt.Fatal(err)
@@ -165,11 +167,11 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 	})
 }
 
-// done returns rc with the encoded answer w.
+// done returns receipt rc with the encoded answer from w.
 func done(rc receipts.Receipt, w *outcomes) receipts.Receipt {
 	res := resultOf(outcomeOf(rc))
 	res.Kind, res.Reason, res.Index = OK, "", max(1, res.Index)
-	rc.Answer = slices.Clone(w.of(&res))
+	rc.Answer = slices.Clone(w.of(&res, outcomeOf(rc).GetRequestHash()))
 	return rc
 }
 
@@ -191,12 +193,12 @@ func TestDigestCoversEveryField(t *testing.T) {
 	for _, v := range []any{&w, &n, &r, &rep, &e, &m, &a, &tok, &ad, &rev} {
 		full(v)
 	}
-	m.ClusterKeyID, m.TrustVersion = "k", 1 // part of the digest only if set
+	m.ClusterKeyID, m.TrustVersion = "k", 1 // these fields are part of the digest only if they are set
 	m.GossipRing, m.GossipVersion = "r", 1
 	for _, c := range []struct {
 		record any
 		encode func(*encoder)
-		except string // field that another part of the digest covers
+		except string // field that encode leaves out, because the digest covers it elsewhere
 	}{
 		{&w, func(b *encoder) { b.workload(&w) }, ""},
 		{&n, func(b *encoder) { b.node(&n) }, ""},
@@ -220,17 +222,17 @@ func TestDigestCoversEveryField(t *testing.T) {
 			c.encode(&after)
 			undo()
 			if bytes.Equal(before, after) != (path == c.except) {
-				t.Errorf("a change of %s changes the digest: %v", path, !bytes.Equal(before, after))
+				t.Errorf("whether a change of field %s changes the digest is %v, want the opposite", path, !bytes.Equal(before, after))
 			}
 		})
 		if fields < reflect.TypeOf(c.record).Elem().NumField() {
-			t.Errorf("%s: only %d fields were tried", name, fields)
+			t.Errorf("record %s: only %d fields were tested, want all", name, fields)
 		}
 	}
 }
 
-// deepSet gives every list one element and allocates every pointer, so that eachLeaf reaches all
-// fields.
+// deepSet fills a value for the test: every list gets one element and every pointer is allocated, so that
+// eachLeaf reaches all fields.
 func deepSet(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -241,14 +243,14 @@ func deepSet(v reflect.Value) {
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 		deepSet(v.Index(0))
 	case reflect.Pointer:
-		if v.Type() != reflect.TypeFor[*history]() {
+		if v.Type() != reflect.TypeFor[*history]() && v.Type() != reflect.TypeFor[*mergedKeys]() {
 			v.Set(reflect.New(v.Type().Elem()))
 			deepSet(v.Elem())
 		}
 	}
 }
 
-// eachLeaf calls visit for every scalar below v, and for every list as a whole.
+// eachLeaf calls visit for every scalar field of the value v, at any depth, and once for every list.
 func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 	set := func(to reflect.Value) func() func() {
 		return func() func() {
@@ -276,8 +278,8 @@ func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 		visit(path, set(reflect.ValueOf(v.Uint()+1).Convert(v.Type())))
 	case reflect.Pointer:
 		switch v.Type() {
-		case reflect.TypeFor[*history](): // derived from records that the digest covers
-		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation]():
+		case reflect.TypeFor[*history](), reflect.TypeFor[*mergedKeys](): // skipped: these fields are derived from records that the digest covers
+		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](), reflect.TypeFor[*Job](), reflect.TypeFor[*Exit](), reflect.TypeFor[*JobResult](), reflect.TypeFor[*Template](), reflect.TypeFor[*Cron](), reflect.TypeFor[*TemplateState](), reflect.TypeFor[*Run](), reflect.TypeFor[*Placement]():
 			eachLeaf(v.Elem(), path, visit)
 		default:
 			panic(path + " is a " + v.Type().String())
@@ -287,8 +289,8 @@ func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 	}
 }
 
-// TestDigest: different histories have different digests.
-func TestDigest(t *testing.T) {
+// TestDigestDiffersBetweenHistories: different sequences of commands have different digests.
+func TestDigestDiffersBetweenHistories(t *testing.T) {
 	base := formed(t, "a").s
 	after := func(m Meta, c Command) uint64 {
 		s, _, _ := base.Apply(m, c)
@@ -297,21 +299,21 @@ func TestDigest(t *testing.T) {
 	here := Meta{50, 1}
 	same := after(here, put("web"))
 	if same != after(here, put("web")) {
-		t.Error("one command gives two digests")
+		t.Error("the same command on the same state must give the same digest, but gave two")
 	}
 	for _, c := range []struct {
 		name string
 		got  uint64
 	}{
-		{"another index", after(Meta{51, 1}, put("web"))},
+		{"another log index", after(Meta{51, 1}, put("web"))},
 		{"another workload", after(here, put("db"))},
-		{"another content", after(here, put("web", content("c1:ffff")))},
+		{"other content of the workload", after(here, put("web", content("c1:ffff")))},
 		{"another command without changes", after(here, barrier())},
-		{"a refusal", after(here, setDesired("web", "Running"))},
-		{"another refusal", after(here, setDesired("web", "Odd"))},
+		{"a refused command", after(here, setDesired("web", "Running"))},
+		{"a command that is refused for another reason", after(here, setDesired("web", "Odd"))},
 	} {
 		if c.got == same {
-			t.Errorf("%s has the same digest", c.name)
+			t.Errorf("a log with %s must have another digest, but has the same", c.name)
 		}
 	}
 }
@@ -332,10 +334,10 @@ func TestSnapshotRefusals(t *testing.T) {
 		want string
 	}{
 		{"nothing", nil, "header"},
-		{"another file", []byte("\x05hello world"), "header"},
-		{"another magic", edit(func(b []byte) []byte { b[3] = 'q'; return b }), "magic"},
-		{"a cut in the middle", good[:len(good)/2], "ends within or before"},
-		{"a cut of the last byte", good[:len(good)-1], "ends within or before the record"},
+		{"a file that is no snapshot", []byte("\x05hello world"), "header"},
+		{"another magic number in the header", edit(func(b []byte) []byte { b[3] = 'q'; return b }), "magic"},
+		{"a snapshot that is cut in the middle", good[:len(good)/2], "ends within or before"},
+		{"a snapshot without its last byte", good[:len(good)-1], "ends within or before the record"},
 		{"a byte after the trailer", append(bytes.Clone(good), 0), "bytes follow the trailer"},
 		{"a flipped bit of a spec", edit(func(b []byte) []byte { b[bytes.Index(b, []byte("spec of web"))] ^= 1; return b }), "checksum"},
 		{"a length over the limit", append(bytes.Clone(good[:1+int(good[0])]), 0xff, 0xff, 0xff, 0xff, 0x0f), "bytes, at most"},
@@ -343,16 +345,16 @@ func TestSnapshotRefusals(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ReadSnapshot(bytes.NewReader(c.data))
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v does not name %q", err, c.want)
+				t.Errorf("ReadSnapshot returned error %v, want one that contains %q", err, c.want)
 			}
 		})
 	}
-	t.Run("any flipped bit", func(t *testing.T) {
+	t.Run("ReadSnapshot refuses a snapshot with any flipped bit", func(t *testing.T) {
 		for i := range good {
 			bad := bytes.Clone(good)
 			bad[i] ^= 1 << (i % 8)
 			if _, err := ReadSnapshot(bytes.NewReader(bad)); err == nil {
-				t.Fatalf("bit %d of byte %d was flipped and nobody noticed", i%8, i)
+				t.Fatalf("bit %d of byte %d was flipped, so ReadSnapshot must fail, but it accepted the snapshot", i%8, i)
 			}
 		}
 	})
@@ -374,7 +376,7 @@ func TestLongNamesInSnapshots(t *testing.T) {
 			c.Head = &commandv1.Head{Request: requestAt(w.now, 1), At: w.now, By: "tester", From: "10.0.0.9"}
 			res := w.do(c)
 			if res.Err() == nil || !utf8.ValidString(res.Reason) {
-				t.Errorf("%s: %q", res.Kind, res.Reason)
+				t.Errorf("the command returned %s with reason %q, want a refusal with valid UTF-8", res.Kind, res.Reason)
 			}
 			if _, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s))); err != nil {
 				t.Error(err)
@@ -411,13 +413,13 @@ func TestSnapshotInvariants(t *testing.T) {
 			c.spoil(w)
 			_, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v does not name %q", err, c.want)
+				t.Errorf("ReadSnapshot returned error %v, want one that contains %q", err, c.want)
 			}
 		})
 	}
 }
 
-// TestCheckFindsCorruptIndexes: Check finds a defect in every derived table.
+// TestCheckFindsCorruptIndexes: Check finds a defect in every index and sum that is derived from the records.
 func TestCheckFindsCorruptIndexes(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -425,6 +427,10 @@ func TestCheckFindsCorruptIndexes(t *testing.T) {
 	}{
 		{"byNode", func(r *root) { r.byNode.Delete("a/web") }},
 		{"byGroup", func(r *root) { r.byGroup.Set("g/none", struct{}{}) }},
+		{"byOwner", func(r *root) { r.byOwner.Set("nightly/none", struct{}{}) }},
+		{"byLabel", func(r *root) { r.byLabel.Set("web/w/Web", struct{}{}) }},
+		{"byRule", func(r *root) { r.byRule.Set("web", struct{}{}) }},
+		{"byMAC", func(r *root) { r.byMAC.Set("52:54:00:00:00:01/web", struct{}{}) }},
 		{"pending", func(r *root) { r.pending.Clear() }},
 		{"unacked", func(r *root) { r.unacked.Delete("web") }},
 		{"retryDue", func(r *root) { r.retryDue.Set("12345678web", struct{}{}) }},
@@ -440,7 +446,7 @@ func TestCheckFindsCorruptIndexes(t *testing.T) {
 			w.ok(put("db"))
 			c.spoil(w.s.r)
 			if err := w.s.Check(); err == nil || !strings.Contains(err.Error(), c.name) {
-				t.Errorf("error %v does not name %q", err, c.name)
+				t.Errorf("Check returned error %v, want one that contains %q", err, c.name)
 			}
 		})
 	}

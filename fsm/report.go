@@ -6,8 +6,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// report applies reports of nodes about workloads. It skips items about unknown workloads and
-// former generations. An item without news changes nothing.
+// report applies reports of nodes about their workloads. It skips items about unknown workloads, and items
+// about former generations. A repeated report changes nothing.
 func (t *Tx) report(b *commandv1.Report) (res Result) {
 	for _, r := range b.GetReports() {
 		if !t.reportOne(r) {
@@ -17,7 +17,7 @@ func (t *Tx) report(b *commandv1.Report) (res Result) {
 	return res
 }
 
-// reportOne applies one item. It returns false if the item is skipped.
+// reportOne applies the report about one workload. It returns false if the report is skipped.
 func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	said := GenerationOf(r.GetGeneration())
 	known := false
@@ -31,7 +31,7 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	}
 	old, ok := t.r.workloads.Get(r.GetWorkload())
 	if !ok {
-		return t.deletedReturned(r) || known // else an orphan: reported, and left to people
+		return t.deletedReturned(r) || known // an instance without a record is an orphan: drift detection finds it, and a person decides about it
 	}
 	if old.NewerThanState(said, t.r.info) {
 		return t.catchUp(old, r) || known
@@ -39,8 +39,8 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	if old.Node == "" || old.Node != r.GetNode() {
 		return t.leftBehind(old, r) || known
 	}
-	// A legacy v1 peer sends no generation. Believe it once the present order is accepted; before
-	// that its report may be about the former order.
+	// A legacy v1 agent sends no generation, so its report may be about the former order. The report
+	// counts only if the agent has accepted the present order.
 	accepts := r.GetAcknowledged() || r.GetRefused()
 	if said != old.Generation && !(said.IsZero() && (old.Acknowledged || accepts)) {
 		return known
@@ -63,18 +63,18 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	return true
 }
 
-// CodeLeftBehind is the reason of a residual that a report revealed: a node that was fenced or
-// removed has returned and still runs the workload.
+// CodeLeftBehind is the reason code of a residual (an instance that a node has to remove) that was found by a
+// report: a node that was fenced or removed has returned and still runs the workload.
 const CodeLeftBehind = "LeftBehind"
 
-// LeftOn reports whether a report of node n shows that it still runs w at a former generation
-// although w belongs elsewhere. A report without a generation, from a legacy v1 peer, shows
-// nothing: it may be about an order that is on its way.
+// LeftOn reports whether a report of node n shows that n still runs a former generation of w, although w is
+// not assigned to n. said is the reported generation. If it is unset, the report comes from a legacy v1 agent
+// and proves nothing: it may be about an order that is still being delivered.
 func (w *Workload) LeftOn(n *Node, said Generation, state Actual) bool {
 	return n != nil && n.Up && w.Node != n.ID && !said.IsZero() && said.Less(w.Generation) && present(state)
 }
 
-// present reports whether an actual state means that the node has something of the workload.
+// present reports whether actual state s means that the node still has an instance of the workload.
 func present(state Actual) bool {
 	switch state {
 	case ActualPending, ActualRunning, ActualStopped, ActualFailed, ActualUnknown:
@@ -83,9 +83,9 @@ func present(state Actual) bool {
 	return false
 }
 
-// leftBehind adds a residual for an instance of w that a node still has, so that the node is
-// told to stop it. A fence or a removal drops residuals because nothing runs there; that ends
-// when the machine returns with its disk.
+// leftBehind adds a residual for an instance of w on a node that w is not assigned to, so that the node is
+// told to stop it. A fence or a removal drops residuals, because it states that the node runs nothing. A
+// machine that returns with its disk may run the instance again.
 func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	n, _ := t.r.nodes.Get(r.GetNode())
 	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
@@ -97,7 +97,8 @@ func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	t.putResidual(&Residual{
 		Node:     n.ID,
 		Workload: w.ID,
-		// Not below any generation that the node may run. A later assignment to it has a higher one.
+		// This generation covers the instance on the node, whose generation is not higher. A later
+		// assignment to the node gets a higher generation, so it is not removed.
 		Generation: w.Generation,
 		Engine:     n.Engine(),
 		Demand:     *w.Demand,
@@ -107,32 +108,23 @@ func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	return true
 }
 
-// observe stores an accepted report and derives status and reason.
+// observe stores an accepted report in the record of the workload, and computes status and reason again.
 func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	n, _ := t.r.nodes.Get(old.Node)
 	clock := t.r.info.Clock
 	w := *old
 	w.Acknowledged = true
 	if !r.GetRefused() {
-		w.Unguarded = false
+		w.MayOutliveLease = false
+		w.stake()
+		w.settleDiscard(n)
 	}
 	if !old.Acknowledged {
 		w.AcknowledgedAt = clock
 	}
 	if state != ActualNone {
-		w.Actual = &Observation{
-			State:        state,
-			Generation:   old.Generation,
-			Code:         r.GetCode(),
-			Message:      r.GetMessage(),
-			Failure:      r.GetFailureReason(),
-			Retryable:    r.GetRetryable(),
-			RestartCount: r.GetRestartCount(),
-			Addresses:    convert(r.GetAddresses(), func(s string) string { return s }),
-			Ports:        convert(r.GetPorts(), portBindingOf),
-			At:           r.GetObservedAt(),
-			Health:       r.GetHealth(),
-		}
+		w.Actual = observationOf(r)
+		w.Actual.State, w.Actual.Generation = state, old.Generation
 		if r.GetRefused() && w.Actual.Code == "" {
 			w.Actual.Code = CodeApplyRefused
 		}
@@ -140,10 +132,16 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 			n = t.lacks(n, &w)
 		}
 	}
-	if old.Acknowledged && observationEqual(old.Actual, w.Actual) {
+	if old.Acknowledged && old.Actual.Same(w.Actual) {
 		return
 	}
-	if w.Desired != DesiredStopped || state != ActualRunning { // an instance that runs on keeps its ports
+	if old.Working() && !w.working() {
+		w.AcknowledgedAt = clock
+		if !old.Retry.failed() {
+			t.started(&w)
+		}
+	}
+	if w.Desired != DesiredStopped || state != ActualRunning { // an instance that still runs keeps its host ports reserved
 		w.portsAfter(state, r.GetRefused())
 	}
 	if w.Desired == DesiredStopped && stopped(state) {
@@ -151,8 +149,8 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	} else {
 		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
 	}
-	// During a back-off and after a final verdict the planner has set the reason, which stays.
-	// Otherwise the reason follows from this report.
+	// While the workload waits for a retry, and after it was given up, the reason that the planner has set is
+	// kept. Otherwise the reason follows from this report.
 	if w.Retry.NextAt == 0 && !w.Retry.Terminal {
 		if reason := t.reason(&w, n); reason.Code != old.Reason.Code || reason.Message != old.Reason.Message {
 			w.Reason = reason
@@ -167,17 +165,38 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	}
 }
 
-// observationEqual compares two observations without the clock of the agent.
-func observationEqual(a, b *Observation) bool {
+// Same reports whether the observations a and b are equal, ignoring the times on the agent's clock.
+func (a *Observation) Same(b *Observation) bool {
 	return a.State == b.State && a.Generation == b.Generation && a.Code == b.Code && a.Message == b.Message &&
-		a.Failure == b.Failure && a.Retryable == b.Retryable && a.RestartCount == b.RestartCount && a.Health == b.Health &&
-		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Ports, b.Ports)
+		a.Failure == b.Failure && a.Retryable == b.Retryable && a.Terminal == b.Terminal && a.RestartCount == b.RestartCount && a.Health == b.Health &&
+		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Ports, b.Ports) && a.Exit.equal(b.Exit)
+}
+
+// Report encodes an observation as a report for a command or a snapshot. In a snapshot, workload and node are
+// empty, because the record that contains the report names them.
+func (o *Observation) Report(workload, node string) *commandv1.WorkloadReport {
+	return &commandv1.WorkloadReport{
+		Workload: workload, Node: node, Generation: GenerationPB(o.Generation), State: string(o.State), FailureReason: o.Failure,
+		Code: o.Code, Message: o.Message, Retryable: o.Retryable, Terminal: o.Terminal, RestartCount: o.RestartCount,
+		Addresses: o.Addresses, Ports: convert(o.Ports, portBindingPB), ObservedAt: o.At, Health: o.Health, Exit: exitPB(o.Exit),
+	}
+}
+
+// observationOf decodes a report into an observation.
+func observationOf(r *commandv1.WorkloadReport) *Observation {
+	return &Observation{
+		State: Actual(r.GetState()), Generation: GenerationOf(r.GetGeneration()), Code: r.GetCode(), Message: r.GetMessage(),
+		Failure: r.GetFailureReason(), Retryable: r.GetRetryable(), Terminal: r.GetTerminal(), RestartCount: r.GetRestartCount(),
+		Addresses: convert(r.GetAddresses(), func(s string) string { return s }),
+		Ports:     convert(r.GetPorts(), portBindingOf), At: r.GetObservedAt(), Health: r.GetHealth(),
+		Exit: exitOf(r.GetExit()),
+	}
 }
 
 func portBindingOf(p *commandv1.PortBinding) PortBinding {
-	return PortBinding{uint16(p.GetHostPort()), uint16(p.GetContainerPort()), p.GetProtocol()}
+	return PortBinding{uint16(p.GetHostPort()), uint16(p.GetContainerPort()), p.GetProtocol(), p.GetAddress()}
 }
 
 func portBindingPB(p PortBinding) *commandv1.PortBinding {
-	return &commandv1.PortBinding{HostPort: uint32(p.HostPort), ContainerPort: uint32(p.ContainerPort), Protocol: p.Protocol}
+	return &commandv1.PortBinding{HostPort: uint32(p.HostPort), ContainerPort: uint32(p.ContainerPort), Protocol: p.Protocol, Address: p.Address}
 }

@@ -9,22 +9,23 @@ import (
 	"github.com/tidwall/btree"
 )
 
-// A state is restored in two ways: from a backup, or from the disk of the only replica that is
-// left of a cluster. Both may be older than the orders that agents have received, so both begin
-// a new incarnation. Every epoch and generation that is issued afterwards is higher than all
-// former ones. Running workloads are not touched: an order is issued again only if the record
-// changed, or if a node reports a generation that the state does not know (NewerThanState).
+// A state is restored in two ways: from a backup, or from the disk of the last replica of a cluster that has
+// lost its quorum. Both states may be older than the orders that agents have received. So both ways begin a
+// new incarnation, a number that is the first part of every epoch and generation. Every later epoch and
+// generation is then higher than all former ones. Running workloads are not touched: an order is issued again
+// only if the record changed, or if a node reports a generation that the state does not know
+// (NewerThanState).
 
 // RestoreInfo holds the facts about a restore that the state itself does not contain.
 type RestoreInfo struct {
-	At int64  // Unix nanoseconds; the new incarnation is at least its milliseconds
-	By string // who asked, for the event
+	At int64  // time of the restore, Unix nanoseconds; the new incarnation is at least this time in milliseconds
+	By string // user who requested the restore, for the event
 	// Source names the origin of the state in the event. Empty means a backup, which the event
 	// names by its time.
 	Source string
 }
 
-// incarnation returns a number above all former incarnations.
+// incarnation returns a new incarnation that is higher than every incarnation in old.
 func (r RestoreInfo) incarnation(old ...uint64) uint64 {
 	next := uint64(max(1, r.At/int64(time.Millisecond)))
 	for _, o := range old {
@@ -33,8 +34,8 @@ func (r RestoreInfo) incarnation(old ...uint64) uint64 {
 	return next
 }
 
-// Recovered returns s as the state of a cluster whose only replica is self, because the other
-// replicas and the quorum are lost for good. Only the goroutine that applies to s may call it.
+// Recovered returns the state of a cluster whose other replicas, and so the quorum, are lost for good. self
+// is the Raft id of the only replica. Only the goroutine that applies commands to s may call it.
 func (s State) Recovered(self string, r RestoreInfo) State {
 	t := s.Begin()
 	info := &t.r.info
@@ -58,18 +59,18 @@ func (s State) Recovered(self string, r RestoreInfo) State {
 	return t.Commit()
 }
 
-// Restored returns the state of a cluster after backup is restored into it; present is the state
-// before.
+// Restored returns the state of a cluster after backup is restored into it. present is the state before the
+// restore.
 //
 // The backup supplies the requests of users: the workloads with their specifications and desired
 // states. The present state supplies facts: replicas, mode, registered nodes, history, and the
 // node of each workload that both states know.
 //
-// A new cluster without workloads has no facts except its registered nodes, and takes everything
-// else from the backup. Agents register with the new schedulers before the restore, and their
-// workloads run on the nodes that the backup records. The cluster keeps its own id if it has one.
-// The caller has compared that id with the id in the backup. Agents obey only their own cluster,
-// so a backup of another cluster supplies only workloads, which are placed again.
+// A newly formed cluster without workloads has no facts except its registered nodes. It takes everything else
+// from the backup. Agents register with the new schedulers before the restore, and their workloads run on the
+// nodes that the backup records. The cluster keeps its own id if it has one. The caller has compared that id
+// with the id in the backup. Agents obey only their own cluster, so a backup of another cluster supplies only
+// workloads, which are placed again.
 //
 // A workload that only the present state knows is removed from the state. If it runs, it keeps
 // running as an orphan.
@@ -83,13 +84,13 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	if p.ClusterID != "" {
 		info.ClusterID, info.Shard = p.ClusterID, p.Shard
 		info.Mode, info.ModeReason, info.ModeChangedAt, info.ModePinned = p.Mode, p.ModeReason, p.ModeChangedAt, p.ModePinned
-		info.MirrorEtcd = p.MirrorEtcd
+		info.MirrorEtcd, info.MirrorPin, info.MirrorEndpoints = p.MirrorEtcd, p.MirrorPin, p.MirrorEndpoints
 	}
 	info.ClusterKeyID = p.ClusterKeyID
 	if own && info.ClusterKeyID == "" {
 		info.ClusterKeyID = b.ClusterKeyID
 	}
-	// Keep the gossip keys that the present replicas use.
+	// The present replicas use the present gossip keys, so keep these.
 	info.GossipRing, info.GossipVersion = p.GossipRing, p.GossipVersion
 	if info.TrustVersion = max(b.TrustVersion, p.TrustVersion); info.TrustVersion > 0 {
 		info.TrustVersion++
@@ -99,7 +100,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	info.Clock = max(b.Clock, p.Clock, r.At)
 	info.FeatureLevel = max(b.FeatureLevel, p.FeatureLevel)
 	info.Digest = p.Digest
-	// The index is above that of every View that was taken of either state.
+	// The new index is higher than the index of any View of the backup or of the present state.
 	info.Index, info.Term = max(b.Index, p.Index)+1, p.Term
 
 	t := &Tx{r: *New().r}
@@ -109,6 +110,8 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	fresh := own && b.Incarnation != p.Incarnation && present.WorkloadCount()+present.ResidualCount() == 0
 	t.trust(backup, present, own, fresh)
 	t.namespaces(backup, present)
+	t.policies(backup, present)
+	t.mergeBundles(backup, present)
 
 	facts := present
 	if fresh {
@@ -117,9 +120,11 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	t.r.nodes = duplicate(facts.r.nodes)
 	if fresh {
 		present.Nodes("", func(n *Node) bool {
-			if was, ok := t.r.nodes.Get(n.ID); ok && (was.Cordoned || was.Draining) {
+			if was, ok := t.r.nodes.Get(n.ID); ok && (was.Cordoned || was.Draining || len(was.Set.Labels)+len(was.Set.Taints) > 0) {
 				held := *n
 				held.Cordoned, held.Draining = n.Cordoned || was.Cordoned, n.Draining || was.Draining
+				held.Set = n.Set.rejoin(was.Set)
+				held.merge()
 				n = &held
 			}
 			t.r.nodes.Set(n.ID, n)
@@ -143,9 +148,10 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	})
 	past := facts
 	if past.r.events.Len() == 0 {
-		past = present // an assembled backup has no events
+		past = present // a state that was assembled from etcd has no events
 	}
 	t.r.events = past.r.events.Clone()
+	t.r.audit = past.r.audit.clone()
 	t.r.receipts = past.r.receipts.Clone()
 	f := past.Info()
 	t.r.info.EventSeq, t.r.info.ReceiptSeq, t.r.info.ReceiptsDroppedUntil = f.EventSeq, f.ReceiptSeq, f.ReceiptsDroppedUntil
@@ -154,7 +160,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 		if fresh {
 			back := *w
 			n, _ := t.r.nodes.Get(w.Node)
-			back.Status = statusOf(w, n) // the node may have registered again
+			back.Status = statusOf(w, n) // the node may have registered again since the backup was made
 			w = &back
 		} else if w = t.returning(w, present); w == nil {
 			return true
@@ -164,11 +170,12 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	})
 	t.tombstones(backup, present, own)
 	t.past(backup, present)
+	t.mendTemplates()
 	if err := t.derive(); err != nil {
 		return State{}, err
 	}
 	t.r.nodes.Scan(func(id string, n *Node) bool {
-		if n.Fenced { // fenced after the backup was made, so its residuals in the backup are gone
+		if n.Fenced { // the node was fenced after the backup was made, so it runs none of the instances that the backup lists as residuals
 			t.clearResiduals(id)
 		}
 		return true
@@ -191,21 +198,26 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	return s, nil
 }
 
-// trust merges the tables of trust.go. A new cluster without an authority takes that of the
-// backup, and the identities that only the backup knows: without them no agent could renew its
-// certificate and every user would be an operator. Lost schedulers are excluded, because other
-// machines join under their names. A revocation in either state stays in force. Join tokens of
-// the backup are not restored, because they may have been used or deleted since then.
+// trust merges the certificate authorities, join tokens, admissions and revocations of the backup and of the
+// present state. A new cluster without an authority takes the authority of the backup, and the identities
+// that only the backup has: without them no agent could renew its certificate and every user would be an
+// operator. Identities of lost schedulers are not taken over, because other machines join under their names.
+// A revocation in either state stays in force. Join tokens of the backup are not restored, because they may
+// have been used or deleted since then.
 func (t *Tx) trust(backup, present State, own, fresh bool) {
 	t.r.authorities = duplicate(present.r.authorities)
 	t.r.tokens = duplicate(present.r.tokens)
 	t.r.admissions = duplicate(present.r.admissions)
 	t.r.revocations = duplicate(present.r.revocations)
+	t.r.roles, t.r.bindings, t.r.accounts = duplicate(present.r.roles), duplicate(present.r.bindings), duplicate(present.r.accounts)
 	if !own {
 		return
 	}
 	if t.r.authorities.Len() == 0 {
 		t.r.authorities = duplicate(backup.r.authorities)
+	}
+	if fresh {
+		t.takeRoles(backup)
 	}
 	if none := t.r.admissions.Len() == 0; none || fresh {
 		backup.r.admissions.Scan(func(k string, a *Admission) bool {
@@ -223,9 +235,40 @@ func (t *Tx) trust(backup, present State, own, fresh bool) {
 	})
 }
 
-// tombstones keeps the tombstones of the present state and, if the backup is of the same
-// cluster, those of the backup. A restored workload has none. A workload that only the present
-// state knows gets none: nobody deleted it, so it keeps running.
+// takeRoles adds the roles, accounts and bindings of a backup that the present state does not have. Present
+// records are kept, so a backup never adds rights to a role or account of the cluster. The bearer tokens of the
+// accounts end with the restore, because they may have been replaced or deleted since the backup was made.
+func (t *Tx) takeRoles(backup State) {
+	backup.Roles(func(r *Role) bool {
+		if _, known := t.r.roles.Get(r.Name); !known && t.r.roles.Len() < MaxRoles {
+			t.r.roles.Set(r.Name, r)
+		}
+		return true
+	})
+	present := duplicate(t.r.accounts)
+	backup.Accounts(func(a *Account) bool {
+		if _, known := t.r.accounts.Get(a.Name); !known && t.r.accounts.Len() < MaxAccounts {
+			back := *a
+			back.ExpiresAt = min(a.ExpiresAt, t.r.info.Clock)
+			t.r.accounts.Set(a.Name, &back)
+		}
+		return true
+	})
+	backup.Bindings(func(b *Binding) bool {
+		_, role := t.r.roles.Get(b.Role)
+		_, account := t.r.accounts.Get(b.Name)
+		_, kept := present.Get(b.Name)
+		if _, known := t.r.bindings.Get(b.key()); !known && t.r.bindings.Len() < MaxBindings &&
+			(role || builtinRole(b.Role)) && (account && !kept || b.Kind != SubjectAccount) {
+			t.r.bindings.Set(b.key(), b)
+		}
+		return true
+	})
+}
+
+// tombstones keeps the tombstones of the present state and, if the backup is of the same cluster,
+// the tombstones of the backup. A restored workload has no tombstone. A workload that only the
+// present state knows gets no tombstone: nobody deleted it, so it keeps running.
 func (t *Tx) tombstones(backup, present State, own bool) {
 	take := func(g *Tombstone) bool {
 		_, back := t.r.workloads.Get(g.Workload)
@@ -245,8 +288,8 @@ func (t *Tx) tombstones(backup, present State, own bool) {
 	}
 }
 
-// past keeps the former revisions of each restored workload, from the state whose specification
-// it has.
+// past restores the former specifications of each workload from the state that supplied its present
+// specification.
 func (t *Tx) past(sides ...State) {
 	for _, w := range t.r.workloads.Values() {
 		var h *history
@@ -265,8 +308,8 @@ func (t *Tx) past(sides ...State) {
 	}
 }
 
-// duplicate copies a tree of a published state record by record. btree.Copy writes to its
-// receiver, which only the applying goroutine may do.
+// duplicate copies a tree of a published state record by record. btree.Copy would write to its receiver, and
+// only the goroutine that applies commands may do so.
 func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
 	out := tree[K, V]()
 	m.Scan(func(k K, v V) bool {
@@ -276,33 +319,50 @@ func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
 	return out
 }
 
-// returning returns the record of a workload of the backup in a cluster that knows where
-// workloads run, or nil if the workload is not restored.
+// returning returns the record with which a workload of the backup is restored, in a cluster that
+// knows on which nodes workloads run. It returns nil if the workload is not restored.
 func (t *Tx) returning(old *Workload, present State) *Workload {
 	w := *old
 	now, known := present.Workload(w.ID)
 	if w.Desired == DesiredDeleted {
 		if !known {
-			return nil // the delete has finished since the backup was made
+			return nil // the workload has been deleted since the backup was made
 		}
-		keep := *now // keep the present record; an unfinished delete is not restored
+		keep := *now // keep the present record: a restore does not cancel an unfinished delete
+		return &keep
+	}
+	if known && old.IsTemplate() != now.IsTemplate() {
+		keep := *now // the present instance, or the present children, belong to the present record
+		return &keep
+	}
+	if known && old.Finished() && old.Content != now.Content && (now.Bundle == "" || now.Bundle == old.Bundle) {
+		keep := *now // the job in the backup has finished since then; restoring its record would run it again
 		return &keep
 	}
 	w.CreateIndex, w.ModifyIndex, w.UpdatedAt = t.meta.Index, t.meta.Index, t.r.info.Clock
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	w.Reason = Reason{}
-	w.Node, w.PreviousNode, w.AssignedAt, w.FormerPorts, w.Unguarded = "", "", 0, nil, false
+	w.Node, w.PreviousNode, w.AssignedAt, w.FormerPorts, w.MayOutliveLease = "", "", 0, nil, false
+	w.Data, w.DiscardData = nil, false
+	w.Adopted = ""
 	w.Acknowledged, w.AcknowledgedAt, w.Actual, w.Actions = false, 0, unobserved, nil
 	if known {
 		w.CreateIndex = now.CreateIndex
 		w.Restarts = max(w.Restarts, now.Restarts)
 		w.PreviousNode = now.PreviousNode
+		if w.Demand.Job != nil && w.Content == now.Content && w.Desired == DesiredRunning {
+			w.Result, w.JobSince = now.Result, now.JobSince // a job that has finished since the backup does not run again
+		}
 	}
 	if known && now.Node != "" {
 		w.Node, w.AssignedAt, w.Actual, w.FormerPorts = now.Node, now.AssignedAt, now.Actual, now.FormerPorts
 		w.Generation, w.Acknowledged, w.Reason, w.Retry = now.Generation, now.Acknowledged, now.Reason, now.Retry
 		w.AcknowledgedAt, w.Actions = now.AcknowledgedAt, now.Actions
-		t.guards(now, &w)
+		w.Data, w.DiscardData = now.Data, now.DiscardData
+		t.carryOutlives(now, &w)
+		if w.Content == now.Content {
+			w.Adopted = now.Adopted
+		}
 		if w.Content == now.Content && w.Desired == now.Desired {
 			w.ModifyIndex, w.UpdatedAt, w.Restarts = now.ModifyIndex, now.UpdatedAt, now.Restarts
 		} else {
@@ -318,14 +378,14 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	return &w
 }
 
-// NewerThanState reports whether a report with generation said is newer than the restored state:
-// the generation is of a former incarnation and later than the generation of w. The node received
-// orders that this state does not know, and runs the workload by the last of them.
+// NewerThanState reports whether said, a generation that a node reported, is newer than the
+// restored state: said belongs to a former incarnation and is later than the generation of w. The
+// node has then received orders that this state does not know.
 func (w *Workload) NewerThanState(said Generation, now Info) bool {
-	return said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted
+	return said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted && !w.IsTemplate()
 }
 
-// catchUp assigns the workload to the node that reported a later generation, and issues a new
+// catchUp assigns the workload to the node that reported a generation newer than the state, and issues a new
 // order. It reports whether it did so.
 func (t *Tx) catchUp(old *Workload, r reporter) bool {
 	n, ok := t.r.nodes.Get(r.GetNode())
@@ -333,33 +393,44 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 		return false
 	}
 	w := *old
-	if w.Node != n.ID {
-		if w.Node != "" {
-			t.release(&w, false, CodeLeftBehind)
-		}
-		if left, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
-			t.dropResidual(left)
-			t.holdPorts(&w, left.Demand.Ports)
-		}
-		w.Node, w.AssignedAt = n.ID, t.r.info.Clock
-	}
-	t.unguarded(&w)
-	w.Generation = t.generation()
-	w.Acknowledged, w.AcknowledgedAt = false, 0
-	w.Reason = Reason{}
-	// The failures belong to an earlier order. If Terminal stayed set, no order would be issued.
-	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+	t.takeOver(&w, n, CodeLeftBehind)
 	t.putWorkload(old, &w)
 	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found there after a restore"})
 	return true
 }
 
-// reporter is the part of a report that catchUp reads.
+// takeOver binds w, a copy of a record, to node n, which already runs the workload, and gives w a new
+// generation. code is the reason code of the residual on the former node.
+func (t *Tx) takeOver(w *Workload, n *Node, code string) {
+	if w.Node != n.ID {
+		if w.Node != "" {
+			t.release(w, false, code)
+		}
+		if left, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
+			t.dropResidual(left)
+			t.holdPorts(w, left.Demand.Ports)
+		}
+		w.Node, w.AssignedAt = n.ID, t.r.info.Clock
+	}
+	t.outlives(w)
+	w.Generation = t.generation()
+	w.Acknowledged, w.AcknowledgedAt = false, 0
+	w.Reason = Reason{}
+	// Clear the failures, which belong to an earlier order. If Terminal stayed set, no order would be issued.
+	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+	w.Result = nil // the node runs the job, so some order started it again: drop the result
+	if w.Demand.Job != nil && w.JobSince == 0 {
+		w.JobSince = t.r.info.Clock
+	}
+}
+
+// reporter is the part of a node's report that catchUp needs.
 type reporter interface {
 	GetNode() string
 	GetGone() bool
 	GetRefused() bool
 }
 
-// CodeFoundThere is the reason of an assignment that a report revealed after a restore.
+// CodeFoundThere is the reason code of an assignment to a node that reported, after a restore, a generation
+// newer than the state.
 const CodeFoundThere = "FoundThere"

@@ -7,7 +7,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// later is a time, in ns since 1970, whose milliseconds are above every incarnation in use.
+// later is a time in Unix nanoseconds that is, in milliseconds, above every incarnation in these tests.
 const later = int64(4_000_000_000_000) * 1_000_000
 
 func restored(t *testing.T, backup, present State) State {
@@ -44,7 +44,7 @@ func lastEvent(s State) (e *Event) {
 	return e
 }
 
-func TestRestored(t *testing.T) {
+func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		run  func(t *testing.T, w *world)
@@ -103,18 +103,18 @@ func TestRestored(t *testing.T) {
 			s := restored(t, w.s, fresh.s)
 			is(t, "left on a", s.Alloc("a").Residuals, 0)
 			_, back := s.Workload("old")
-			is(t, "what was being deleted is back", back, false)
+			is(t, "a workload that was being deleted is not restored", back, false)
 			_, remembered := s.Tombstone("old")
-			is(t, "it is remembered", remembered, true)
+			is(t, "a tombstone of the deleted workload exists", remembered, true)
 		}},
-		{"the incarnation is above both even if the clock is behind", func(t *testing.T, w *world) {
+		{"the new incarnation is above both former ones even if the clock is behind", func(t *testing.T, w *world) {
 			s, err := Restored(w.s, w.s, RestoreInfo{At: 0})
 			if err != nil {
 				t.Fatal(err)
 			}
 			is(t, "incarnation", s.Info().Incarnation, w.s.Info().Incarnation+1)
 		}},
-		{"the index is above that of the present state", func(t *testing.T, w *world) {
+		{"the index of the restored state is above the index of the present state", func(t *testing.T, w *world) {
 			old := w.s
 			w.place("web", "a")
 			is(t, "index", restored(t, old, w.s).Info().Index, w.s.Info().Index+1)
@@ -140,9 +140,9 @@ func TestRestored(t *testing.T) {
 			is(t, "content", x.Content, "c1:old")
 			is(t, "node", x.Node, "b")
 			is(t, "status", x.Status, StatusUpdating)
-			is(t, "incarnation of the order", x.Generation.Incarnation, s.Info().Incarnation)
+			is(t, "incarnation of the generation of the order", x.Generation.Incarnation, s.Info().Incarnation)
 			_, left := s.Residual("a", "web")
-			is(t, "what a may still run is remembered", left, true)
+			is(t, "the workload that node a may still run has a residual", left, true)
 		}},
 		{"a deleted workload is restored and placed again", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -200,7 +200,7 @@ func TestRestored(t *testing.T) {
 		{"an uninitialised state is not a backup", func(t *testing.T, w *world) {
 			_, err := Restored(New(), w.s, RestoreInfo{At: later})
 			if err == nil || !strings.Contains(err.Error(), "never formed") {
-				t.Errorf("error %v", err)
+				t.Errorf("Restored with a state that was never initialised returned error %v, want one that contains \"never formed\"", err)
 			}
 		}},
 	} {
@@ -210,14 +210,14 @@ func TestRestored(t *testing.T) {
 			kept := w.s
 			c.run(t, w)
 			if string(snapshotBytes(t, kept)) != string(before) {
-				t.Error("a state that was given out has changed")
+				t.Error("Restored must not change its input states, but did")
 			}
 		})
 	}
 }
 
-// cordon2 cordons a node in a frozen mode. It sets the mode to normal meanwhile, because a frozen
-// mode refuses the command.
+// cordon2 cordons a node although the mode is frozen. A frozen mode refuses the command, so cordon2 sets the
+// mode to normal before it. It returns the command that sets the former mode again.
 func cordon2(w *world, node string) Command {
 	info := w.s.Info()
 	w.ok(setMode("normal", ""))
@@ -240,7 +240,7 @@ func TestRestoredSnapshot(t *testing.T) {
 	mustEqualStates(t, "after the journey", s, again)
 }
 
-func TestRecovered(t *testing.T) {
+func TestRecoveredStateHasOneReplica(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(putReplica("r1", 1))
 	w.ok(putReplica("r2", 1))
@@ -260,8 +260,8 @@ func TestRecovered(t *testing.T) {
 	is(t, "event", lastEvent(s).Type, EventClusterRecovered)
 }
 
-// TestNodeAheadOfState: after a recovery from an older state, a node reports a generation that is
-// newer than the state.
+// TestNodeAheadOfState: after a recovery from an older state, a node reports a generation that is newer than
+// the state. The workload is bound to that node.
 func TestNodeAheadOfState(t *testing.T) {
 	says := func(node string, g Generation) Command {
 		return report(&commandv1.WorkloadReport{Workload: "web", Node: node, Generation: GenerationPB(g), State: string(ActualRunning)})
@@ -323,11 +323,11 @@ func TestNodeAheadOfState(t *testing.T) {
 	}
 }
 
-// TestUnguardedUntilAccepted: a workload is Unguarded until its node accepts an order of the
-// present state. The fencer of a node stops only workloads whose lease policy the node has
-// accepted. That is not known after a restore, an import, or a report that is newer than the
-// state.
-func TestUnguardedUntilAccepted(t *testing.T) {
+// TestMayOutliveLeaseUntilAccepted: MayOutliveLease says that a node may not stop a workload when its lease
+// ends. It is set until the node accepts an order of the present state. The fencer of a node stops only
+// workloads whose lease policy the node has accepted. Which policies it accepted is not known after a
+// restore, an import, or a report that is newer than the state.
+func TestMayOutliveLeaseUntilAccepted(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		run  func(t *testing.T, w *world) *world
@@ -356,11 +356,11 @@ func TestUnguardedUntilAccepted(t *testing.T) {
 			w.ok(adopt("a", "db", stops))
 			return w
 		}},
-		{"imported, not accepted", func(t *testing.T, w *world) *world {
+		{"an imported workload whose order was not accepted", func(t *testing.T, w *world) *world {
 			w.place("db", "a", stops)
 			return w.withState(assembled(t, w.s))
 		}},
-		{"imported, perhaps refused", func(t *testing.T, w *world) *world {
+		{"an imported workload whose order may have been refused", func(t *testing.T, w *world) *world {
 			w.place("db", "a", stops)
 			w.ok(w.says("db", "Failed"))
 			return w.withState(assembled(t, w.s))
@@ -377,13 +377,13 @@ func TestUnguardedUntilAccepted(t *testing.T) {
 			w.ok(nodeState("a", true))
 			w.run("db")
 			w.ok(nodeState("a", false))
-			is(t, "accepted, it waits for", w.workload("db").Reason.Code, CodeNodeLost)
+			is(t, "a workload with an accepted lease policy waits for", w.workload("db").Reason.Code, CodeNodeLost)
 		})
 	}
 }
 
-// assembled returns the state that Assemble makes of the records of s in a mirror, which do not
-// carry Unguarded.
+// assembled returns the state that Assemble builds from the records of s as the mirror in etcd holds them.
+// Those records do not carry MayOutliveLease.
 func assembled(t *testing.T, s State) State {
 	t.Helper()
 	a := Assemble(Origin{ClusterID: "c1", FeatureLevel: FeatureLevel})
@@ -395,7 +395,7 @@ func assembled(t *testing.T, s State) State {
 	})
 	s.Workloads("", func(w *Workload) bool {
 		m := workloadPB(w)
-		m.Unguarded = false
+		m.MayOutliveLease = false
 		if err := a.Workload(m); err != nil {
 			t.Fatal(err)
 		}
@@ -408,21 +408,21 @@ func assembled(t *testing.T, s State) State {
 	return out
 }
 
-// TestRestoredUnguarded: an unguarded workload of a backup that the present state lacks is
-// Pending after the restore.
-func TestRestoredUnguarded(t *testing.T) {
+// TestRestoredMayOutliveLease: if only the backup has a workload, and its MayOutliveLease is set there, the
+// workload is Pending after the restore.
+func TestRestoredMayOutliveLease(t *testing.T) {
 	w := formed(t, "b")
 	w.ok(register("a", fencing))
 	w.place("db", "a", exclusive)
 	w.run("db")
 	w.ok(put("db", content("c1:stop"), stops))
 	backup := w.s
-	is(t, "unguarded", w.workload("db").Unguarded, true)
+	is(t, "may outlive its lease", w.workload("db").MayOutliveLease, true)
 	w.ok(remove("db", true))
 	other := uninitialised(t)
 	other.ok(initCluster("c2"))
 	for name, present := range map[string]State{"deleted since": w.s, "into another cluster": other.s} {
 		x, _ := restored(t, backup, present).Workload("db")
-		is(t, name+", it is to be placed", x.Status, StatusPending)
+		is(t, name+"after the restore the workload waits for a placement", x.Status, StatusPending)
 	}
 }

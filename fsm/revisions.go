@@ -6,43 +6,44 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Former specifications of a workload are kept for a while, so that people can compare them and
-// go back. No command is judged by them, and the digest does not fold them, because they follow
-// from records that it does fold.
+// Former specifications of a workload are kept for a while, so that users can compare and restore them. They
+// decide about no command. The digest does not cover them, because they follow from records that the digest
+// covers.
 
-// What is kept of one workload, beside its present specification.
+// Bounds of the former specifications of one workload.
 const (
 	MaxRevisions     = 5
-	MaxRevisionBytes = 256 << 10 // of their specifications, secrets sealed
+	MaxRevisionBytes = 256 << 10 // size in bytes of the former specifications, secrets included in sealed form
 )
 
-// Revision is a present or former specification of a workload.
+// Revision is the present specification of a workload or a former one.
 type Revision struct {
-	Number         uint64 // 1 for the first recorded one, then one more with each change
-	Spec           []byte // as in Workload; nil for the present revision, whose Spec is in the Workload
+	Number         uint64 // revision number: 1 for the first recorded revision, then one more with each change
+	Spec           []byte // encoded specification; nil for the present revision, because the Workload has it
 	Content        string
+	Bundle         string // digest of the files beside the Compose file; "" = none
 	CallerRevision string
-	At             int64  // Unix nanoseconds, when it was applied
-	By             string // who applied it; "" if not recorded
+	At             int64  // Unix nanoseconds, when the revision was applied
+	By             string // user who applied the revision; "" if not recorded
 }
 
-// ID returns the revision as agents and people see it, without the counter of forced restarts.
+// ID returns the revision that agents and users see, without the counter of forced restarts.
 func (r *Revision) ID() string { return (&Workload{Content: r.Content}).Revision() }
 
-// history holds the former specifications of a workload. It never changes, and neither does a
-// Revision in it; the histories of one workload share their revisions. A workload that never
-// changed has no history.
+// history holds the former specifications of a workload. A history and its Revisions never change, so that
+// later histories of the workload can share the Revisions. A workload whose specification never changed has
+// no history, unless it continues the numbers of a deleted workload.
 type history struct {
-	// Of the present specification, which the Workload itself has:
+	// The next fields are about the present specification. Its bytes are in the Workload.
 	number uint64
 	at     int64
 	by     string
 
-	former [MaxRevisions]*Revision // oldest first, then nil
-	sizes  [MaxRevisions]uint32    // bytes of their specifications, to sum them without reading each record
+	former [MaxRevisions]*Revision // former revisions, oldest first; unused elements are nil
+	sizes  [MaxRevisions]uint32    // sizes in bytes of the specifications in former, so that adding them up does not read the revisions
 }
 
-// kept returns the former specifications, oldest first.
+// kept returns the former specifications of a workload, oldest first.
 func (h *history) kept() []*Revision {
 	if h == nil {
 		return nil
@@ -56,7 +57,7 @@ func (h *history) kept() []*Revision {
 
 // present returns the present specification of w as a revision, with its Spec.
 func (w *Workload) present() Revision {
-	r := Revision{Number: 1, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision, At: w.CreatedAt}
+	r := Revision{Number: 1, Spec: w.Spec, Content: w.Content, Bundle: w.Bundle, CallerRevision: w.CallerRevision, At: w.CreatedAt}
 	if h := w.history; h != nil {
 		r.Number, r.At, r.By = h.number, h.at, h.by
 	}
@@ -80,7 +81,7 @@ func (w *Workload) revisions() (out []Revision) {
 	return append(out, w.present())
 }
 
-// revise adds the specification of old to the history of its changed copy w.
+// revise adds the specification of old to the history of w, the changed copy of old.
 func (t *Tx) revise(old, w *Workload) {
 	if old.Content == w.Content {
 		return
@@ -103,9 +104,20 @@ func (t *Tx) revise(old, w *Workload) {
 		total -= sizes[from]
 		from++
 	}
+	for t.filesOf(all[from:n+1], w.Bundle) > MaxRevisionFiles {
+		from++
+	}
 	w.history = &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by}
 	copy(w.history.former[:], all[from:n+1])
 	copy(w.history.sizes[:], sizes[from:n+1])
+}
+
+// renumber continues the revision numbers of a deleted workload of the same id, so that a condition on one of
+// its revisions does not hold for w. It does so for as long as the deleted workload has a tombstone.
+func (t *Tx) renumber(w *Workload) {
+	if g, ok := t.r.tombstones.Get(w.ID); ok && g.Revision > 0 {
+		w.history = &history{number: g.Revision + 1, at: t.r.info.Clock, by: t.by}
+	}
 }
 
 func (c *checker) revisions() {
@@ -120,38 +132,40 @@ func (c *checker) revisions() {
 				return true
 			}
 			size += len(r.Spec)
-			c.must(len(r.Spec) == int(w.history.sizes[i]), "revision %d of %s has %d bytes, noted are %d", i, w.ID, len(r.Spec), w.history.sizes[i])
-			c.must(r.Number > 0 && r.Number+uint64(len(list)-i) == w.history.number, "revision %d of %s is number %d, the present one %d", i, w.ID, r.Number, w.history.number)
+			c.must(len(r.Spec) == int(w.history.sizes[i]), "revision %d of %s has %d bytes, but its recorded size is %d", i, w.ID, len(r.Spec), w.history.sizes[i])
+			c.must(r.Number > 0 && r.Number+uint64(len(list)-i) == w.history.number, "revision %d of %s has number %d, and the present one has %d", i, w.ID, r.Number, w.history.number)
 		}
 		c.must(size <= MaxRevisionBytes, "workload %s has %d bytes of former revisions", w.ID, size)
 		return true
 	})
 }
 
-// historyPB puts the present revision last, without the Spec, which is in the record of w.
+// historyPB encodes the former specifications of w, followed by its present revision. The Spec of the present
+// revision is left out, because the record of w has it.
 func historyPB(w *Workload) *commandv1.RevisionsRecord {
 	list := convert(w.revisions(), func(r Revision) *commandv1.Revision {
-		return &commandv1.Revision{Number: r.Number, Spec: r.Spec, Content: r.Content, CallerRevision: r.CallerRevision, At: r.At, By: r.By}
+		return &commandv1.Revision{Number: r.Number, Spec: r.Spec, Content: r.Content, Bundle: r.Bundle, CallerRevision: r.CallerRevision, At: r.At, By: r.By}
 	})
-	list[len(list)-1].Spec = nil
+	list[len(list)-1].Spec, list[len(list)-1].Bundle = nil, ""
 	return &commandv1.RevisionsRecord{Workload: w.ID, Revisions: list}
 }
 
-// historyOf decodes the history of w.
+// historyOf decodes the former specifications of w.
 func historyOf(w *Workload, m *commandv1.RevisionsRecord) (*history, error) {
 	former := m.GetRevisions()
 	if len(former) == 0 || len(former) > MaxRevisions+1 {
-		return nil, fmt.Errorf("workload %q has %d revisions, must have 1 to %d", w.ID, len(former), MaxRevisions+1)
+		return nil, fmt.Errorf("workload %q has %d revisions in the snapshot, must have 1 to %d", w.ID, len(former), MaxRevisions+1)
 	}
 	now, former := former[len(former)-1], former[:len(former)-1]
 	if now.GetContent() != w.Content {
-		return nil, fmt.Errorf("workload %q: its last revision, %d, is not its specification", w.ID, now.GetNumber())
+		return nil, fmt.Errorf("workload %q: its last revision, %d, is not its present specification", w.ID, now.GetNumber())
 	}
 	h := &history{number: now.GetNumber(), at: now.GetAt(), by: now.GetBy()}
 	for i, r := range former {
 		h.former[i] = &Revision{
 			Number: r.GetNumber(), Spec: nonEmpty(r.GetSpec()), Content: r.GetContent(), CallerRevision: r.GetCallerRevision(),
-			At: r.GetAt(), By: r.GetBy(),
+			Bundle: r.GetBundle(),
+			At:     r.GetAt(), By: r.GetBy(),
 		}
 		h.sizes[i] = uint32(len(r.GetSpec()))
 	}

@@ -9,7 +9,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// revised puts the i-th specification of web, with size bytes.
+// revised returns a put of workload web with specification number i, padded to size bytes.
 func revised(i, size int) Command {
 	return put("web", func(p *commandv1.WorkloadPut) {
 		p.Content, p.CallerRevision = fmt.Sprintf("c1:%064d", i), fmt.Sprint("rev-", i)
@@ -17,7 +17,8 @@ func revised(i, size int) Command {
 	})
 }
 
-// told formats a history in one line: number, first byte of the specification, author.
+// told formats the revisions of a workload in one line: for each, its number, the first byte of its
+// specification and its author.
 func told(list []Revision) string {
 	var out []string
 	for _, r := range list {
@@ -26,16 +27,16 @@ func told(list []Revision) string {
 	return strings.Join(out, " ")
 }
 
-func TestRevisions(t *testing.T) {
+func TestFormerRevisionsAreKept(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(revised(1, 9))
-	is(t, "of one that never changed", told(w.s.Revisions("web")), "1:1:")
+	is(t, "revisions of a workload that never changed", told(w.s.Revisions("web")), "1:1:")
 	w.bind("web", "a")
 	w.run("web")
 	w.ok(setDesired("web", "Stopped"))
 	w.ok(setDesired("web", "Running"))
 	w.ok(userRetry("web"))
-	is(t, "after orders that change no specification", told(w.s.Revisions("web")), "1:1:")
+	is(t, "revisions after orders that do not change the specification", told(w.s.Revisions("web")), "1:1:")
 	w.ok(revised(2, 9))
 	w.do(revised(2, 9))
 	list := w.s.Revisions("web")
@@ -56,19 +57,19 @@ func TestRevisions(t *testing.T) {
 	w.ok(revised(10, MaxRevisionBytes/2))
 	w.ok(revised(11, MaxRevisionBytes/2))
 	w.ok(revised(12, MaxRevisionBytes/2+1))
-	is(t, "as many bytes as are kept", told(w.s.Revisions("web")), "10:0:tester 11:1:tester 12:2:tester")
+	is(t, "former revisions up to the maximum number of bytes are kept", told(w.s.Revisions("web")), "10:0:tester 11:1:tester 12:2:tester")
 	w.ok(revised(13, MaxRevisionBytes+1))
 	w.ok(revised(14, 9))
-	is(t, "one that is too large is not kept", told(w.s.Revisions("web")), "14:4:tester")
+	is(t, "a revision that is too large is not kept", told(w.s.Revisions("web")), "14:4:tester")
 	w.ok(revised(15, 9))
 	w.ok(remove("web", true))
 	w.ok(revised(1, 9))
-	is(t, "of another with the id of a deleted one", told(w.s.Revisions("web")), "1:1:")
+	is(t, "revisions of a new workload with the id of a deleted one", told(w.s.Revisions("web")), "16:1:tester")
 	is(t, "of none", len(w.s.Revisions("none")), 0)
 }
 
-// TestRestoredRevisions: a restored workload has the history of the backup.
-func TestRestoredRevisions(t *testing.T) {
+// TestRestoreKeepsRevisionsOfTheBackup: a restored workload has the former specifications of the backup.
+func TestRestoreKeepsRevisionsOfTheBackup(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(revised(1, 9))
 	w.ok(revised(2, 9))

@@ -9,15 +9,14 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// Rollouts (ADR 25): a group that was put with an update policy is changed a few members
-// at a time. The put's new specifications wait in a record beside the workloads, which are
-// in every respect what they were until their turn comes; the leader says whose turn it is,
-// and rollout.Allows judges it again here.
+// Rolling updates (ADR 25): a group that was put with an update policy is changed a few members at a time.
+// The new specifications wait in a Rollout record. Each workload keeps its present specification until it
+// is updated. The leader chooses the next members, and rollout.Allows checks the choice again here.
 
 // Rollout returns the last member-by-member update of a group.
 func (s State) Rollout(group string) (*rollout.Rollout, bool) { return s.r.rollouts.Get(group) }
 
-// Rolling scans the running updates, by group.
+// Rolling calls fn for each running update, by group.
 func (s State) Rolling(fn func(*rollout.Rollout) bool) {
 	s.r.rolling.Scan(func(group string, _ struct{}) bool {
 		r, ok := s.r.rollouts.Get(group)
@@ -25,16 +24,16 @@ func (s State) Rolling(fn func(*rollout.Rollout) bool) {
 	})
 }
 
-// RolloutID returns the generation of the command that began r. It identifies the update.
+// RolloutID returns the generation of the command that began update r. It identifies the update.
 func RolloutID(r *rollout.Rollout) Generation { return Generation{r.Incarnation, r.Sequence} }
 
-// Available reports whether w runs as its present order says, and is healthy if it has health
-// checks.
+// Available reports whether w runs its present order and is healthy, if it has health checks, or has
+// completed.
 func (w *Workload) Available() bool {
-	return w.Status == StatusRunning && (w.Actual.Health == "" || w.Actual.Health == Healthy)
+	return w.Status == StatusRunning && (w.Actual.Health == "" || w.Actual.Health == Healthy) || w.Completed()
 }
 
-// Seen returns the facts about a member that an update depends on.
+// Seen returns what a rolling update needs to know about the present state of a member.
 func (s State) Seen(id string) rollout.Seen {
 	w, ok := s.Workload(id)
 	if !ok || w.Desired == DesiredDeleted {
@@ -44,12 +43,20 @@ func (s State) Seen(id string) rollout.Seen {
 	if w.Retry.Terminal && w.Status == StatusFailed {
 		out.GivenUp = w.Reason.Code + suffix(": ", w.Reason.Message)
 	}
+	switch {
+	case w.Working():
+		out.Working = w.Actual.Message
+	case w.Reason.Message != "":
+		out.Why = w.Reason.Message
+	case w.Acknowledged && w.Actual.Generation == w.Generation:
+		out.Why = w.Actual.Message
+	}
 	return out
 }
 
-// rolls returns the update that a put begins or continues. It returns nil if all members change
-// at once.
-func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
+// rolls returns the update that a put of a group begins or continues. It returns nil if all members change at
+// once. The list under holds the name of the policy under which each put was admitted.
+func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string) *rollout.Rollout {
 	if b.GetGroupOf() == "" {
 		return nil
 	}
@@ -67,8 +74,11 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 		Group: strings.Clone(b.GetGroupOf()), Policy: rollout.PolicyOf(b.GetUpdate()), Phase: rollout.Running,
 		StartedAt: clock, ProgressAt: clock, By: t.by,
 	}
-	waits, same := false, active && old.Policy == r.Policy && len(old.Members) == len(b.GetWorkloads())
-	for _, p := range b.GetWorkloads() {
+	waits, same := false, active && old.Policy == r.Policy
+	for i, p := range b.GetWorkloads() {
+		if p.GetDemand().GetTemplate() != nil {
+			continue // a template is not a member
+		}
 		m := rollout.Member{ID: strings.Clone(p.GetId()), Content: p.GetContent(), TakenAt: clock, Settled: Desired(p.GetDesired()) == DesiredStopped}
 		w, known := t.r.workloads.Get(p.GetId())
 		next := Intended(p)
@@ -81,14 +91,15 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 		switch {
 		case known && w.SameAs(next) && was != nil && was.Put == nil && was.Content == w.Content:
 			if m.Settled = was.Settled; old.Phase == rollout.Running {
-				m.TakenAt = was.TakenAt // after a pause its deadline begins again, as after resume
+				m.TakenAt = was.TakenAt // Keep TakenAt: when a paused update is resumed, the deadline of the member begins again anyway.
 			}
 		case known && w.SameAs(next):
 			m.Settled = true
 		case known && w.TakesTurn(next):
-			if p.GetNamespace() == "" {
+			if p.GetNamespace() == "" || p.GetPolicy() != under[i] {
 				p = p.CloneVT()
-				p.Namespace = w.In() // fixed now, because another workload may have this id later
+				p.Namespace = orNamespace(p.GetNamespace(), w.In()) // record the namespace now, because another workload may have this id later
+				p.Policy = under[i]
 			}
 			m.Content, m.Put, m.TakenAt, waits = w.Content, p, 0, true
 		}
@@ -97,7 +108,7 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 		r.Members = append(r.Members, m)
 	}
 	switch {
-	case same:
+	case same && len(old.Members) == len(r.Members):
 		return old
 	case active:
 		r.Former, r.FormerRan = old.Former, old.FormerRan
@@ -109,17 +120,31 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 	return r
 }
 
-// maxFormer bounds the specifications that an update keeps for going back, in bytes. They fit
-// into one command, and the record stays far below the limit of a snapshot record.
+func orNamespace(name, otherwise string) string {
+	if name == "" {
+		return otherwise
+	}
+	return name
+}
+
+// maxFormer is the maximum size in bytes of the former specifications that an update keeps for a revert. They
+// fit into one command, and the record stays far below the limit of a snapshot record.
 const maxFormer = 2 << 20
 
-// remember stores the present specifications of the group in r. It stores nothing if they are
-// too large for one command.
+// remember stores the present specifications of the group in r.Former, for a revert. It stores nothing if
+// they are too large for one command.
 func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
+	if of, ok := t.r.workloads.Get(r.Group); ok && of.IsSystem() {
+		p := of.AsPut()
+		for _, w := range t.childrenOf(of.ID) {
+			r.FormerRan = r.FormerRan || w.Available()
+		}
+		r.Former = append(r.Former, p)
+		return
+	}
 	size := 0
 	membersIn(t.state(), r.Group, puts, func(w *Workload) bool {
-		p := workloadPB(w).Put
-		p.Namespace = w.In()
+		p := w.AsPut()
 		size += p.SizeVT()
 		r.Former = append(r.Former, p)
 		r.FormerRan = r.FormerRan || w.Available()
@@ -130,7 +155,8 @@ func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 	}
 }
 
-// waits returns the answer for a member that waits for its turn.
+// waits returns the result for a group member whose change waits for its turn. The second value is
+// false if the member changes at once.
 func (t *Tx) waits(r *rollout.Rollout, id string) (Item, bool) {
 	if r == nil {
 		return Item{}, false
@@ -144,7 +170,7 @@ func (t *Tx) waits(r *rollout.Rollout, id string) (Item, bool) {
 	return Item{ID: w.ID, Generation: w.Generation, Revision: to.Revision(), Unchanged: r.Sequence != 0}, true
 }
 
-// begin stores the update that a put begins.
+// begin stores update r, which the present put begins. It does nothing if the put only continues an update.
 func (t *Tx) begin(r *rollout.Rollout) {
 	if r == nil || r.Sequence != 0 {
 		return
@@ -164,7 +190,7 @@ func (t *Tx) supersede(old *rollout.Rollout) {
 	}
 }
 
-// advanceRollout applies the next step that the planner proposes.
+// advanceRollout applies the next step of an update that the planner proposes.
 func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	old, ok := t.r.rollouts.Get(b.GetGroup())
 	if !ok || RolloutID(old) != GenerationOf(b.GetIfRollout()) || old.Phase != rollout.Running {
@@ -211,8 +237,8 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	return res
 }
 
-// exceeds returns an error text if the members that take their turn would exceed a quota.
-// Waiting specifications reserve nothing.
+// exceeds returns an error text if a quota has no room for the new specifications of the members in take. A
+// specification that waits for its turn reserves nothing in the quota.
 func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 	var puts []*commandv1.WorkloadPut
 	var olds []*Workload
@@ -222,7 +248,7 @@ func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 			puts, olds = append(puts, m.Put), append(olds, w)
 		}
 	}
-	if err := fits(t.state(), puts, olds, nil); err != nil {
+	if err := fits(t.state(), puts, olds, nil, nil); err != nil {
 		return err.Error()
 	}
 	return ""
@@ -248,13 +274,13 @@ func (t *Tx) resumeRollouts() {
 }
 
 // held reports whether a drain must not evict w yet, because its group already has as many
-// unavailable members as its update permits.
+// unavailable members as its update policy permits.
 func (t *Tx) held(w *Workload) bool {
 	r, ok := t.r.rollouts.Get(w.Demand.Group)
 	return ok && r.Holds(t.state().Seen, w.ID)
 }
 
-// turn applies the waiting specification of one member. A stopped member stays stopped.
+// turn gives one member the specification that waits for it. A member that was stopped stays stopped.
 func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	p := m.Put
 	w, _ := t.r.workloads.Get(m.ID)
@@ -265,13 +291,14 @@ func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	m.Put, m.Content, m.TakenAt, m.Settled = nil, p.GetContent(), t.r.info.Clock, Desired(p.GetDesired()) == DesiredStopped
 	r.ProgressAt = t.r.info.Clock
 	leader := t.by
-	t.by = r.By // the caller of the update, for the events
+	t.by = r.By // events name the caller who started the update, not the leader that continues it
 	defer func() { t.by = leader }()
-	return t.putOne(p, w)
+	return t.putOne(p, w, p.GetPolicy())
 }
 
-// started restarts the deadline of w in its update after w was stopped by request and started
-// again.
+// started begins the deadline of w in a rolling update again. It is called when w was stopped by
+// request and is started, and when the agent has carried out the order, which may include stopping
+// the former instance.
 func (t *Tx) started(w *Workload) {
 	r, ok := t.r.rollouts.Get(w.Demand.Group)
 	if !ok {
@@ -293,12 +320,13 @@ func (t *Tx) pause(r *rollout.Rollout, why string) {
 	t.rolloutEvent(EventRolloutPaused, r, why)
 }
 
-// goBack restores the former specifications of the group with the same policy. With byItself it
-// does not touch members that somebody has changed, created or deleted since.
+// goBack puts the former specifications of the group, with the same update policy. byItself is set
+// for an automatic revert: goBack then does not touch members that a user has changed, created or
+// deleted since the update began.
 func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
-	// The namespace is needed if no workload is left to put back.
+	// Name the namespace in the put: if no member of the group is left, no record has it.
 	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB(), Namespace: r.Former[0].GetNamespace()}
-	alone := func(id string) bool { return byItself && r.Alone(t.state().Seen, id) }
+	alone := func(id string) bool { return byItself && id != r.Group && r.Alone(t.state().Seen, id) }
 	membersIn(t.state(), r.Group, r.Former, func(w *Workload) bool {
 		if alone(w.ID) {
 			b.Workloads = append(b.Workloads, workloadPB(w).Put)
@@ -311,14 +339,18 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 		}
 		p = p.CloneVT()
 		if w, ok := t.r.workloads.Get(p.GetId()); ok && w.Desired != DesiredDeleted {
-			p.Desired = string(w.Desired) // a workload that was stopped meanwhile stays stopped
+			p.Desired = string(w.Desired) // a workload that was stopped since then stays stopped
 		}
 		b.Workloads = append(b.Workloads, p)
 	}
-	res := t.putWorkloads(b)
+	if of := r.Former[0]; of.GetDemand().GetTemplate() != nil {
+		// The put of a system workload changes its members too.
+		b = &commandv1.PutWorkloads{Update: r.Policy.PB(), Workloads: b.GetWorkloads()}
+	}
+	res := t.putWorkloads(b, true)
 	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase != rollout.Completed {
 		now = now.Clone()
-		if now.Phase == rollout.Paused { // a user applied the same specifications and paused that update
+		if now.Phase == rollout.Paused { // a user put the former specifications by hand and paused that update
 			t.resume(now)
 		}
 		now.Reverting, now.Reason = true, why
@@ -328,7 +360,8 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 	return res
 }
 
-// resume continues r, a copy, and restarts the deadlines of its members.
+// resume continues the paused update r, a copy of the record, and begins the deadlines of its
+// members again.
 func (t *Tx) resume(r *rollout.Rollout) {
 	r.Phase, r.Reason, r.ProgressAt = rollout.Running, "", t.r.info.Clock
 	for i := range r.Members {
@@ -380,10 +413,10 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 			return Result{Kind: AlreadyDone}
 		}
 		if r.Reverting && r.Phase == rollout.Paused {
-			return refuse(Conflict, "%s is on its way back already: resume it, or apply what it is to be", r.Group)
+			return refuse(Conflict, "the update of %s is being reverted already: resume it, or apply the specification that the group should have", r.Group)
 		}
 		if len(r.Former) == 0 {
-			return refuse(Conflict, "what %s was before has too many bytes to be kept: apply it again", r.Group)
+			return refuse(Conflict, "the former specifications of %s were too large to be kept: apply them again", r.Group)
 		}
 		return t.goBack(r, "undone by request", false)
 	default:
@@ -393,7 +426,8 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 }
 
 func (t *Tx) storeRollout(r *rollout.Rollout) {
-	own(t, &t.r.rollouts, ownRollouts).Set(r.Group, r)
+	old, _ := own(t, &t.r.rollouts, ownRollouts).Set(r.Group, r)
+	t.refer(rolloutBundles(old), rolloutBundles(r))
 	if r.Phase == rollout.Running {
 		own(t, &t.r.rolling, ownRolling).Set(r.Group, struct{}{})
 	} else {
@@ -416,14 +450,15 @@ func (t *Tx) storeRollout(r *rollout.Rollout) {
 }
 
 func (t *Tx) dropRollout(r *rollout.Rollout) {
-	own(t, &t.r.rollouts, ownRollouts).Delete(r.Group)
+	old, _ := own(t, &t.r.rollouts, ownRollouts).Delete(r.Group)
+	t.refer(rolloutBundles(old), nil)
 	own(t, &t.r.rolling, ownRolling).Delete(r.Group)
 	var e encoder
 	e.str("rollout/" + r.Group)
 	t.sideFold = append(t.sideFold, e...)
 }
 
-// disband removes the update of a group after its last member is gone.
+// disband removes the update of a group after the last member of the group is gone.
 func (t *Tx) disband(gone *Workload) {
 	r, ok := t.r.rollouts.Get(gone.Demand.Group)
 	if !ok {
@@ -459,12 +494,16 @@ func (c *checker) rollouts() {
 	c.s.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
 		c.must(r.Group == group && bounds.ValidID(group), "rollout of %q is stored under %q", r.Group, clip(group))
 		c.must(r.Policy.Fault() == "" && r.Sequence > 0, "rollout of %s: %s", group, r.Policy.Fault())
-		c.must(r.Phase == rollout.Running || r.Phase == rollout.Paused || r.Phase == rollout.Completed, "rollout of %s is %q", group, r.Phase)
+		c.must(r.Phase == rollout.Running || r.Phase == rollout.Paused || r.Phase == rollout.Completed, "rollout of %s has phase %q", group, r.Phase)
 		for _, p := range r.Former {
-			c.must(bounds.PutFault(p, group) == "", "rollout of %s would go back to a malformed %s", group, clip(p.GetId()))
+			of := group
+			if isSystemPut(p) {
+				of = "" // of a system workload, its own put is kept, from which those of its members follow
+			}
+			c.must(bounds.PutFault(p, of) == "", "rollout of %s has an invalid former member %s", group, clip(p.GetId()))
 		}
 		for _, m := range r.Members {
-			c.must(m.Put == nil || bounds.PutFault(m.Put, group) == "" && m.Put.GetId() == m.ID, "rollout of %s has something malformed for %s", group, clip(m.ID))
+			c.must(m.Put == nil || bounds.PutFault(m.Put, group) == "" && m.Put.GetId() == m.ID, "rollout of %s has an invalid waiting specification for member %s", group, clip(m.ID))
 		}
 		return true
 	})

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// policy returns an update policy with 5 s of minimum healthy time and a deadline of 30 s.
-func policy(parallel int, reverts bool) *commandv1.UpdatePolicy {
+// updates returns an update policy with a minimum healthy time of 5 s and a deadline of 30 s.
+func updates(parallel int, reverts bool) *commandv1.UpdatePolicy {
 	return &commandv1.UpdatePolicy{MaxParallel: int32(parallel), MinHealthy: 5 * second, HealthyDeadline: 30 * second, AutoRevert: reverts}
 }
 
@@ -26,13 +26,13 @@ func group(version, n, parallel int, reverts bool) Command {
 	}
 	c := puts("web", list...)
 	if parallel > 0 {
-		c.GetPutWorkloads().Update = policy(parallel, reverts)
+		c.GetPutWorkloads().Update = updates(parallel, reverts)
 	}
 	return c
 }
 
-// demanding sets the CPU demand of the members of a group. The last amount is that of all
-// further members.
+// demanding sets the CPU demands of the members of a group, one after the other. The last value applies to
+// all further members.
 func demanding(c Command, cpu ...int64) Command {
 	for i, p := range c.GetPutWorkloads().GetWorkloads() {
 		p.Demand.CpuMillicores = cpu[min(i, len(cpu)-1)]
@@ -61,7 +61,7 @@ func (w *world) rolled() *rollout.Rollout {
 
 func (w *world) wait(d int64) { w.now += d }
 
-// step applies the command that the leader would propose for the rollout of web, if any.
+// step applies the command that the leader would propose next for the rollout of web, if there is one.
 func (w *world) step() {
 	w.t.Helper()
 	r := w.rolled()
@@ -73,7 +73,7 @@ func (w *world) step() {
 	}
 }
 
-// everybodyRuns places the members of web on node a and reports them as running, except some.
+// everybodyRuns places the members of web on node a. It reports all of them as running, except the named ones.
 func (w *world) everybodyRuns(except ...string) {
 	w.t.Helper()
 	for i := range 9 {
@@ -87,7 +87,7 @@ func (w *world) everybodyRuns(except ...string) {
 	}
 }
 
-// versions formats the versions of the members of web and the phase of the rollout.
+// versions returns the versions of the members of web and the phase of the rollout as text.
 func (w *world) versions() string {
 	var out []string
 	w.s.Group("web", func(x *Workload) bool {
@@ -107,12 +107,13 @@ func (w *world) versions() string {
 func rollingWorld(t *testing.T) *world {
 	w := formed(t, "a")
 	w.ok(group(1, 3, 1, false))
-	is(t, "what is new needs no turns", w.versions(), "1 1 1")
+	is(t, "all members of a new group are created at once", w.versions(), "1 1 1")
 	w.everybodyRuns()
 	return w
 }
 
-// proceed lets the members run for the minimum healthy time, and takes the next step.
+// proceed lets all members run for the minimum healthy time, except the named ones, and applies the next step
+// of the rollout.
 func (w *world) proceed(except ...string) {
 	w.t.Helper()
 	w.everybodyRuns(except...)
@@ -120,24 +121,24 @@ func (w *world) proceed(except ...string) {
 	w.step()
 }
 
-func TestRollout(t *testing.T) {
+func TestRolloutUpdatesMembersInTurn(t *testing.T) {
 	w := rollingWorld(t)
 	res := w.ok(group(2, 3, 1, false))
-	is(t, "nobody has it yet", w.versions(), "1 1 1 Running")
-	is(t, "the answer tells of what they get", res.Items[0].Revision, "c1-"+strings.Repeat("0", 16))
-	is(t, "and changes something", res.Items[0].Unchanged, false)
+	is(t, "no member has the new version yet", w.versions(), "1 1 1 Running")
+	is(t, "the answer names the revision that the member will get", res.Items[0].Revision, "c1-"+strings.Repeat("0", 16))
+	is(t, "the answer says that the apply changes the member", res.Items[0].Unchanged, false)
 	again := w.ok(group(2, 3, 1, false))
-	is(t, "applied again it goes on as it is", again.Items[0].Unchanged, true)
-	is(t, "without another event", len(w.events()), 0)
+	is(t, "if the same specification is applied again, the update continues unchanged", again.Items[0].Unchanged, true)
+	is(t, "a repeated apply adds no event", len(w.events()), 0)
 	w.step()
-	is(t, "the first has its turn", w.versions(), "2 1 1 Running")
+	is(t, "the first member is updated first", w.versions(), "2 1 1 Running")
 	w.step()
-	is(t, "and nobody else before it runs", w.versions(), "2 1 1 Running")
+	is(t, "no other member is changed before the first runs", w.versions(), "2 1 1 Running")
 	w.everybodyRuns()
 	w.step()
-	is(t, "nor before it has run for long enough", w.versions(), "2 1 1 Running")
+	is(t, "no other member is changed before the first has run for the minimum healthy time", w.versions(), "2 1 1 Running")
 	w.proceed()
-	is(t, "then the next", w.versions(), "2 2 1 Running")
+	is(t, "then the next member gets the new version", w.versions(), "2 2 1 Running")
 
 	read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
 	if err != nil {
@@ -147,22 +148,22 @@ func TestRollout(t *testing.T) {
 
 	w.proceed()
 	w.proceed()
-	is(t, "until all have it", w.versions(), "2 2 2 Completed")
-	is(t, "which is told", w.eventOf(EventRolloutCompleted).Message, "web")
-	is(t, "nothing goes on", len(rollingOf(w.s)), 0)
+	is(t, "the update completes when all members have the new version", w.versions(), "2 2 2 Completed")
+	is(t, "an event reports the end of the update", w.eventOf(EventRolloutCompleted).Message, "web")
+	is(t, "no update is in progress", len(rollingOf(w.s)), 0)
 	w.ok(rolloutAction("undo"))
-	is(t, "an undo goes through it as well", w.versions(), "2 2 2 Running back")
+	is(t, "an undo also updates the members in turn", w.versions(), "2 2 2 Running back")
 	for range 4 {
 		w.proceed()
 		w.step()
 	}
-	is(t, "until it is undone", w.versions(), "1 1 1 Completed back")
+	is(t, "the undo completes when all members have the former version", w.versions(), "1 1 1 Completed back")
 	w.ok(group(3, 3, 0, false))
-	is(t, "without a policy all change at once", w.versions(), "3 3 3")
+	is(t, "without an update policy all members change at once", w.versions(), "3 3 3")
 	for i := range 3 {
 		w.do(remove(fmt.Sprintf("web-%d", i), true))
 	}
-	is(t, "nothing is left of the group", w.s.r.rollouts.Len(), 0)
+	is(t, "the group has no rollout record any more", w.s.r.rollouts.Len(), 0)
 }
 
 func rollingOf(s State) (out []string) {
@@ -177,25 +178,25 @@ func TestRolloutBounds(t *testing.T) {
 	take := func(ids ...string) Result {
 		return w.do(advance(id, &commandv1.AdvanceRollout{Take: ids}))
 	}
-	is(t, "two at a time are one too many", take("web-0", "web-1").Skipped, 1)
-	is(t, "nobody was changed", w.versions(), "1 1 1 Running")
+	is(t, "a step that changes two members is skipped, because max_parallel is 1", take("web-0", "web-1").Skipped, 1)
+	is(t, "no member was changed", w.versions(), "1 1 1 Running")
 	w.ok(w.says("web-2", "Failed"))
-	is(t, "nor one that runs while another is down", take("web-0").Reason,
+	is(t, "a running member is not updated while another member is down", take("web-0").Reason,
 		"web-0 would be one more than the 1 members of web that may be unavailable")
-	is(t, "but the one that is down", take("web-2").Skipped, 0)
-	is(t, "its turn comes once", take("web-2").Skipped, 1)
-	is(t, "a stranger has none", take("w").Skipped, 1)
+	is(t, "a member that is down may be changed", take("web-2").Skipped, 0)
+	is(t, "a member that was updated is not updated again", take("web-2").Skipped, 1)
+	is(t, "a workload that is not in the group is not updated", take("w").Skipped, 1)
 	w.ok(group(3, 3, 1, false))
-	is(t, "a step for what was superseded is refused", take("web-2").Skipped, 1)
+	is(t, "a step for an update that was superseded is refused", take("web-2").Skipped, 1)
 	w.do(advance(GenerationPB(RolloutID(w.rolled())), &commandv1.AdvanceRollout{Complete: true}))
-	is(t, "it is not complete because somebody says so", w.rolled().Phase, rollout.Running)
+	is(t, "an update does not complete because a command says so", w.rolled().Phase, rollout.Running)
 	w.step()
 	w.ok(drain("a", true))
-	is(t, "a drain takes nobody else meanwhile", w.do(w.evict("web-0", CodeDraining, false)).Reason,
-		`workload "web-0" waits with leaving node a for the update of its group`)
-	is(t, "but what is down", w.do(w.evict("web-2", CodeDraining, false)).Skipped, 0)
+	is(t, "a drain evicts no available member while another one is unavailable", w.do(w.evict("web-0", CodeDraining, false)).Reason,
+		`workload "web-0" leaves node a only when the update of its group permits it`)
+	is(t, "a drain may evict a member that is down", w.do(w.evict("web-2", CodeDraining, false)).Skipped, 0)
 	w.ok(setMode("degraded", "etcd is away"))
-	is(t, "a frozen cluster stays as it is", take("web-2").Kind, Frozen)
+	is(t, "a frozen mode refuses a step of an update", take("web-2").Kind, Frozen)
 }
 
 func TestRolloutFails(t *testing.T) {
@@ -210,54 +211,54 @@ func TestRolloutFails(t *testing.T) {
 		return w
 	}
 	w := fail(false)
-	is(t, "it pauses", w.versions(), "2 1 1 Paused")
-	is(t, "and says why", w.rolled().Reason, "web-0 was not healthy for 5 s within 30 s")
-	is(t, "to everybody", w.eventOf(EventRolloutPaused).Message, "web: web-0 was not healthy for 5 s within 30 s")
+	is(t, "the failed update pauses", w.versions(), "2 1 1 Paused")
+	is(t, "the record gives the reason of the failure", w.rolled().Reason, "web-0 was not healthy for 5 s within 30 s")
+	is(t, "the event gives the reason of the failure", w.eventOf(EventRolloutPaused).Message, "web: web-0 was not healthy for 5 s within 30 s")
 	again := w.ok(group(2, 3, 1, false))
-	is(t, "applied again it stays paused", fmt.Sprint(again.Items[0].Unchanged, again.Items[1].Unchanged), "true true")
+	is(t, "an apply of the same specification leaves the update paused", fmt.Sprint(again.Items[0].Unchanged, again.Items[1].Unchanged), "true true")
 	w.ok(rolloutAction("resume"))
 	w.step()
-	is(t, "resumed it has its time again", w.versions(), "2 1 1 Running")
+	is(t, "a resumed update gives the member its full deadline again", w.versions(), "2 1 1 Running")
 	w.ok(w.retry("web-0", 5, 0, true))
 	w.step()
-	is(t, "what is given up fails at once", w.rolled().Reason, "web-0 was given up: RetriesExhausted")
+	is(t, "an update fails at once when a member is given up", w.rolled().Reason, "web-0 was given up: RetriesExhausted")
 	w.ok(rolloutAction("resume"))
-	is(t, "resumed it is tried again", w.workload("web-0").Retry.Terminal, false)
+	is(t, "a resumed update starts the retries of the member again", w.workload("web-0").Retry.Terminal, false)
 	w.ok(rolloutAction("undo"))
 	w.step()
-	is(t, "undone it goes back", w.versions(), "1 1 1 Running back")
+	is(t, "an undo reverts the group", w.versions(), "1 1 1 Running back")
 
 	w = fail(true)
-	is(t, "or it goes back by itself", w.versions(), "2 1 1 Running back")
+	is(t, "with auto_revert a failed update reverts the group", w.versions(), "2 1 1 Running back")
 	w.step()
 	w.proceed()
 	w.step()
-	is(t, "to what was there", w.versions(), "1 1 1 Completed back")
-	is(t, "and says why", w.rolled().Reason, "web-0 was not healthy for 5 s within 30 s")
+	is(t, "the revert restores the former versions", w.versions(), "1 1 1 Completed back")
+	is(t, "the record gives the reason of the rollback", w.rolled().Reason, "web-0 was not healthy for 5 s within 30 s")
 
 	w = fail(false)
 	w.ok(group(3, 3, 1, true))
-	is(t, "another apply supersedes it", w.versions(), "2 1 1 Running")
+	is(t, "another apply supersedes the revert", w.versions(), "2 1 1 Running")
 	w.step()
-	is(t, "and begins with what is down", w.versions(), "3 1 1 Running")
+	is(t, "the rollback begins with the member that is down", w.versions(), "3 1 1 Running")
 	w.wait(minute)
 	w.step()
 	w.step()
-	is(t, "if that fails too, it goes back to what last worked", w.versions(), "1 1 1 Running back")
+	is(t, "if the rollback fails too, the group goes back to the last specification that worked", w.versions(), "1 1 1 Running back")
 	w.ok(w.says("web-0", "Failed"))
 	w.wait(minute)
 	w.step()
-	is(t, "a way back that fails pauses", w.versions(), "1 1 1 Paused back")
-	is(t, "there is nothing behind it to go back to", w.do(rolloutAction("undo")).Kind, Conflict)
+	is(t, "a revert that fails pauses", w.versions(), "1 1 1 Paused back")
+	is(t, "a revert cannot be undone", w.do(rolloutAction("undo")).Kind, Conflict)
 	w.ok(rolloutAction("resume"))
-	is(t, "but it can go on", w.versions(), "1 1 1 Running back")
+	is(t, "a paused rollback can be resumed", w.versions(), "1 1 1 Running back")
 
 	w = fail(false)
 	patient := group(2, 3, 1, true)
 	patient.GetPutWorkloads().Update.HealthyDeadline = 35 * second
 	w.ok(patient)
 	w.step()
-	is(t, "applied with more time, what has it already has that, too", w.versions(), "2 1 1 Running")
+	is(t, "members that were updated already also get the new time limit", w.versions(), "2 1 1 Running")
 }
 
 // TestRolloutOutlivesAFrozenMode: the healthy deadline of a member restarts after a frozen mode.
@@ -269,10 +270,10 @@ func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 	w.wait(10 * minute)
 	w.ok(setMode("normal", ""))
 	w.step()
-	is(t, "it goes on", w.versions(), "2 1 1 Running")
+	is(t, "the update continues", w.versions(), "2 1 1 Running")
 	w.wait(30 * second)
 	w.step()
-	is(t, "and has its deadline", w.versions(), "2 1 1 Running back")
+	is(t, "after the healthy deadline the update is rolled back", w.versions(), "2 1 1 Running back")
 }
 
 // TestRolloutOfAStoppedMember: the healthy deadline of a member that was stopped on request
@@ -288,26 +289,26 @@ func TestRolloutOfAStoppedMember(t *testing.T) {
 	w.ok(rolloutAction("resume"))
 	w.ok(setDesired("web-0", "Running"))
 	w.step()
-	is(t, "started again, it is waited for", w.versions(), "2 2 1 Running")
+	is(t, "the update waits for a member that was started again", w.versions(), "2 2 1 Running")
 }
 
-// TestRolloutHoldsTheQuota: the quota is checked again when a waiting member is updated, and
-// other workloads may have used it.
+// TestRolloutHoldsTheQuota: the quota is checked again when a waiting member is updated, because other
+// workloads may have used the quota meanwhile.
 func TestRolloutHoldsTheQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
 	w.ok(demanding(group(2, 3, 1, false), 160))
 	w.ok(put("other", func(p *commandv1.WorkloadPut) { p.Demand = &commandv1.Demand{Type: "container", CpuMillicores: 150} }))
 	w.step()
-	is(t, "the turn would go over the quota", w.versions(), "1 1 1 Paused")
+	is(t, "an update that would exceed the quota pauses", w.versions(), "1 1 1 Paused")
 	if why := w.rolled().Reason; !strings.Contains(why, "over the quota of namespace") {
-		t.Errorf("paused with %q", why)
+		t.Errorf("the rollout paused with reason %q, want one that says it is over the quota", why)
 	}
 }
 
-// TestRolloutHoldsTheQuotaAtOnce: a waiting member that will shrink frees no quota before it is
+// TestWaitingMembersFreeNoQuota: a waiting member that will shrink frees no quota before it is
 // updated, so a new member cannot use it.
-func TestRolloutHoldsTheQuotaAtOnce(t *testing.T) {
+func TestWaitingMembersFreeNoQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
 	shrunk := func(n int) Command { return demanding(group(2, n, 1, false), 10, 10, 10, 250) }
@@ -316,43 +317,43 @@ func TestRolloutHoldsTheQuotaAtOnce(t *testing.T) {
 		"a plan":            Fits(w.s, shrunk(4).GetPutWorkloads(), nil),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "300 used, 250 more asked for, limit 500") || !strings.Contains(err.Error(), "wait for their turn") {
-			t.Errorf("%s says %v", name, err)
+			t.Errorf("%s gives error %v", name, err)
 		}
 	}
-	is(t, "nothing has begun", w.versions(), "1 1 1")
+	is(t, "a refused apply changes no member", w.versions(), "1 1 1")
 	w.ok(shrunk(3))
 	for range 3 {
 		w.step()
 		w.proceed()
 	}
-	is(t, "they shrink first", w.versions(), "2 2 2 Completed")
+	is(t, "all members get the smaller size", w.versions(), "2 2 2 Completed")
 	w.ok(shrunk(4))
-	is(t, "then there is room", w.s.UseOf(DefaultNamespace).CPU, 280)
+	is(t, "after the update the quota has room", w.s.UseOf(DefaultNamespace).CPU, 280)
 }
 
-// TestRolloutRevertsWithinTheQuota: a revert to more and smaller members needs quota for them
-// beside the members that have not shrunk yet. A rollout that cannot revert pauses with a reason.
+// TestRolloutRevertsWithinTheQuota: a revert to more and smaller members needs quota for them beside the
+// members that have not shrunk yet. If the quota has no room for that, the rollout pauses with a reason.
 func TestRolloutRevertsWithinTheQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(300, 0, 0, 0)))
 	w.ok(demanding(group(2, 2, 1, true), 150))
 	w.ok(gone("web-2", "a", nil))
 	w.step()
-	is(t, "one has grown", w.versions(), "2 1 Running")
+	is(t, "one member has the larger size", w.versions(), "2 1 Running")
 	w.ok(w.says("web-0", "Failed"))
 	w.wait(minute)
 	w.step()
-	is(t, "it stands still", w.versions(), "2 1 Paused")
+	is(t, "the update is paused", w.versions(), "2 1 Paused")
 	if why := w.rolled().Reason; !strings.Contains(why, "it cannot go back: over the quota") {
-		t.Errorf("paused with %q", why)
+		t.Errorf("the rollout paused with reason %q, want one that says it is over the quota", why)
 	}
 	w.ok(putNamespace(DefaultNamespace, limits(350, 0, 0, 0)))
 	w.ok(rolloutAction("undo"))
-	is(t, "with room it goes back", w.versions(), "2 1 1 Running back")
+	is(t, "the group reverts once the quota has room", w.versions(), "2 1 1 Running back")
 }
 
-// TestRolloutAuthor: events and revisions of a member name the caller that put the group, not the
-// leader that advances the rollout.
+// TestRolloutAuthor: events and revisions of a member name the caller who put the group, not the leader that
+// advances the rollout.
 func TestRolloutAuthor(t *testing.T) {
 	w := rollingWorld(t)
 	c := group(2, 3, 1, true)
@@ -363,14 +364,14 @@ func TestRolloutAuthor(t *testing.T) {
 	is(t, "revisions", told(w.s.Revisions("web-0")), "1:v: 2:v:ada")
 	w.wait(31 * second)
 	w.step()
-	is(t, "who begins the way back", w.eventOf(EventRolloutReverting).By, "tester")
+	is(t, "author of the event about the revert", w.eventOf(EventRolloutReverting).By, "tester")
 	w.step()
-	is(t, "its revision", told(w.s.Revisions("web-0")), "1:v: 2:v:ada 3:v:tester")
+	is(t, "author of the reverted revision", told(w.s.Revisions("web-0")), "1:v: 2:v:ada 3:v:tester")
 }
 
-// TestRolloutRevertsItsOwnOnly: an automatic revert does not touch workloads that a caller
+// TestRevertSparesMembersThatCallersChanged: an automatic revert does not touch workloads that a caller
 // deleted, created or changed meanwhile.
-func TestRolloutRevertsItsOwnOnly(t *testing.T) {
+func TestRevertSparesMembersThatCallersChanged(t *testing.T) {
 	inWeb := demand(func(d *commandv1.Demand) { d.Group = "web" })
 	theirs := func(p *commandv1.WorkloadPut) { p.Namespace, p.Content = "shop", "c1:theirs" }
 	for _, c := range []struct {
@@ -378,10 +379,10 @@ func TestRolloutRevertsItsOwnOnly(t *testing.T) {
 		meanwhile []func(w *world) Command
 		want      string
 	}{
-		{"a deleted member", []func(*world) Command{func(*world) Command { return remove("web-2", true) }}, "1 1 Completed back"},
-		{"a changed member", []func(*world) Command{func(*world) Command { return put("web-2", content("c1:mine"), inWeb) }}, "1 1 mine Completed back"},
-		{"a created member", []func(*world) Command{func(*world) Command { return put("web-7", content("c1:mine"), inWeb) }}, "1 1 1 mine Completed back"},
-		{"a workload of another namespace with the id of a member", []func(*world) Command{
+		{"a deleted member is not restored", []func(*world) Command{func(*world) Command { return remove("web-2", true) }}, "1 1 Completed back"},
+		{"a changed member keeps its change", []func(*world) Command{func(*world) Command { return put("web-2", content("c1:mine"), inWeb) }}, "1 1 mine Completed back"},
+		{"a created member is kept", []func(*world) Command{func(*world) Command { return put("web-7", content("c1:mine"), inWeb) }}, "1 1 1 mine Completed back"},
+		{"a workload of another namespace with the id of a member is kept", []func(*world) Command{
 			func(*world) Command { return putNamespace("shop") },
 			func(*world) Command { return remove("web-2", true) },
 			func(w *world) Command { return put("web-2", inWeb, theirs) },
@@ -392,7 +393,7 @@ func TestRolloutRevertsItsOwnOnly(t *testing.T) {
 			w := rollingWorld(t)
 			w.ok(group(2, 3, 1, true))
 			w.step()
-			is(t, "begun", w.versions(), "2 1 1 Running")
+			is(t, "the update has begun", w.versions(), "2 1 1 Running")
 			for _, do := range c.meanwhile {
 				w.ok(do(w))
 			}
@@ -402,13 +403,13 @@ func TestRolloutRevertsItsOwnOnly(t *testing.T) {
 				w.step()
 				w.proceed()
 			}
-			is(t, "in the end", w.versions(), c.want)
+			is(t, "versions after the revert", w.versions(), c.want)
 		})
 	}
 }
 
-// TestRolloutKeepsToItsNamespace: a rollout, or its undo, does not change a member that was
-// deleted and created again in another namespace.
+// TestRolloutKeepsToItsNamespace: neither a rollout nor its undo changes a member that was deleted and
+// created again in another namespace.
 func TestRolloutKeepsToItsNamespace(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
@@ -419,12 +420,12 @@ func TestRolloutKeepsToItsNamespace(t *testing.T) {
 	w.ok(puts("", same))
 	w.everybodyRuns()
 	w.step()
-	is(t, "another team has the same there", w.versions(), "1 1 1 Paused")
+	is(t, "the rollout pauses without a change of the workload in another namespace", w.versions(), "1 1 1 Paused")
 	refused(t, w.do(rolloutAction("undo")), Conflict, `workload web-0 is in namespace "shop" and cannot be moved to "default"`)
 }
 
-// TestRolloutLeavesOtherNamespacesAlone: workloads of the same group name in another namespace
-// are no members of a rollout or of its undo.
+// TestRolloutLeavesOtherNamespacesAlone: workloads of another namespace with the same group name are not
+// members of a rollout or of its undo.
 func TestRolloutLeavesOtherNamespacesAlone(t *testing.T) {
 	theirs := func(id, version string) Command {
 		return put(id, content("c1:"+version), inNamespace("shop"), demand(func(d *commandv1.Demand) { d.Group = "web" }))
@@ -436,20 +437,20 @@ func TestRolloutLeavesOtherNamespacesAlone(t *testing.T) {
 	w.ok(theirs("web-7", "since"))
 	w.ok(theirs("web-8", "new"))
 	w.ok(rolloutAction("undo"))
-	is(t, "after an undo", w.versions(), "1 1 1 since new Running back")
+	is(t, "the undo reverts the members and keeps the workloads of the other namespace", w.versions(), "1 1 1 since new Running back")
 	if r, _ := w.s.Rollout("web"); len(r.Members) != 3 {
-		t.Errorf("the way back has %d members, want 3", len(r.Members))
+		t.Errorf("the undo has %d members, want 3", len(r.Members))
 	}
 	w.ok(group(2, 3, 1, true))
 	w.step()
 	w.wait(31 * second)
 	w.step()
 	if r, _ := w.s.Rollout("web"); !r.Reverting || len(r.Members) != 3 {
-		t.Errorf("the way back that it takes by itself: %t, of %d members", r.Reverting, len(r.Members))
+		t.Errorf("the automatic revert: started %t, with %d members, want 3", r.Reverting, len(r.Members))
 	}
 }
 
-// TestRolloutEvents: each event names the namespace of the group, and the last one the outcome.
+// TestRolloutEvents: each event of a rollout has the namespace of the group, and the last event has the outcome.
 func TestRolloutEvents(t *testing.T) {
 	for name, end := range map[string]func(*world){
 		"deleted": func(w *world) {
@@ -457,7 +458,7 @@ func TestRolloutEvents(t *testing.T) {
 				w.ok(remove(fmt.Sprint("web-", i), true))
 			}
 		},
-		"all in another group": func(w *world) {
+		"all members move to another group": func(w *world) {
 			c := group(3, 3, 0, false)
 			for _, p := range c.GetPutWorkloads().Workloads {
 				p.Demand.Group = "shop"
@@ -468,54 +469,54 @@ func TestRolloutEvents(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := rollingWorld(t)
 			w.ok(group(2, 3, 1, false))
-			is(t, "begun in", w.eventOf(EventRolloutStarted).In(), DefaultNamespace)
+			is(t, "namespace of the event about the start", w.eventOf(EventRolloutStarted).In(), DefaultNamespace)
 			end(w)
 			_, there := w.s.Rollout("web")
-			is(t, "a record of the update", there, false)
+			is(t, "the rollout record still exists", there, false)
 			e := w.eventOf(EventRolloutSuperseded)
-			is(t, "ended", e.In()+", "+e.Message, "default, web: no member is left")
+			is(t, "namespace and message of the event about the end", e.In()+", "+e.Message, "default, web: no member is left")
 		})
 	}
 }
 
-func TestRolloutScales(t *testing.T) {
+func TestRolloutChangesTheNumberOfMembers(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
 	w.step()
 	w.ok(group(2, 5, 1, false))
-	is(t, "new members are made at once", w.versions(), "2 1 1 2 2 Running")
+	is(t, "an apply creates additional members at once", w.versions(), "2 1 1 2 2 Running")
 	w.everybodyRuns("web-4")
 	w.wait(5 * second)
 	w.step()
-	is(t, "the others wait until they are well", w.versions(), "2 1 1 2 2 Running")
+	is(t, "the other members wait until the new ones have settled", w.versions(), "2 1 1 2 2 Running")
 	w.ok(w.assign("web-4", "a"))
 	w.proceed()
-	is(t, "and go on", w.versions(), "2 2 1 2 2 Running")
+	is(t, "the update continues", w.versions(), "2 2 1 2 2 Running")
 	w.ok(group(2, 2, 1, false))
 	for _, id := range []string{"web-2", "web-3", "web-4"} {
 		w.ok(gone(id, "a", nil))
 	}
-	is(t, "surplus goes at once", w.versions(), "2 2 Running")
+	is(t, "an apply deletes surplus members at once", w.versions(), "2 2 Running")
 	w.proceed()
-	is(t, "and the rest is done", w.versions(), "2 2 Completed")
+	is(t, "the remaining members are updated", w.versions(), "2 2 Completed")
 	w.ok(group(2, 3, 1, false))
-	is(t, "more of the same need no turns", w.versions(), "2 2 2 Completed")
+	is(t, "additional members with the same specification wait for no turn", w.versions(), "2 2 2 Completed")
 
 	w.everybodyRuns()
 	w.ok(setDesired("web-1", "Stopped"))
 	w.ok(w.says("web-1", "Stopped"))
 	w.ok(remove("web-2", true))
 	w.ok(group(3, 3, 1, false))
-	is(t, "what an apply starts or makes is no matter of turns", w.versions(), "2 3 3 Running")
+	is(t, "members that an apply starts or creates do not wait for their turn", w.versions(), "2 3 3 Running")
 	w.everybodyRuns()
 	w.ok(setDesired("web-0", "Stopped"))
 	w.step()
-	is(t, "what was stopped meanwhile gets it", w.versions(), "3 3 3 Running")
-	is(t, "and stays stopped", w.workload("web-0").Desired, DesiredStopped)
+	is(t, "a member that was stopped meanwhile gets the new version", w.versions(), "3 3 3 Running")
+	is(t, "the stopped member stays stopped", w.workload("web-0").Desired, DesiredStopped)
 	w.ok(w.says("web-0", "Stopped"))
 	w.wait(5 * second)
 	w.step()
-	is(t, "nobody waits for it", w.versions(), "3 3 3 Completed")
+	is(t, "the update does not wait for the stopped member", w.versions(), "3 3 3 Completed")
 
 	w.ok(setDesired("web-0", "Running"))
 	w.everybodyRuns()
@@ -524,10 +525,11 @@ func TestRolloutScales(t *testing.T) {
 	for range 4 {
 		w.proceed()
 	}
-	is(t, "what somebody changed by itself is left alone", w.versions(), "4 4 mine Completed")
+	is(t, "the update does not touch a member that a user changed by itself", w.versions(), "4 4 mine Completed")
 }
 
-// TestUndoOfAPausedRevert: a put of the former version that was paused can be undone.
+// TestUndoOfAPausedRevert: a user puts the former version by hand and pauses that update. The update can be
+// undone.
 func TestUndoOfAPausedRevert(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
@@ -535,23 +537,23 @@ func TestUndoOfAPausedRevert(t *testing.T) {
 	w.ok(group(1, 3, 1, false))
 	w.ok(rolloutAction("pause"))
 	w.ok(rolloutAction("undo"))
-	is(t, "it goes on", w.versions(), "2 1 1 Running back")
+	is(t, "the undo starts a rollback", w.versions(), "2 1 1 Running back")
 	w.step()
-	is(t, "and goes back", w.versions(), "1 1 1 Running back")
+	is(t, "the group is rolled back", w.versions(), "1 1 1 Running back")
 }
 
 func TestRolloutIsRefused(t *testing.T) {
 	w := rollingWorld(t)
 	c := group(2, 3, 1, false)
 	c.GetPutWorkloads().Update.HealthyDeadline = 5 * second
-	is(t, "a deadline that nobody can meet", w.do(c).Reason, "update.healthy_deadline: 5000000000 ns must be more than min_healthy_time, 5000000000 ns, and at most a day")
-	is(t, "an action before there is an update", w.do(rolloutAction("pause")).Kind, NotFound)
+	is(t, "a deadline shorter than the minimum healthy time is refused", w.do(c).Reason, "update.healthy_deadline: 5000000000 ns must be more than min_healthy_time, 5000000000 ns, and at most a day")
+	is(t, "an action on a group without an update is not found", w.do(rolloutAction("pause")).Kind, NotFound)
 	w.ok(group(2, 3, 1, false))
-	is(t, "an action that nobody knows", w.do(rolloutAction("stop")).Kind, Invalid)
+	is(t, "an unknown action is refused", w.do(rolloutAction("stop")).Kind, Invalid)
 	w.ok(rolloutAction("pause"))
-	is(t, "a pause of what is paused", w.do(rolloutAction("pause")).Kind, AlreadyDone)
+	is(t, "a pause of a paused update is AlreadyDone", w.do(rolloutAction("pause")).Kind, AlreadyDone)
 	c = rolloutAction("resume")
 	c.Head = &commandv1.Head{At: w.now, By: "ada", Namespaces: []string{"shop"}}
-	is(t, "somebody of another namespace", w.do(c).Kind, Denied)
+	is(t, "a user of another namespace is refused", w.do(c).Kind, Denied)
 	w.ok(rolloutAction("resume"))
 }

@@ -21,22 +21,30 @@ import (
 const (
 	snapshotMagic  = "persys-snapshot"
 	snapshotFormat = 1
-	// maxRecord bounds one record in bytes. The largest ones hold a specification of 1 MiB, or the
-	// answer to the largest command.
+	// maxRecord is the maximum size of one record in bytes. The largest records hold a specification of 1
+	// MiB, or the answer to the largest command.
 	maxRecord = 8 << 20
 )
 
-// ErrSnapshot marks errors about the content of a snapshot. Errors of the reader that delivers
-// it are returned as they are.
+// ErrSnapshot is wrapped by errors about the content of a snapshot. Errors of the reader that delivers the
+// snapshot are returned as they are.
 var ErrSnapshot = errors.New("snapshot is not usable")
+
+// ErrNewer is wrapped by the error about a snapshot that a newer version wrote. That error also wraps
+// ErrSnapshot.
+var ErrNewer = errors.New("upgrade this replica")
 
 func broken(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrSnapshot, fmt.Sprintf(format, args...))
 }
 
-// WriteSnapshot writes the state as a stream: header, records, and a trailer with their number
-// and the xxhash64 of all bytes before it. The state is immutable, so WriteSnapshot needs no
-// lock and blocks nobody.
+func newer(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", broken(format, args...), ErrNewer)
+}
+
+// WriteSnapshot writes the state as a stream: header, records, and a trailer. The trailer has the number of
+// records and the xxhash64 of all bytes before it. The state is immutable, so WriteSnapshot takes no lock and
+// does not delay writers.
 func (s State) WriteSnapshot(w io.Writer) error {
 	out := snapshotWriter{w: bufio.NewWriterSize(w, 1<<16), sum: xxhash.New()}
 	info := s.r.info
@@ -45,6 +53,9 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Nodes("", func(n *Node) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Node{Node: nodePB(n)}})
 	})
+	s.Bundles(func(b *Bundle) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Bundle{Bundle: &commandv1.Bundle{Digest: b.Digest, Data: b.Data}}})
+	})
 	s.Workloads("", func(wl *Workload) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Workload{Workload: workloadPB(wl)}})
 	})
@@ -52,7 +63,7 @@ func (s State) WriteSnapshot(w io.Writer) error {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Residual{Residual: residualPB(r)}})
 	})
 	s.Replicas(func(r *Replica) bool {
-		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Replica{Replica: replicaPB(r)}})
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Replica{Replica: r.PB()}})
 	})
 	s.Authorities(func(a *Authority) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Authority{Authority: authorityPB(a)}})
@@ -67,7 +78,7 @@ func (s State) WriteSnapshot(w io.Writer) error {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revocation{Revocation: revocationPB(r)}})
 	})
 	s.Tombstones(func(g *Tombstone) bool {
-		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Grave{Grave: tombstonePB(g)}})
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Tombstone{Tombstone: tombstonePB(g)}})
 	})
 	s.r.audits.Scan(func(_ string, a *NodeAudit) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_NodeAudit{NodeAudit: &commandv1.NodeAuditRecord{
@@ -80,6 +91,18 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.r.namespaces.Scan(func(_ string, n *Namespace) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Namespace{Namespace: namespacePB(n)}})
 	})
+	s.r.policies.Scan(func(_ string, p *Policy) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Policy{Policy: policyPB(p)}})
+	})
+	s.Roles(func(r *Role) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Role{Role: rolePB(r)}})
+	})
+	s.Accounts(func(a *Account) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Account{Account: accountPB(a)}})
+	})
+	s.Bindings(func(b *Binding) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_RoleBinding{RoleBinding: bindingPB(b)}})
+	})
 	s.Workloads("", func(w *Workload) bool {
 		return w.history == nil || out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revisions{Revisions: historyPB(w)}})
 	})
@@ -89,6 +112,7 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Events(0, func(e *Event) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
 	})
+	s.writeAudit(&out)
 	s.r.receipts.Scan(func(r receipts.Receipt) bool {
 		return out.receipt(r)
 	})
@@ -116,16 +140,16 @@ func (o *snapshotWriter) record(m *commandv1.SnapshotRecord) bool {
 	return o.put(m)
 }
 
-// receiptField is a receipt's number in SnapshotRecord, answerField that of its answer in
-// ReceiptRecord.
+// receiptField is the protobuf field number of a receipt in SnapshotRecord, and answerField that of
+// the answer in ReceiptRecord.
 const (
 	receiptField = 5
 	answerField  = 4
 )
 
-// receipt writes the same bytes as record does for receiptPB(r). There may be a million
-// receipts. Most answers are of kind OK and have no reason, begin with their index, and are
-// copied as they are stored. Only a reason may hold invalid UTF-8.
+// receipt writes the same bytes as the method record does for receiptPB(r), but faster, because there may be
+// a million receipts. An answer of kind OK without a reason is copied as it is stored. Other answers are
+// decoded and encoded again, because a reason may hold invalid UTF-8.
 func (o *snapshotWriter) receipt(r receipts.Receipt) bool {
 	if o.err != nil {
 		return false
@@ -168,7 +192,7 @@ func (o *snapshotWriter) put(m proto.Message) bool {
 	return o.flush()
 }
 
-// flush writes the message in buf.
+// flush writes the encoded message in buf to the snapshot.
 func (o *snapshotWriter) flush() bool {
 	if _, o.err = o.w.Write(o.buf); o.err != nil {
 		return false
@@ -190,6 +214,9 @@ func ReadSnapshot(r io.Reader) (State, error) {
 		return State{}, broken("magic is %q, must be %q", clip(header.GetMagic()), snapshotMagic)
 	}
 	if header.GetFormat() != snapshotFormat {
+		if header.GetFormat() > snapshotFormat {
+			return State{}, newer("format is %d, this version reads %d", header.GetFormat(), snapshotFormat)
+		}
 		return State{}, broken("format is %d, this version reads %d", header.GetFormat(), snapshotFormat)
 	}
 	t := &Tx{r: *New().r}
@@ -203,11 +230,14 @@ func ReadSnapshot(r io.Reader) (State, error) {
 	info := &t.r.info
 	switch {
 	case !in.meta:
-		return State{}, broken("it has no meta record")
+		return State{}, broken("the snapshot has no meta record")
 	case info.Index != header.GetIndex() || info.Term != header.GetTerm():
-		return State{}, broken("header says index %d term %d, meta record %d and %d", header.GetIndex(), header.GetTerm(), info.Index, info.Term)
+		return State{}, broken("the header says index %d and term %d, but the meta record %d and %d", header.GetIndex(), header.GetTerm(), info.Index, info.Term)
 	case info.FeatureLevel > FeatureLevel:
-		return State{}, broken("feature level is %d, this version knows %d: upgrade this replica", info.FeatureLevel, FeatureLevel)
+		return State{}, newer("feature level is %d, this version knows %d", info.FeatureLevel, FeatureLevel)
+	}
+	if err := t.chainAudit(); err != nil {
+		return State{}, broken("%s", err.Error())
 	}
 	if err := t.derive(); err != nil {
 		return State{}, err
@@ -225,10 +255,10 @@ type snapshotReader struct {
 	buf   []byte
 	count uint64
 	meta  bool
-	tail  []byte // the trailer
+	tail  []byte // the encoded trailer
 }
 
-// frame reads one length-delimited message into buf.
+// frame reads the next length-delimited message of the snapshot into buf.
 func (in *snapshotReader) frame(what string) error {
 	size, err := binary.ReadUvarint(in.r)
 	if err != nil {
@@ -254,10 +284,10 @@ func (in *snapshotReader) fail(what string, err error) error {
 	return fmt.Errorf("read snapshot: %s: %w", what, err)
 }
 
-// account adds the frame in buf to the checksum.
+// account adds the message in buf and its length to the checksum.
 func (in *snapshotReader) account() {
 	var b [binary.MaxVarintLen64]byte
-	_, _ = in.sum.Write(protowire.AppendVarint(b[:0], uint64(len(in.buf)))) // a hash never fails
+	_, _ = in.sum.Write(protowire.AppendVarint(b[:0], uint64(len(in.buf)))) // writing to a hash never fails
 	_, _ = in.sum.Write(in.buf)
 }
 
@@ -272,9 +302,9 @@ func (in *snapshotReader) next(m proto.Message, what string) error {
 	return nil
 }
 
-// records reads up to the trailer and leaves the bytes of the trailer in tail. It returns the
-// checksum of everything before. The first byte tells a record, one field of wire type bytes,
-// from a trailer, which starts with a varint field.
+// records reads up to the trailer and leaves the bytes of the trailer in tail. It returns the checksum of
+// everything before the trailer. The first byte distinguishes a record from the trailer: a record is one field
+// of wire type bytes, and the trailer starts with a varint field.
 func (in *snapshotReader) records(t *Tx) (uint64, error) {
 	for {
 		what := fmt.Sprintf("record %d", in.count+1)
@@ -291,7 +321,7 @@ func (in *snapshotReader) records(t *Tx) (uint64, error) {
 			err = rec.UnmarshalVT(in.buf)
 		}
 		if errors.Is(err, strict.ErrUnknownField) || err == nil && rec.Record == nil {
-			return 0, broken("%s holds something that this version does not know: upgrade this replica", what)
+			return 0, newer("%s holds a field that this version does not know", what)
 		}
 		if err != nil {
 			return 0, broken("%s: %s", what, err)
@@ -310,10 +340,10 @@ func (in *snapshotReader) trailer(sum uint64) error {
 		return broken("trailer: %s", err)
 	}
 	if trailer.GetRecords() != in.count {
-		return broken("trailer counts %d records, there are %d", trailer.GetRecords(), in.count)
+		return broken("the trailer counts %d records, but the snapshot has %d", trailer.GetRecords(), in.count)
 	}
 	if trailer.GetChecksum() != sum {
-		return broken("checksum is %016x, trailer says %016x", sum, trailer.GetChecksum())
+		return broken("the checksum is %016x, but the trailer says %016x", sum, trailer.GetChecksum())
 	}
 	switch _, err := in.r.ReadByte(); {
 	case err == nil:
@@ -324,7 +354,7 @@ func (in *snapshotReader) trailer(sum uint64) error {
 	return nil
 }
 
-// load stores one record in its table.
+// load stores one record that was read from a snapshot in its table.
 func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 	var dup bool
 	var key any
@@ -374,8 +404,8 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		rev := revocationOf(r.Revocation)
 		_, dup = t.r.revocations.Set(rev.key(), rev)
 		key = rev.key()
-	case *commandv1.SnapshotRecord_Grave:
-		g, err := tombstoneOf(r.Grave)
+	case *commandv1.SnapshotRecord_Tombstone:
+		g, err := tombstoneOf(r.Tombstone)
 		if err != nil {
 			return err
 		}
@@ -396,18 +426,38 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		n := namespaceRecordOf(r.Namespace)
 		_, dup = t.r.namespaces.Set(n.Name, n)
 		key = n.Name
+	case *commandv1.SnapshotRecord_Policy:
+		p := policyRecordOf(r.Policy)
+		_, dup = t.r.policies.Set(p.Name, p)
+		key = p.Name
+	case *commandv1.SnapshotRecord_Role:
+		v := roleOf(r.Role)
+		_, dup = t.r.roles.Set(v.Name, v)
+		key = v.Name
+	case *commandv1.SnapshotRecord_Account:
+		a := accountOf(r.Account)
+		_, dup = t.r.accounts.Set(a.Name, a)
+		key = a.Name
+	case *commandv1.SnapshotRecord_RoleBinding:
+		b := bindingRecordOf(r.RoleBinding)
+		_, dup = t.r.bindings.Set(b.key(), b)
+		key = b.key()
+	case *commandv1.SnapshotRecord_Bundle:
+		b := &Bundle{Digest: r.Bundle.GetDigest(), Data: r.Bundle.GetData()}
+		_, dup = t.r.bundles.Set(b.Digest, b)
+		key = clip(b.Digest)
 	case *commandv1.SnapshotRecord_Revisions:
 		id := r.Revisions.GetWorkload()
 		w, ok := t.r.workloads.Get(id)
 		if !ok {
-			return fmt.Errorf("revisions of workload %q, which is not there", clip(id))
+			return fmt.Errorf("the snapshot has revisions of workload %q, which does not exist", clip(id))
 		}
 		h, err := historyOf(w, r.Revisions)
 		if err != nil {
 			return err
 		}
 		key, dup = id, w.history != nil
-		w.history = h // the record is not published yet, so it may change
+		w.history = h // no reader has this record yet, so it may be changed
 	case *commandv1.SnapshotRecord_Rollout:
 		ro := rollout.Of(r.Rollout)
 		_, dup = t.r.rollouts.Set(ro.Group, ro)
@@ -415,16 +465,20 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 	case *commandv1.SnapshotRecord_Event:
 		e := eventOf(r.Event)
 		if n := t.r.events.Len(); n > 0 && e.Seq != t.r.events.At(n-1).Seq+1 {
-			return fmt.Errorf("event %d is there twice or out of its turn", e.Seq)
+			return fmt.Errorf("event %d is in the snapshot twice, or not in its order", e.Seq)
 		}
 		t.r.events.Append(*e)
+	case *commandv1.SnapshotRecord_AuditLog:
+		return t.readAuditLog(r.AuditLog)
+	case *commandv1.SnapshotRecord_AuditEntry:
+		return t.readAuditEntry(r.AuditEntry)
 	case *commandv1.SnapshotRecord_Receipt:
 		rc, err := receiptOf(r.Receipt, &t.outcomes)
 		if err != nil {
 			return err
 		}
 		if !t.r.receipts.Append(rc) {
-			return fmt.Errorf("receipt %d of request %x is there twice or out of its turn", rc.Seq, rc.Request)
+			return fmt.Errorf("receipt %d of request %x is in the snapshot twice, or not in its order", rc.Seq, rc.Request)
 		}
 	default:
 		return fmt.Errorf("unknown kind %T", r)
@@ -435,15 +489,18 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 	return nil
 }
 
-// derive builds every index from the tables. It first checks the references between records that
-// this follows.
+// derive builds every index from the tables of records. It first checks the references between records on
+// which the indexes rely.
 func (t *Tx) derive() error {
 	s := t.state()
-	var err error
+	err := t.deriveBundles()
+	if err != nil {
+		return err
+	}
 	s.Residuals("", func(r *Residual) bool {
 		n, ok := t.r.nodes.Get(r.Node)
 		if !ok {
-			err = broken("residual of workload %q is on node %q, which is not there", r.Workload, r.Node)
+			err = broken("residual of workload %q is on node %q, which does not exist", r.Workload, r.Node)
 			return false
 		}
 		t.r.residualsOf.Set(pair(r.Workload, r.Node), struct{}{})
@@ -455,7 +512,7 @@ func (t *Tx) derive() error {
 	}
 	s.Workloads("", func(w *Workload) bool {
 		if _, ok := t.r.nodes.Get(w.Node); w.Node != "" && !ok {
-			err = broken("workload %q is on node %q, which is not there", w.ID, w.Node)
+			err = broken("workload %q is on node %q, which does not exist", w.ID, w.Node)
 			return false
 		}
 		t.reindex(nil, w)
@@ -463,6 +520,10 @@ func (t *Tx) derive() error {
 	})
 	t.r.namespaces.Scan(func(_ string, n *Namespace) bool {
 		t.indexUsers(n, true)
+		return true
+	})
+	t.r.policies.Scan(func(_ string, p *Policy) bool {
+		t.indexPolicy(nil, p)
 		return true
 	})
 	t.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
@@ -478,10 +539,10 @@ func (t *Tx) derive() error {
 	return err
 }
 
-// clipped is how many bytes of a text of others are shown.
+// clipped is the maximum number of bytes of a caller's text that a message quotes.
 const clipped = 64
 
-// clip is for texts that are quoted afterwards: it may cut a character in two.
+// clip shortens a caller's text so that a message can quote it. It may cut a multi-byte character.
 func clip(s string) string {
 	if len(s) > clipped {
 		return s[:clipped]

@@ -12,12 +12,11 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// State is the whole replicated state at one index: a pointer to a root that never changes after
-// a Tx has committed it. Copying a State costs nothing, and any number of goroutines may read
-// one.
+// State is the whole replicated state at one index: a pointer to a root that never changes after a Tx has
+// committed it. Copying a State costs nothing, and any number of goroutines may read it.
 //
-// Only one goroutine at a time may call Begin (and so Apply) on the states of one cluster:
-// copying a tree for writing marks the original. Readers share the pointer and do not call it.
+// Only one goroutine at a time may call Begin (and so Apply) on the states of one cluster: they copy trees
+// for writing, which marks the original tree. Readers only share the pointer.
 //
 // State implements View. The zero State is not usable; start with New.
 type State struct{ r *root }
@@ -27,52 +26,64 @@ type (
 	set          = btree.Map[string, struct{}]
 )
 
-// root holds the tables, and below them the indexes that follow from the tables. The indexes are
+// root holds the tables of records, followed by the indexes that are computed from them. The indexes are
 // rebuilt after a snapshot is read, and Check compares them with the tables.
 type root struct {
 	info Info
 
-	workloads *table[*Workload]   // by id
-	nodes     *table[*Node]       // by id
-	residuals *table[*Residual]   // by node/workload
-	replicas  *table[*Replica]    // by id
-	events    *queue.Queue[Event] // Seq after Seq
+	workloads *table[*Workload]   // keyed by workload id
+	nodes     *table[*Node]       // keyed by node id
+	residuals *table[*Residual]   // keyed by node/workload
+	replicas  *table[*Replica]    // keyed by Raft server id
+	events    *queue.Queue[Event] // ordered by Seq
 	receipts  *receipts.Queue
+	audit     auditLogs
 
-	authorities *table[*Authority]  // by id
-	tokens      *table[*Token]      // by id
-	admissions  *table[*Admission]  // by role/name
-	revocations *table[*Revocation] // by role/name or certificate:fingerprint
-	audits      *table[*NodeAudit]  // by node
-	drifts      *table[*Drift]      // by node/workload/type
-	namespaces  *table[*Namespace]  // by name
+	authorities *table[*Authority]  // keyed by authority id
+	tokens      *table[*Token]      // keyed by token id
+	admissions  *table[*Admission]  // keyed by role and name of the identity: role/name
+	revocations *table[*Revocation] // keyed by role/name of the identity, or by certificate:fingerprint
+	audits      *table[*NodeAudit]  // keyed by node id
+	drifts      *table[*Drift]      // keyed by node/workload/type
+	namespaces  *table[*Namespace]  // keyed by namespace name
+	policies    *table[*Policy]     // keyed by policy name
+	bundles     *table[*Bundle]     // keyed by bundle digest
+	roles       *table[*Role]       // keyed by role name
+	bindings    *table[*Binding]    // keyed by kind/name/role
+	accounts    *table[*Account]    // keyed by account name
 
-	tombstones *table[*Tombstone]       // by workload
-	rollouts   *table[*rollout.Rollout] // by group
+	tombstones *table[*Tombstone]       // keyed by workload id
+	rollouts   *table[*rollout.Rollout] // keyed by group name
 
-	byNode          *set              // node/workload
-	byGroup         *set              // group/workload
-	pending         *set              // see pendingKey
-	unacked         *set              // workload
-	retryDue        *set              // see retryKey
-	residualsOf     *set              // workload/node
-	ports           *table[portClaim] // see portKey
-	alloc           *table[*Alloc]    // by node
-	tombstonesByAge *set              // see tombstoneKey
-	uses            *table[*Use]      // by namespace
-	byUser          *set              // user/namespace
+	byNode          *set              // index of placed workloads; keys are node/workload
+	byGroup         *set              // index of group members; keys are group/workload
+	byOwner         *set              // children of templates, as template/workload
+	byLabel         *set              // index of ids and groups that are not their own DNS label; keys from labelKeys
+	byRule          *set              // index of workloads that the placement of others has to heed, see ruled; keys are ids
+	byMAC           *set              // index of Ethernet addresses of virtual machines; keys are address/workload
+	pending         *set              // index of workloads that wait for a placement; keys from pendingKey
+	unacked         *set              // index of placed workloads whose order is not acknowledged; keys are ids
+	retryDue        *set              // index of scheduled retries; keys from retryKey
+	residualsOf     *set              // index of residuals by workload; keys are workload/node
+	ports           *table[portClaim] // claims to host ports; keys begin with portKey
+	alloc           *table[*Alloc]    // reserved resources, keyed by node id
+	tombstonesByAge *set              // index of tombstones, oldest first; keys from tombstoneKey
+	uses            *table[*Use]      // use of quotas, keyed by namespace name
+	total           Total             // sum of the use of all namespaces
+	byUser          *set              // index of the users of namespaces; keys are user/namespace
+	policyIn        *table[string]    // name of the bound policy, keyed by namespace name
 	rolling         *set              // groups whose rollout is running
 	statuses        [len(statusOrder)]int
 }
 
-// degree of the trees, half of the default of the library. A log entry copies the tree nodes on
+// degree is the degree of the B-trees, half of the library's default. A log entry copies the tree nodes on
 // the path to each record that it changes, so small nodes are cheaper.
 const degree = 16
 
 func tree[K cmp.Ordered, V any]() *btree.Map[K, V] { return btree.NewMap[K, V](degree) }
 
 // portClaim names the workload that claims a host port, and its node.
-type portClaim struct{ workload, node string }
+type portClaim struct{ workload, node, address string }
 
 // New returns the state of a cluster that is not formed yet: no cluster id, index 0, and every
 // command except InitCluster and Barrier is refused as Unsupported.
@@ -85,6 +96,7 @@ func New() State {
 		replicas:        tree[string, *Replica](),
 		events:          &queue.Queue[Event]{},
 		receipts:        receipts.New(),
+		audit:           newAuditLogs(),
 		authorities:     tree[string, *Authority](),
 		tokens:          tree[string, *Token](),
 		admissions:      tree[string, *Admission](),
@@ -95,10 +107,20 @@ func New() State {
 		audits:          tree[string, *NodeAudit](),
 		drifts:          tree[string, *Drift](),
 		namespaces:      tree[string, *Namespace](),
+		policies:        tree[string, *Policy](),
+		bundles:         tree[string, *Bundle](),
+		roles:           tree[string, *Role](),
+		bindings:        tree[string, *Binding](),
+		accounts:        tree[string, *Account](),
+		policyIn:        tree[string, string](),
 		uses:            tree[string, *Use](),
 		byUser:          tree[string, struct{}](),
 		byNode:          tree[string, struct{}](),
 		byGroup:         tree[string, struct{}](),
+		byOwner:         tree[string, struct{}](),
+		byLabel:         tree[string, struct{}](),
+		byRule:          tree[string, struct{}](),
+		byMAC:           tree[string, struct{}](),
 		pending:         tree[string, struct{}](),
 		unacked:         tree[string, struct{}](),
 		retryDue:        tree[string, struct{}](),
@@ -114,23 +136,23 @@ var _ View = State{}
 // View returns the state as a View. It copies nothing.
 func (s State) View() View { return s }
 
-// Info returns the part of the state that is not a table.
+// Info returns the part of the state that is not in a table: ids, mode, index, clock and counters.
 func (s State) Info() Info { return s.r.info }
 
 // Workload returns one workload.
 func (s State) Workload(id string) (*Workload, bool) { return s.r.workloads.Get(id) }
 
-// Workloads scans workloads with ids greater than after.
+// Workloads calls fn for the workloads with ids greater than after, in the order of ids.
 func (s State) Workloads(after string, fn func(*Workload) bool) {
 	s.r.workloads.Ascend(after, func(id string, w *Workload) bool {
 		return id == after || fn(w)
 	})
 }
 
-// WorkloadCount is the number of workload records, deleting ones included.
+// WorkloadCount is the number of workload records, including workloads that are being deleted.
 func (s State) WorkloadCount() int { return s.r.workloads.Len() }
 
-// StatusCount is the number of workloads in one status; 0 for an unknown one.
+// StatusCount returns the number of workloads in a status; 0 for an unknown status.
 func (s State) StatusCount(st Status) int {
 	if i := statusIndex(st); i >= 0 {
 		return s.r.statuses[i]
@@ -148,7 +170,7 @@ func (s State) Group(group string, fn func(*Workload) bool) {
 	s.scan(s.r.byGroup, group+"/", fn)
 }
 
-// scan visits the workloads whose ids follow prefix in an index.
+// scan calls fn for the workloads whose ids follow prefix in the keys of an index.
 func (s State) scan(ix *set, prefix string, fn func(*Workload) bool) {
 	ix.Ascend(prefix, func(k string, _ struct{}) bool {
 		if !strings.HasPrefix(k, prefix) {
@@ -159,7 +181,7 @@ func (s State) scan(ix *set, prefix string, fn func(*Workload) bool) {
 	})
 }
 
-// Pending scans workloads that ought to be placed and are not, by descending
+// Pending scans workloads that wait for a placement, by descending
 // priority, then age, then id.
 func (s State) Pending(fn func(*Workload) bool) {
 	s.r.pending.Scan(func(k string, _ struct{}) bool {
@@ -185,7 +207,7 @@ func (s State) RetryDue(until int64, fn func(*Workload) bool) {
 	})
 }
 
-// NextRetry is the earliest Retry.NextAt, 0 if none.
+// NextRetry is the earliest Retry.NextAt; 0 if there is none.
 func (s State) NextRetry() int64 {
 	k, _, ok := s.r.retryDue.Min()
 	if !ok {
@@ -197,18 +219,18 @@ func (s State) NextRetry() int64 {
 // Node returns one node.
 func (s State) Node(id string) (*Node, bool) { return s.r.nodes.Get(id) }
 
-// Nodes scans nodes with ids greater than after.
+// Nodes calls fn for the nodes with ids greater than after, in the order of ids.
 func (s State) Nodes(after string, fn func(*Node) bool) {
 	s.r.nodes.Ascend(after, func(id string, n *Node) bool {
 		return id == after || fn(n)
 	})
 }
 
-// NodeCount is the number of registered nodes, lost ones included.
+// NodeCount is the number of registered nodes, including lost ones.
 func (s State) NodeCount() int { return s.r.nodes.Len() }
 
-// Alloc is what is promised on a node; zero if nothing is or it is unknown.
-// Callers must not modify its Disk.
+// Alloc returns the sum of the resources reserved on a node; zero for an unknown node. Callers must
+// not modify its slice Disk.
 func (s State) Alloc(node string) Alloc {
 	if a, ok := s.r.alloc.Get(node); ok {
 		return *a
@@ -216,27 +238,31 @@ func (s State) Alloc(node string) Alloc {
 	return Alloc{}
 }
 
-// PortHolder says which workload holds a host port of an engine, and on which
-// node. When an update made two workloads of one engine want the same port, the
-// holder is what may still run there although it should not, then the one whose
-// order is older.
+// PortHolder returns the workload, and its node, for which host port p of an engine, or a port that
+// collides with p, is reserved. After an update, several workloads of one engine may claim the same
+// port. A workload whose instance has yet to stop is then the holder. If there is none, the holder
+// is the workload whose claim has the lowest generation.
 func (s State) PortHolder(engine string, p HostPort) (workload, node string) {
 	prefix := portKey(engine, p)
 	s.r.ports.Ascend(prefix, func(k string, c portClaim) bool {
-		if strings.HasPrefix(k, prefix) {
-			workload, node = c.workload, c.node
+		if !strings.HasPrefix(k, prefix) {
+			return false
 		}
+		if !p.Collides(HostPort{p.Port, p.Protocol, c.address}) {
+			return true
+		}
+		workload, node = c.workload, c.node
 		return false
 	})
 	return workload, node
 }
 
-// Residual returns what a node may still run of a workload.
+// Residual returns the residual of a workload on a node.
 func (s State) Residual(node, workload string) (*Residual, bool) {
 	return s.r.residuals.Get(pair(node, workload))
 }
 
-// Residuals scans the residuals of one node, by workload; of all if node is "".
+// Residuals scans the residuals of one node, by workload; of all nodes if node is "".
 func (s State) Residuals(node string, fn func(*Residual) bool) {
 	if node == "" {
 		s.r.residuals.Scan(func(_ string, r *Residual) bool { return fn(r) })
@@ -277,7 +303,7 @@ func (s State) Events(after uint64, fn func(*Event) bool) {
 	}
 }
 
-// eventsUpTo is the number of kept events with Seq <= seq.
+// eventsUpTo returns the number of kept events with Seq <= seq.
 func (s State) eventsUpTo(seq uint64) int {
 	n := s.r.events.Len()
 	if n == 0 || seq < s.r.events.At(0).Seq {
@@ -292,34 +318,36 @@ func (s State) EventsBack(fn func(*Event) bool) {
 	}
 }
 
-// Receipt returns the stored answer to an API mutation, marked Duplicate.
-func (s State) Receipt(request [16]byte) (Result, bool) {
+// Receipt returns the stored answer to an API mutation, with Duplicate set. If the stored hash of
+// the request differs from the given hash, Receipt returns a refusal of kind OtherRequest. A hash
+// of 0 is not compared.
+func (s State) Receipt(request [16]byte, hash uint64) (Result, bool) {
 	rc, ok := s.r.receipts.Get(request)
 	if !ok {
 		return Result{}, false
 	}
-	return answerOf(rc), true
+	return answerOf(rc, hash), true
 }
 
 // ReceiptCount is the number of answers kept.
 func (s State) ReceiptCount() int { return s.r.receipts.Len() }
 
-// pair joins two ids. Ids hold no slash, so a pair reads back unambiguously.
+// pair joins two ids to one key. Ids contain no slash, so the key can be split again.
 func pair(a, b string) string { return a + "/" + b }
 
-// pendingPrefix is how many bytes stand before the id in a pendingKey.
+// pendingPrefix is the number of bytes before the id in a pendingKey.
 const pendingPrefix = 12
 
-// pendingKey sorts by descending priority, then CreateIndex, then id.
+// pendingKey returns a key that sorts by descending priority, then CreateIndex, then id.
 func pendingKey(w *Workload) string {
 	b := make([]byte, pendingPrefix, pendingPrefix+len(w.ID))
-	// Flipping the sign bit makes int32 sort as bytes; the complement descends.
+	// Flip the sign bit, so that signed priorities sort as bytes. Complement all bits, so that the order is descending.
 	binary.BigEndian.PutUint32(b, ^(uint32(w.Demand.Priority) ^ 1<<31))
 	binary.BigEndian.PutUint64(b[4:], w.CreateIndex)
 	return string(append(b, w.ID...))
 }
 
-// retryKey sorts by Retry.NextAt, which is positive, then id.
+// retryKey returns a key that sorts by Retry.NextAt, which is positive, then id.
 func retryKey(w *Workload) string {
 	b := make([]byte, 8, 8+len(w.ID))
 	binary.BigEndian.PutUint64(b, uint64(w.Retry.NextAt))
@@ -328,7 +356,7 @@ func retryKey(w *Workload) string {
 
 func retryTime(key string) int64 { return int64(binary.BigEndian.Uint64([]byte(key[:8]))) }
 
-// portKey is the prefix of all claims to one host port of one engine.
+// portKey returns the common prefix of the keys of all claims to one host port of one engine.
 func portKey(engine string, p HostPort) string { return string(appendPortKey(nil, engine, p)) }
 
 func appendPortKey(b []byte, engine string, p HostPort) []byte {
@@ -339,18 +367,18 @@ func appendPortKey(b []byte, engine string, p HostPort) []byte {
 	return binary.BigEndian.AppendUint16(b, p.Port)
 }
 
-// claimKind says which part of a record claims a port.
+// claimKind says which part of a record claims a host port.
 type claimKind byte
 
 const (
-	claimFormer claimKind = iota // a port that an instance of a former order may bind
-	claimLeft                    // a residual
-	claimWanted                  // a workload's demand
+	claimFormer claimKind = iota // a claim to a former port of a workload, which an instance of an earlier order may still bind
+	claimLeft                    // a port of a residual
+	claimWanted                  // a claim to a port in the demand of a workload
 )
 
-// claimKey orders the claims to one port: first claims of instances that are to stop, then by
-// generation. The kind is at the end because one command may turn a former port of a workload
-// into a port of its residual, and the two claims must have different keys.
+// claimKey orders the claims to one port: claims of instances that are to stop come first, the others follow
+// by generation. The key has the kind after the workload because one command may turn a former port of a
+// workload into a port of its residual, and the two claims must have different keys.
 func claimKey(engine string, p HostPort, kind claimKind, g Generation, node, workload string) string {
 	b := make([]byte, 0, len(engine)+len(p.Protocol)+len(node)+len(workload)+23)
 	b = appendPortKey(b, engine, p)
@@ -364,5 +392,6 @@ func claimKey(engine string, p HostPort, kind claimKind, g Generation, node, wor
 	b = append(b, node...)
 	b = append(b, '/')
 	b = append(b, workload...)
-	return string(append(b, byte(kind)))
+	b = append(b, byte(kind))
+	return string(append(b, p.Address...))
 }

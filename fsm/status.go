@@ -2,7 +2,7 @@ package fsm
 
 import "strconv"
 
-// statusOrder fixes the position of each status in the counters.
+// statusOrder lists all statuses; a status has its counter at its position in the list.
 var statusOrder = [...]Status{
 	StatusPending, StatusScheduled, StatusUpdating, StatusRunning, StatusStopped,
 	StatusFailed, StatusUnknown, StatusRetryPending, StatusDeleting, StatusDeleted,
@@ -17,13 +17,17 @@ func statusIndex(s Status) int {
 	return -1
 }
 
-// statusOf derives the status of a workload from its record and its node (nil
-// when unplaced). The first line that holds decides.
+// statusOf derives the status of a workload from its record and its node; the node is nil if the
+// workload is unplaced. The first case that matches decides.
 func statusOf(w *Workload, n *Node) Status {
 	running := w.Actual.State == ActualRunning
 	switch {
 	case w.Desired == DesiredDeleted:
 		return StatusDeleting
+	case w.IsTemplate() && w.Desired == DesiredRunning:
+		return StatusRunning // a template has no instance; Running means that runs are created from it
+	case w.Finished():
+		return statusOfJob(w.Result)
 	case w.Node == "" && w.Desired == DesiredStopped:
 		return StatusStopped
 	case w.Node == "":
@@ -39,7 +43,7 @@ func statusOf(w *Workload, n *Node) Status {
 	case !w.Acknowledged:
 		return StatusScheduled
 	case w.Actual.Generation != w.Generation && running:
-		// Accepted, but what is known to run is still the former order.
+		// The node accepted the present order, but its last report is about the former order.
 		return StatusUpdating
 	case w.Actual.Generation != w.Generation:
 		return StatusPending
@@ -55,18 +59,20 @@ func statusOf(w *Workload, n *Node) Status {
 		return StatusUnknown
 	case ActualMissing:
 		if w.Desired == DesiredStopped {
-			return StatusStopped // a missing workload does not run, so nothing is left to do
+			return StatusStopped // a missing workload does not run, so the stop has succeeded
 		}
 	}
-	return StatusPending // nothing heard, Pending or Missing
+	return StatusPending // no state is reported yet, or the reported state is Pending or Missing
 }
 
-// reasonOf gives the reason that follows from the record and its node, for use
-// after a change that made the former reason void. at is the clock.
+// reasonOf computes the reason of a workload from its record and its node, after a change that made the
+// former reason invalid. at is the clock of the state, Unix nanoseconds.
 func reasonOf(w *Workload, n *Node, at int64) Reason {
 	switch {
 	case w.Desired == DesiredDeleted:
 		return Reason{Code: CodeDeleting, Message: "waits until every node has let it go", At: at}
+	case w.Finished():
+		return reasonOfJob(w.Result)
 	case w.Node == "":
 		if w.Desired == DesiredStopped {
 			return Reason{Code: CodeUserStop, Message: "stopped by request", At: at}
@@ -74,6 +80,8 @@ func reasonOf(w *Workload, n *Node, at int64) Reason {
 		return Reason{}
 	case n == nil:
 		return Reason{}
+	case !n.Up && w.BoundByData(n):
+		return Reason{Code: CodeHoldsData, Message: w.AwaitsData(n), At: at}
 	case !n.Up && keepsOnLostLease(w, n) && !n.Fenced:
 		return Reason{
 			Code: CodeAwaitFailover,
@@ -82,7 +90,7 @@ func reasonOf(w *Workload, n *Node, at int64) Reason {
 			At: at,
 		}
 	case !n.Up && w.Demand.Exclusive && !n.Fenced:
-		return Reason{Code: CodeNodeLost, Message: "the lease of node " + n.ID + " ended; its guard has stopped this within " +
+		return Reason{Code: CodeNodeLost, Message: "the lease of node " + n.ID + " ended; its fencer has stopped this within " +
 			strconv.FormatUint(uint64(n.Facts.FenceBound), 10) + " s, and then it is placed anew", At: at}
 	case !n.Up:
 		return Reason{Code: CodeNodeLost, Message: "the lease of node " + n.ID + " ended", At: at}
@@ -94,8 +102,12 @@ func reasonOf(w *Workload, n *Node, at int64) Reason {
 		return Reason{Code: CodeMissing, Message: "node " + n.ID + " no longer has it", At: at, Retryable: true}
 	case w.Retry.Terminal:
 		return Reason{Code: CodeExhausted, Message: "no attempts are left", At: at}
+	case w.working():
+		return Reason{Code: CodeWorking, Message: w.Actual.Message, At: at}
 	case w.Desired == DesiredStopped:
 		return Reason{Code: CodeUserStop, Message: "stopped by request", At: at}
+	case w.Acknowledged && w.Actual.Generation == w.Generation && w.Actual.State != ActualRunning && w.Actual.Code != "":
+		return Reason{Code: w.Actual.Code, Message: w.Actual.Message, At: at, Retryable: w.Actual.Retryable}
 	}
 	return Reason{}
 }

@@ -2,10 +2,9 @@ package fsm
 
 import "fmt"
 
-// A stop is retried until it has succeeded, and is never given up: a workload that runs although
-// it should not stays a problem. If a node refuses or fails to stop a workload, that says
-// nothing about whether it runs. The workload keeps its last known state and the planner orders
-// the stop again.
+// A stop is retried until it succeeds. It is never given up, because a workload that runs although it should
+// not remains a problem. If a node refuses or fails to stop a workload, it is unknown whether the workload
+// runs. The workload keeps its last known state and the planner orders the stop again.
 
 // afterRefusal returns the actual state of a workload whose node refused to stop it.
 func (w *Workload) afterRefusal() Actual {
@@ -15,15 +14,15 @@ func (w *Workload) afterRefusal() Actual {
 	return ActualUnknown
 }
 
-// stopped reports whether nothing is left to stop: the row "Stopped" of the reconcile table
-// (contract/semantics section 5).
+// stopped reports whether the actual state means that a stop has succeeded, according to the row
+// "Stopped" of the reconcile table (contract/semantics section 5).
 func stopped(state Actual) bool {
 	return state == ActualStopped || state == ActualMissing || state == ActualFailed
 }
 
-// Diverged reports whether the workload differs from its desired state and no order is due: it
-// was given up, or its node accepted the order to stop it and has not reported it as stopped.
-// Asking for the same desired state again then issues a new order.
+// Diverged reports whether the workload differs from its desired state although no further order is due.
+// Either it was given up, or its node accepted the order to stop it and has not reported it as stopped. A
+// user's request for the same desired state then issues a new order.
 func (w *Workload) Diverged() bool {
 	switch {
 	case w.Node == "" || !w.Acknowledged:
@@ -34,10 +33,10 @@ func (w *Workload) Diverged() bool {
 	return w.Desired == DesiredStopped && !(w.Actual.Generation == w.Generation && stopped(w.Actual.State))
 }
 
-// stopReason returns the reason of a workload whose stop failed, or the zero Reason.
+// stopReason returns the reason of a workload whose stop failed; the zero Reason for other workloads.
 func (t *Tx) stopReason(w *Workload, n *Node) Reason {
 	if w.Desired != DesiredStopped || n == nil || !n.Up || !w.Acknowledged ||
-		w.Actual.Generation != w.Generation || stopped(w.Actual.State) || w.Actual.Code == "" {
+		w.Actual.Generation != w.Generation || stopped(w.Actual.State) || w.Actual.Code == "" || w.working() {
 		return Reason{}
 	}
 	text := fmt.Sprintf("node %s has not stopped it", n.ID)
@@ -47,7 +46,7 @@ func (t *Tx) stopReason(w *Workload, n *Node) Reason {
 	return Reason{Code: w.Actual.Code, Message: text, At: t.r.info.Clock, Retryable: true}
 }
 
-// reason returns stopReason if it applies, and reasonOf otherwise.
+// reason returns the reason of a workload: stopReason if its stop failed, otherwise reasonOf.
 func (t *Tx) reason(w *Workload, n *Node) Reason {
 	if r := t.stopReason(w, n); r.Code != "" {
 		return r

@@ -6,7 +6,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-func TestRefusedStops(t *testing.T) {
+func TestRefusedStopLeavesTheWorkloadRunning(t *testing.T) {
 	refusal := func(w *world) Command {
 		return report(&commandv1.WorkloadReport{
 			Workload: "web", Node: "a", Generation: w.generation("web"), Refused: true, Code: "RUNTIME_ERROR", Message: "busy",

@@ -3,25 +3,31 @@ package fsm
 import (
 	"cmp"
 	"slices"
+	"strings"
 )
 
-// This file is the only one that writes tables. Each setter stores one record,
-// moves the index entries that differ, and notes the Change.
+// Only this file writes the tables of records. Each setter stores one record, updates the index entries that
+// differ, and appends the Change to the changes of the transaction.
 
-// putWorkload stores w and its index entries. old is the record that it replaces, nil for a new
-// one. It sets Status, UpdatedAt and ModifyIndex.
+// putWorkload stores w and its index entries. old is the record that w replaces; it is nil for a new
+// workload. putWorkload sets Status, UpdatedAt and ModifyIndex of w.
 func (t *Tx) putWorkload(old, w *Workload) {
 	var n *Node
 	if w.Node != "" {
 		n, _ = t.r.nodes.Get(w.Node)
+		w.PreemptedBy = ""
+	}
+	if old != nil && (old.Node != w.Node || old.Content != w.Content) {
+		w.Adopted = "" // an adopted revision is valid for one content on one node
 	}
 	w.Status = statusOf(w, n)
 	w.UpdatedAt = t.r.info.Clock
 	w.ModifyIndex = t.meta.Index
 	own(t, &t.r.workloads, ownWorkloads).Set(w.ID, w)
+	t.referOf(old, w)
 	t.reindex(old, w)
 	if old == nil {
-		t.dropTombstone(w.ID) // from now on LeftOn compares generations with the record
+		t.dropTombstone(w.ID) // a new record replaces the tombstone: LeftOn compares reports with the generation of the record
 	}
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: old, New: w})
 }
@@ -30,6 +36,7 @@ func (t *Tx) putWorkload(old, w *Workload) {
 func (t *Tx) dropWorkload(w *Workload) {
 	own(t, &t.r.workloads, ownWorkloads).Delete(w.ID)
 	t.reindex(w, nil)
+	t.referOf(w, nil)
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: w})
 	t.addTombstone(w)
 	t.disband(w)
@@ -40,6 +47,7 @@ func (t *Tx) dropWorkload(w *Workload) {
 // workloads and residuals on the node.
 func (t *Tx) putNode(old, n *Node) {
 	n.ModifyIndex = t.meta.Index
+	n.merge()
 	moved := old != nil && (old.Engine() != n.Engine() || old.pool("") != n.pool(""))
 	if moved {
 		t.claimsOf(old, -1)
@@ -52,8 +60,8 @@ func (t *Tx) putNode(old, n *Node) {
 	}
 }
 
-// moveResiduals sets the new engine in the residuals of a node. Their claims are removed at this
-// moment.
+// moveResiduals sets the new engine of a node in the residuals of the node. The caller removes the
+// port claims of the residuals before, and adds them again afterwards.
 func (t *Tx) moveResiduals(n *Node) {
 	for _, old := range t.residualsOn(n.ID) {
 		if old.Engine == n.Engine() {
@@ -86,8 +94,8 @@ func (t *Tx) putResidual(r *Residual) {
 	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, Old: old, New: r})
 }
 
-// dropResidual removes a residual. The caller calls settle, which removes a deleted workload
-// without residuals.
+// dropResidual removes a residual. The caller then calls settle, which removes the record of a deleted
+// workload that has no residual left.
 func (t *Tx) dropResidual(r *Residual) {
 	key := pair(r.Node, r.Workload)
 	n, _ := t.r.nodes.Get(r.Node)
@@ -97,7 +105,7 @@ func (t *Tx) dropResidual(r *Residual) {
 	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, Old: r})
 }
 
-// settle removes the record of a deleted workload that no node holds any more.
+// settle removes the record of a deleted workload once it has no residual left.
 func (t *Tx) settle(id string) {
 	w, ok := t.r.workloads.Get(id)
 	if ok && w.Desired == DesiredDeleted && !t.hasResidual(id) {
@@ -115,14 +123,19 @@ func (t *Tx) dropReplica(r *Replica) {
 	t.changes = append(t.changes, Change{Table: TableReplica, Key: r.ID, Old: r})
 }
 
-// infoChanged notes a change of Info beyond index, term, clock and counters.
+// infoChanged appends a Change of Info if more than its index, term, clock and counters changed.
 func (t *Tx) infoChanged(old Info) {
 	now := t.r.info
 	t.changes = append(t.changes, Change{Table: TableInfo, Old: &old, New: &now})
 }
 
-// MaxEvents is the number of events that are kept. The oldest are dropped.
-const MaxEvents = 10_000
+const (
+	// MaxEvents is the number of events that are kept. The oldest are dropped.
+	MaxEvents = 10_000
+	// MaxEventMessage is the maximum size of the message of an event in bytes; longer messages are cut. With
+	// MaxEvents it bounds the memory of all events.
+	MaxEventMessage = 4 << 10
+)
 
 // event appends one event. It sets Seq, Index, At and By, and the namespace of an existing
 // workload.
@@ -135,7 +148,7 @@ func (t *Tx) event(e Event) {
 	t.addEvent(e)
 }
 
-// eventOf does the same for a caller that has the stored record.
+// eventOf appends one event about w, for a caller that has the stored record.
 func (t *Tx) eventOf(w *Workload, e Event) {
 	e.Workload, e.Namespace = w.ID, w.Namespace
 	t.addEvent(e)
@@ -144,11 +157,14 @@ func (t *Tx) eventOf(w *Workload, e Event) {
 func (t *Tx) addEvent(e Event) {
 	t.r.info.EventSeq++
 	e.Seq, e.Index, e.At, e.By = t.r.info.EventSeq, t.meta.Index, t.r.info.Clock, t.by
+	if len(e.Message) > MaxEventMessage {
+		e.Message = strings.Clone(clipTo(e.Message, MaxEventMessage)) // copied, so that the memory of the uncut message can be freed
+	}
 	if t.caller != "" && t.via == "" && len(e.Details) == 0 {
 		if t.origin == nil {
 			t.origin = []Label{{"from", t.caller}}
 		}
-		e.Details = t.origin // events may share it, because an event never changes
+		e.Details = t.origin // several events may share this list, because an event never changes
 	} else if t.caller != "" {
 		e.detail("from", t.caller)
 	}
@@ -159,18 +175,20 @@ func (t *Tx) addEvent(e Event) {
 		t.r.events = t.r.events.Copy()
 		t.owned |= ownEvents
 	}
+	t.addAudit(&e)
 	kept := t.r.events.Append(e)
 	t.r.events.Drop(MaxEvents)
 	t.changes = append(t.changes, Change{Table: TableEvent, New: kept})
 }
 
-// detail inserts a label in order. It copies the list, which other events may share.
+// detail adds a label to the details of an event, which are sorted by key. It copies the list
+// first, because other events may share the list.
 func (e *Event) detail(key, value string) {
 	i, _ := slices.BinarySearchFunc(e.Details, key, func(l Label, k string) int { return cmp.Compare(l.Key, k) })
 	e.Details = slices.Insert(slices.Clone(e.Details), i, Label{key, value})
 }
 
-// state returns a read-only view of the transaction so far.
+// state returns a read-only view of the state after the changes of the transaction so far.
 func (t *Tx) state() State { return State{&t.r} }
 
 func (t *Tx) hasResidual(workload string) bool {
@@ -179,8 +197,8 @@ func (t *Tx) hasResidual(workload string) bool {
 	return found
 }
 
-// residualsOn and workloadsOn collect records before the caller writes, because a tree must not
-// change during a scan.
+// residualsOn and workloadsOn return the records of a node as a list, because a tree must not change while it
+// is scanned.
 func (t *Tx) residualsOn(node string) (out []*Residual) {
 	t.state().Residuals(node, func(r *Residual) bool { out = append(out, r); return true })
 	return out

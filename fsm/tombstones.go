@@ -8,26 +8,27 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// A fence, the removal of a node, and `delete --force` all state that a machine runs nothing any
-// more. The record of a deleted workload is removed with the last node that held it. The machine
-// may still return with its disk and run the workload. A tombstone remembers the deleted
-// workload, so that a report about it is recognised and the node is told to remove it.
+// `persysctl node fence`, `node remove` and `delete --force` state that a machine no longer runs a workload.
+// The record of a deleted workload is then removed together with its last residual. But the machine may
+// return with its disk and run the workload again. By the tombstone of the deleted workload, the state
+// recognises a report about it and orders the node to remove it.
 
 // MaxTombstones is the number of tombstones that are kept. The oldest are dropped first.
 const MaxTombstones = 10_000
 
-// Tombstone remembers a deleted workload. A new record with the same id replaces its tombstone,
-// because the generation of the record tells which instances are older.
+// Tombstone remembers a deleted workload. A new record with the same id replaces its tombstone, because then
+// the generation in the record shows which instances are older.
 type Tombstone struct {
 	Workload   string
-	Generation Generation // the last that was issued for it
-	Node       string     // its last node, "" if it had none
-	Claims     Demand     // see claims
+	Generation Generation // last generation that was issued for the workload
+	Node       string     // last node of the workload; "" if it had none
+	Claims     Demand     // the resources and ports that the workload reserved
 	At         int64      // Unix nanoseconds
 	Index      uint64
+	Revision   uint64 // number of the last revision; not part of the digest
 }
 
-// claims returns the part of a demand that reserves something on a node.
+// claims returns the part of a demand that reserves resources or ports on a node.
 func claims(d *Demand) Demand {
 	return Demand{Type: d.Type, CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Pool: d.Pool, Ports: d.Ports, Exclusive: d.Exclusive}
 }
@@ -43,15 +44,15 @@ func (s State) Tombstones(fn func(*Tombstone) bool) {
 // TombstoneCount returns the number of tombstones.
 func (s State) TombstoneCount() int { return s.r.tombstones.Len() }
 
-// StillRunsOn reports whether a report of node n shows that it still runs the deleted workload.
-// A report without a generation, from a legacy v1 peer, shows nothing, as in LeftOn. A
-// generation after the tombstone was issued by a state that this one does not know; such a
-// workload is left alone.
+// StillRunsOn reports whether a report of node n shows that n still runs the deleted workload. said
+// is the reported generation. If said is unset, the report comes from a legacy v1 agent and proves
+// nothing, as in LeftOn. If said is newer than the generation of the tombstone, the order was given
+// before a restore and is not part of the restored state; such an instance is not removed.
 func (g *Tombstone) StillRunsOn(n *Node, said Generation, state Actual) bool {
 	return n != nil && n.Up && !said.IsZero() && !g.Generation.Less(said) && present(state)
 }
 
-// deletedReturned adds a residual for a deleted workload that a node still runs.
+// deletedReturned adds a residual if a report shows that a node still runs a deleted workload.
 func (t *Tx) deletedReturned(r *commandv1.WorkloadReport) bool {
 	g, ok := t.r.tombstones.Get(r.GetWorkload())
 	n, _ := t.r.nodes.Get(r.GetNode())
@@ -77,17 +78,17 @@ func (t *Tx) deletedReturned(r *commandv1.WorkloadReport) bool {
 	return true
 }
 
-// addTombstone remembers a workload whose record is removed.
+// addTombstone adds a tombstone for workload w, whose record is removed.
 func (t *Tx) addTombstone(w *Workload) {
 	g := &Tombstone{
 		Workload: w.ID, Generation: w.Generation, Node: w.Node, Claims: claims(w.Demand),
-		At: t.r.info.Clock, Index: t.meta.Index,
+		At: t.r.info.Clock, Index: t.meta.Index, Revision: w.Number(),
 	}
 	if g.Node == "" {
 		g.Node = w.PreviousNode
 	}
 	if g.Generation.Less(t.next) {
-		g.Generation = t.next // of the command that deletes it
+		g.Generation = t.next // the generation of the command that deletes the workload
 	}
 	t.dropTombstone(w.ID)
 	own(t, &t.r.tombstones, ownTombstones).Set(g.Workload, g)
@@ -109,10 +110,11 @@ func (t *Tx) dropTombstone(id string) {
 	t.foldTombstone(&Tombstone{Workload: id})
 }
 
-// foldTombstone adds a tombstone to the digest. One without a generation stands for a removal.
+// foldTombstone adds a tombstone to the digest. The removal of a tombstone is encoded as one without a
+// generation.
 func (t *Tx) foldTombstone(g *Tombstone) {
 	e := encoder(t.sideFold)
-	e.str("grave") // the name of this table in the digest
+	e.str("tombstone") // says that the next fields are those of a tombstone
 	e.tombstone(g)
 	t.sideFold = e
 }
@@ -120,20 +122,21 @@ func (t *Tx) foldTombstone(g *Tombstone) {
 // tombstoneKeyPrefix is the number of bytes before the id in a tombstoneKey.
 const tombstoneKeyPrefix = 8
 
-// tombstoneKey sorts by Index, then by id.
+// tombstoneKey returns a key that sorts by Index, then by id.
 func tombstoneKey(g *Tombstone) string {
 	b := make([]byte, tombstoneKeyPrefix, tombstoneKeyPrefix+len(g.Workload))
 	binary.BigEndian.PutUint64(b, g.Index)
 	return string(append(b, g.Workload...))
 }
 
-func tombstonePB(g *Tombstone) *commandv1.GraveRecord {
-	return &commandv1.GraveRecord{
+func tombstonePB(g *Tombstone) *commandv1.TombstoneRecord {
+	return &commandv1.TombstoneRecord{
 		Workload: g.Workload, Generation: GenerationPB(g.Generation), Node: g.Node, Claims: demandPB(&g.Claims), At: g.At, Index: g.Index,
+		Revision: g.Revision,
 	}
 }
 
-func tombstoneOf(m *commandv1.GraveRecord) (*Tombstone, error) {
+func tombstoneOf(m *commandv1.TombstoneRecord) (*Tombstone, error) {
 	if !bounds.ValidID(m.GetWorkload()) {
 		return nil, fmt.Errorf("tombstone: workload id %q does not match %s", clip(m.GetWorkload()), bounds.IDRule)
 	}
@@ -143,5 +146,6 @@ func tombstoneOf(m *commandv1.GraveRecord) (*Tombstone, error) {
 	return &Tombstone{
 		Workload: m.GetWorkload(), Generation: GenerationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandValue(m.GetClaims()),
 		At: m.GetAt(), Index: m.GetIndex(),
+		Revision: m.GetRevision(),
 	}, nil
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // deletedWhileFenced places web on node a, fences a, deletes web and registers a again. It returns
-// the generation of web that a had received.
+// the generation of web that node a had received.
 func deletedWhileFenced(w *world, opts ...func(*commandv1.WorkloadPut)) *commandv1.Generation {
 	w.place("web", "a", opts...)
 	w.run("web")
@@ -25,7 +25,7 @@ func saysOf(id, node, state string, g *commandv1.Generation) Command {
 	return report(&commandv1.WorkloadReport{Workload: id, Node: node, Generation: g, State: state})
 }
 
-func TestTombstones(t *testing.T) {
+func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 	prove4 := func(facts []fact) {
 		for _, f := range facts {
 			t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })
@@ -45,7 +45,7 @@ func TestTombstones(t *testing.T) {
 		{"a delete that ends with its last residual leaves a tombstone", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
-			is(t, "tombstones while it is being deleted", w.s.TombstoneCount(), 0)
+			is(t, "number of tombstones while the workload is being deleted", w.s.TombstoneCount(), 0)
 			w.ok(gone("web", "a", nil))
 			g, _ := w.s.Tombstone("web")
 			is(t, "node", g.Node, "a")
@@ -56,16 +56,16 @@ func TestTombstones(t *testing.T) {
 			r, ok := w.s.Residual("a", "web")
 			is(t, "residual", ok, true)
 			is(t, "reason", r.Reason, CodeLeftBehind)
-			is(t, "newer than what it was told", GenerationOf(told).Less(r.Generation), true)
+			is(t, "the residual is newer than the instance on the node", GenerationOf(told).Less(r.Generation), true)
 			is(t, "event", w.eventOf(EventDriftDetected).Node, "a")
-			holder, _ := w.s.PortHolder(w.node("a").Engine(), HostPort{80, "tcp"})
-			is(t, "its port is held meanwhile", holder, "web")
+			holder, _ := w.s.PortHolder(w.node("a").Engine(), HostPort{Port: 80, Protocol: "tcp"})
+			is(t, "the residual holds the host port", holder, "web")
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 			w.ok(gone("web", "a", GenerationPB(r.Generation)))
 			is(t, "residuals", w.s.ResidualCount(), 0)
 			is(t, "tombstones", w.s.TombstoneCount(), 1)
 		}},
-		{"a second report changes nothing", func(t *testing.T, w *world) {
+		{"a second report of the instance changes nothing", func(t *testing.T, w *world) {
 			told := deletedWhileFenced(w)
 			w.ok(saysOf("web", "a", "Running", told))
 			w.do(saysOf("web", "a", "Failed", told))
@@ -104,7 +104,7 @@ func TestTombstones(t *testing.T) {
 	}{
 		{"gone", func(_ *world, g *commandv1.Generation) Command { return gone("web", "a", g) }},
 		{"Missing", func(_ *world, g *commandv1.Generation) Command { return saysOf("web", "a", "Missing", g) }},
-		{"no generation", func(*world, *commandv1.Generation) Command { return saysOf("web", "a", "Running", nil) }},
+		{"a report without a generation", func(*world, *commandv1.Generation) Command { return saysOf("web", "a", "Running", nil) }},
 		{"a generation newer than the tombstone", func(w *world, g *commandv1.Generation) Command {
 			return saysOf("web", "a", "Running", &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence + 1000})
 		}},
@@ -122,13 +122,13 @@ func TestTombstones(t *testing.T) {
 	}
 }
 
-// TestTombstonesAreBounded: beyond MaxTombstones the oldest by log order are dropped.
+// TestTombstonesAreBounded: if there are more than MaxTombstones, the oldest by log order are dropped.
 func TestTombstonesAreBounded(t *testing.T) {
 	w := formed(t, "a")
 	tx := w.s.Begin()
 	const over = 3
 	for i := range MaxTombstones + over {
-		id := fmt.Sprintf("w%d", MaxTombstones+over-i) // not the order of their names
+		id := fmt.Sprintf("w%d", MaxTombstones+over-i) // the order of the ids is not the order of the deletions
 		m := Meta{uint64(1000 + i), 1}
 		if res, _ := tx.Apply(m, put(id)); res.Err() != nil {
 			t.Fatal(res.Reason)

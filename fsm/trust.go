@@ -3,6 +3,7 @@ package fsm
 import (
 	"bytes"
 	"cmp"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,22 +16,23 @@ import (
 // Authority is a certificate authority that issues the certificates of this cluster. Its
 // private key is sealed under the cluster key. The key of the root is not stored.
 type Authority struct {
-	ID, RootID string // SHA-256 of the certificates, lower-case hex
-	Cert, Root []byte // DER
+	ID, RootID string // SHA-256 of the authority's certificates, lower-case hex
+	Cert, Root []byte // certificates in DER
 	SealedKey  string
-	ActiveAt   int64 // Unix nanoseconds; it issues from this time on
+	ActiveAt   int64 // Unix nanoseconds; the authority issues certificates from this time on
 	NotAfter   int64 // Unix nanoseconds
 }
 
 // Token is a join token. A machine or user that presents its secret gets a certificate.
 type Token struct {
 	ID         string
-	SecretHash []byte // SHA-256
+	SecretHash []byte // SHA-256 of the secret that the token proves
 	Role       string
-	Name       string // the only name that may join with it; empty: any new name
-	Access     string // viewer, operator or admin; empty unless Role is user
-	Uses       uint32 // uses left
-	ExpiresAt  int64  // Unix nanoseconds, as is CreatedAt
+	Name       string   // the only name that may join with the token; "" = any new name
+	Access     string   // access level of a user: viewer, operator or admin; "" for other roles
+	Hosts      []string // DNS names and IP addresses that the certificate gets
+	Uses       uint32   // number of times that the token may still be used
+	ExpiresAt  int64    // expiry time; all times are Unix nanoseconds
 	CreatedAt  int64
 	CreatedBy  string
 }
@@ -38,37 +40,48 @@ type Token struct {
 // Admission records the newest certificate that this cluster issued to an identity.
 type Admission struct {
 	Role, Name, Access string
-	Token              string // id of the token that the identity joined with
-	KeyHash            []byte // SHA-256 of the public key
-	Fingerprint        string // SHA-256 of the certificate, lower-case hex
-	IssuedAt, NotAfter int64  // Unix nanoseconds
+	Token              string   // id of the join token that the identity used
+	Hosts              []string // DNS names and IP addresses that the token grants
+	KeyHash            []byte   // SHA-256 of the public key of the certificate
+	Fingerprint        string   // SHA-256 of the certificate, lower-case hex
+	IssuedAt, NotAfter int64    // Unix nanoseconds
 }
 
-// Revocation refuses either all certificates that were issued to an identity until At, or one
-// certificate.
+// Revocation makes certificates invalid: either all that were issued to an identity until At, or a single
+// one.
 type Revocation struct {
-	Role, Name  string // the identity; empty if one certificate is revoked
-	Fingerprint string // of the certificate; empty if an identity is revoked
+	Role, Name  string // the revoked identity; empty if a single certificate is revoked
+	Fingerprint string // SHA-256 of the revoked certificate; empty if an identity is revoked
 	Reason      string
 	At          int64 // Unix nanoseconds
 	By          string
 }
 
-// Bounds of the trust tables.
+// Bounds of the tables of tokens, admissions and revocations.
 const (
 	MaxAuthorities = 8
 	MaxTokens      = 1000
 	MaxRevocations = 10_000
 	MaxTokenUses   = 10_000
+	MaxTokenHosts  = 16
 	// MaxTokenLife is the longest lifetime of a token.
 	MaxTokenLife = 7 * 24 * time.Hour
 	maxCertBytes = 16 << 10
 )
 
-// The roles of identities, and the access levels of users.
+// adminName is the user who is admitted without a token when a cluster is formed.
+const adminName = "admin"
+
+// The roles of identities, and the access levels of identities with the role user.
 var (
 	trustRoles  = [...]string{"scheduler", "agent", "gateway", "user"}
-	trustAccess = [...]string{"viewer", "operator", "admin"}
+	trustAccess = [...]string{"viewer", "operator", accessAdmin}
+)
+
+const (
+	accessAdmin = "admin"
+	// AccessNone is the access level of a user whose rights come only from bindings of roles.
+	AccessNone = "none"
 )
 
 // Authority returns one authority.
@@ -105,7 +118,7 @@ func (s State) Admission(role, name string) (*Admission, bool) {
 	return s.r.admissions.Get(pair(role, name))
 }
 
-// Admissions scans the identities that have a certificate, by role, then name.
+// Admissions calls fn for each identity that has a certificate, by role, then name.
 func (s State) Admissions(fn func(*Admission) bool) {
 	s.r.admissions.Scan(func(_ string, a *Admission) bool { return fn(a) })
 }
@@ -154,7 +167,7 @@ func (t *Tx) pinClusterKey(b *commandv1.PinClusterKey) Result {
 	return Result{}
 }
 
-// Bounds of SetGossipRing, in bytes.
+// Bounds of the fields of the command SetGossipRing, in bytes.
 const (
 	maxGossipRing = 4 << 10
 	maxGossipStep = 128
@@ -199,7 +212,7 @@ func (t *Tx) putAuthority(b *commandv1.PutAuthority) Result {
 	case ok && old.ActiveAt == a.ActiveAt:
 		return Result{Kind: AlreadyDone}
 	case !ok && t.r.authorities.Len() >= MaxAuthorities:
-		return refuse(Conflict, "there are %d authorities already, at most %d: drop one that is over", t.r.authorities.Len(), MaxAuthorities)
+		return refuse(Conflict, "there are %d authorities already, at most %d are allowed: drop one that is no longer used", t.r.authorities.Len(), MaxAuthorities)
 	}
 	own(t, &t.r.authorities, ownAuthorities).Set(a.ID, a)
 	t.trustChanged(a.ID, func(e *encoder) { e.authority(a) })
@@ -226,10 +239,13 @@ func (t *Tx) putToken(b *commandv1.PutToken) Result {
 	now := t.r.info.Clock
 	tok := &Token{
 		ID: b.GetId(), SecretHash: b.GetSecretSha256(), Role: b.GetRole(), Name: b.GetName(), Access: b.GetAccess(),
-		Uses: b.GetUses(), ExpiresAt: b.GetExpiresAt(), CreatedAt: now, CreatedBy: t.by,
+		Hosts: convert(b.GetHosts(), strings.Clone), Uses: b.GetUses(), ExpiresAt: b.GetExpiresAt(), CreatedAt: now, CreatedBy: t.by,
 	}
 	if res := checkPrincipal(tok.Role, tok.Name, tok.Access, true); res.Kind != OK {
 		return res
+	}
+	if fault := hostsFault(tok.Role, tok.Hosts); fault != "" {
+		return refuse(Invalid, "%s", fault)
 	}
 	switch {
 	case !bounds.ValidID(tok.ID):
@@ -238,8 +254,10 @@ func (t *Tx) putToken(b *commandv1.PutToken) Result {
 		return refuse(Invalid, "secret_sha256: %d bytes, must have 32", len(tok.SecretHash))
 	case tok.Uses < 1 || tok.Uses > MaxTokenUses:
 		return refuse(Invalid, "uses: %d is not in 1..%d", tok.Uses, MaxTokenUses)
+	case tok.Role == "user" && tok.Name == adminName:
+		return refuse(Invalid, "name: user %q is reserved for the scheduler that formed the cluster, which renews its certificate; choose another name", adminName)
 	case tok.Name != "" && tok.Uses != 1:
-		return refuse(Invalid, "uses: a token for %s %q is good for one use, not %d", tok.Role, tok.Name, tok.Uses)
+		return refuse(Invalid, "uses: a token for %s %q can be used once, not %d times", tok.Role, tok.Name, tok.Uses)
 	case tok.ExpiresAt <= now || tok.ExpiresAt > now+int64(MaxTokenLife):
 		return refuse(Invalid, "expires_at: %s is not within %s from now", clockText(tok.ExpiresAt), MaxTokenLife)
 	}
@@ -252,7 +270,7 @@ func (t *Tx) putToken(b *commandv1.PutToken) Result {
 	}
 	t.storeToken(tok)
 	t.event(Event{Type: EventTokenCreated, Node: nodeOf(tok.Role, tok.Name), Message: tok.ID, Details: details(
-		Label{"access", tok.Access}, Label{"expires_at", clockText(tok.ExpiresAt)}, Label{"name", tok.Name},
+		Label{"access", tok.Access}, Label{"expires_at", clockText(tok.ExpiresAt)}, Label{"hosts", strings.Join(tok.Hosts, ",")}, Label{"name", tok.Name},
 		Label{"role", tok.Role}, Label{"uses", strconv.FormatUint(uint64(tok.Uses), 10)})})
 	return Result{}
 }
@@ -262,8 +280,8 @@ func (t *Tx) storeToken(tok *Token) {
 	t.trustChanged(tok.ID, func(e *encoder) { e.token(tok) })
 }
 
-// dropExpired removes tokens that expired more than MaxTokenLife ago. Until then an expired
-// token is kept, so that its refusal says that it expired.
+// dropExpired removes tokens that expired more than MaxTokenLife ago. Until then a token is kept, so that a
+// caller who uses it is told that it expired.
 func (t *Tx) dropExpired(now int64) {
 	var gone []string
 	t.state().Tokens(func(tok *Token) bool {
@@ -289,8 +307,28 @@ func (t *Tx) dropToken(b *commandv1.DropToken) Result {
 	return Result{}
 }
 
-// admit checks a certificate before it is handed out, and records it. A refused token is
-// recorded as an event, because somebody presented an invalid token.
+// CodeRightsChanged is the reason code of the deletion of a join token whose user got more rights.
+const CodeRightsChanged = "RightsChanged"
+
+// dropTokensOf deletes the unused join tokens of users whose rights grow. Whoever made such a token
+// needed all rights that its user had at that time, but may lack the new rights.
+func (t *Tx) dropTokensOf(users ...string) {
+	var found []*Token
+	t.state().Tokens(func(tok *Token) bool {
+		if tok.Role == "user" && tok.Uses > 0 && slices.Contains(users, tok.Name) {
+			found = append(found, tok)
+		}
+		return true
+	})
+	for _, tok := range found {
+		own(t, &t.r.tokens, ownTokens).Delete(tok.ID)
+		t.trustChanged(tok.ID, nil)
+		t.event(Event{Type: EventTokenDeleted, Message: tok.ID, Reason: CodeRightsChanged, Details: []Label{{"name", tok.Name}, {"role", tok.Role}}})
+	}
+}
+
+// admit checks a certificate before it is issued, and records it. If the caller's token is invalid, an event
+// records the refused attempt.
 func (t *Tx) admit(b *commandv1.Admit) Result {
 	a := admissionOf(b)
 	if res := checkPrincipal(a.Role, a.Name, a.Access, false); res.Kind != OK {
@@ -304,22 +342,33 @@ func (t *Tx) admit(b *commandv1.Admit) Result {
 	case a.IssuedAt >= a.NotAfter:
 		return refuse(Invalid, "not_after: %s is not after the issue, %s", clockText(a.NotAfter), clockText(a.IssuedAt))
 	}
-	kind := EventCertificateRenewed
+	if fault := hostsFault(a.Role, a.Hosts); fault != "" {
+		return refuse(Invalid, "%s", fault)
+	}
+	kind, spent := EventCertificateRenewed, (*Token)(nil)
+	var res Result
 	if a.Token != "" {
 		if !bounds.ValidID(a.Token) {
 			return refuse(Invalid, "token: %q does not match %s", clip(a.Token), bounds.IDRule)
 		}
 		kind = EventJoined
-		res := t.spend(a, b.GetSecretSha256())
-		if res.Kind != OK {
+		spent, res = t.spend(a, b.GetSecretSha256())
+	} else {
+		res = t.mayRenew(a)
+	}
+	if res.Kind == OK {
+		res = t.setAdmission(a)
+	}
+	if res.Kind != OK {
+		if kind == EventJoined {
 			t.event(Event{Type: EventJoinRefused, Node: nodeOf(a.Role, a.Name), Reason: res.Kind.String(), Message: res.Reason, Details: []Label{
 				{"name", a.Name}, {"role", a.Role}, {"token", clip(a.Token)}}})
-			return res
 		}
-	} else if res := t.mayRenew(a); res.Kind != OK {
 		return res
 	}
-	own(t, &t.r.admissions, ownAdmissions).Set(pair(a.Role, a.Name), a)
+	if spent != nil {
+		t.storeToken(spent)
+	}
 	t.trustChanged(pair(a.Role, a.Name), func(e *encoder) { e.admission(a) })
 	t.event(Event{Type: kind, Node: nodeOf(a.Role, a.Name), Message: a.Fingerprint, Details: details(
 		Label{"access", a.Access}, Label{"name", a.Name}, Label{"not_after", clockText(a.NotAfter)},
@@ -327,61 +376,83 @@ func (t *Tx) admit(b *commandv1.Admit) Result {
 	return Result{}
 }
 
-// spend checks the token of an admission and takes one use from it. The key that joined with
-// the token may present it again without another use, in case the first answer was lost.
-func (t *Tx) spend(a *Admission, secret []byte) Result {
+// setAdmission replaces the admission of an identity. It refuses a new access level that takes the permission
+// trust from the last person who has it.
+func (t *Tx) setAdmission(a *Admission) Result {
+	had := a.Role == "user" && t.state().hasTrusted()
+	m := own(t, &t.r.admissions, ownAdmissions)
+	old, again := m.Set(pair(a.Role, a.Name), a)
+	if had && again && !t.state().hasTrusted() {
+		m.Set(pair(a.Role, a.Name), old)
+		return lastTrusted()
+	}
+	return Result{}
+}
+
+// spend checks the join token of an admission and returns a copy with one use less. If the first
+// answer was lost, a machine may present the same key with the token again without another use;
+// spend then returns no token.
+func (t *Tx) spend(a *Admission, secret []byte) (*Token, Result) {
 	tok, ok := t.r.tokens.Get(a.Token)
 	if !ok {
-		return refuse(NotFound, "join token %s is not one of this cluster, or was deleted", clip(a.Token))
+		return nil, refuse(NotFound, "join token %s does not belong to this cluster, or was deleted", clip(a.Token))
 	}
 	if !bytes.Equal(tok.SecretHash, secret) {
-		return refuse(Denied, "join token %s: the secret is wrong", tok.ID)
+		return nil, refuse(Denied, "join token %s: the secret is wrong", tok.ID)
 	}
 	if tok.ExpiresAt <= t.r.info.Clock {
-		return refuse(Denied, "join token %s expired at %s", tok.ID, clockText(tok.ExpiresAt))
+		return nil, refuse(Denied, "join token %s expired at %s", tok.ID, clockText(tok.ExpiresAt))
 	}
 	if tok.Role != a.Role {
-		return refuse(Denied, "join token %s is for role %s, not %s", tok.ID, tok.Role, a.Role)
+		return nil, refuse(Denied, "join token %s is for role %s, not %s", tok.ID, tok.Role, a.Role)
 	}
 	if tok.Access != a.Access {
-		return refuse(Denied, "join token %s gives access %q, not %q", tok.ID, tok.Access, a.Access)
+		return nil, refuse(Denied, "join token %s gives access %q, not %q", tok.ID, tok.Access, a.Access)
+	}
+	if !slices.Equal(tok.Hosts, a.Hosts) {
+		return nil, refuse(Denied, "join token %s gives the hosts %q, not %q", tok.ID, tok.Hosts, a.Hosts)
+	}
+	if a.Role == "user" && a.Name == adminName {
+		return nil, refuse(Denied, "user %q is reserved: no token admits it", adminName)
 	}
 	if tok.Name != "" && tok.Name != a.Name {
-		return refuse(Denied, "join token %s is for %s %q, not %q", tok.ID, tok.Role, tok.Name, a.Name)
+		return nil, refuse(Denied, "join token %s is for %s %q, not %q", tok.ID, tok.Role, tok.Name, a.Name)
 	}
 	old, taken := t.r.admissions.Get(pair(a.Role, a.Name))
 	if taken && old.Token == tok.ID && bytes.Equal(old.KeyHash, a.KeyHash) {
 		if rev, ok := t.state().RevokedIdentity(a.Role, a.Name); ok && old.IssuedAt <= rev.At {
-			return refuse(Denied, "%s %q was revoked at %s", a.Role, a.Name, clockText(rev.At))
+			return nil, refuse(Denied, "%s %q was revoked at %s", a.Role, a.Name, clockText(rev.At))
 		}
-		return Result{}
+		return nil, Result{}
 	}
 	if tok.Uses == 0 {
-		return refuse(Denied, "join token %s is used up", tok.ID)
+		return nil, refuse(Denied, "join token %s is used up", tok.ID)
 	}
 	if tok.Name == "" {
 		// A token without a name must not take over an existing identity.
 		if _, registered := t.r.nodes.Get(a.Name); taken || a.Role == "agent" && registered {
-			return refuse(Denied, "%s %q exists already: only a token made for that name lets it join again", a.Role, a.Name)
+			return nil, refuse(Denied, "%s %q exists already: only a token made for that name lets it join again", a.Role, a.Name)
 		}
 		if _, revoked := t.state().RevokedIdentity(a.Role, a.Name); revoked {
-			return refuse(Denied, "%s %q was revoked: only a token made for that name lets it join again", a.Role, a.Name)
+			return nil, refuse(Denied, "%s %q was revoked: it can join again only with a token for that name", a.Role, a.Name)
 		}
 	}
 	left := *tok
 	left.Uses--
-	t.storeToken(&left)
-	return Result{}
+	return &left, Result{}
 }
 
-// mayRenew checks a certificate that replaces an earlier one of the same identity.
+// mayRenew checks whether a certificate may replace an earlier one of the same identity.
 func (t *Tx) mayRenew(a *Admission) Result {
 	old, ok := t.r.admissions.Get(pair(a.Role, a.Name))
 	if rev, revoked := t.state().RevokedIdentity(a.Role, a.Name); revoked && (!ok || old.IssuedAt <= rev.At) {
 		return refuse(Denied, "%s %q was revoked at %s", a.Role, a.Name, clockText(rev.At))
 	}
 	if ok && old.Access != a.Access {
-		return refuse(Denied, "%s %q has access %q, a renewal does not make it %q", a.Role, a.Name, old.Access, a.Access)
+		return refuse(Denied, "%s %q has access %q, a renewal cannot change it to %q", a.Role, a.Name, old.Access, a.Access)
+	}
+	if ok && !slices.Equal(old.Hosts, a.Hosts) {
+		return refuse(Denied, "%s %q has the hosts %q, a renewal cannot change them to %q", a.Role, a.Name, old.Hosts, a.Hosts)
 	}
 	if ok {
 		a.Token = old.Token
@@ -396,7 +467,7 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 	}
 	switch {
 	case r.Fingerprint != "" && (r.Role != "" || r.Name != ""):
-		return refuse(Invalid, "fingerprint: name a certificate or an identity, not both")
+		return refuse(Invalid, "fingerprint: give a certificate or an identity, not both")
 	case r.Fingerprint != "" && !isFingerprint(r.Fingerprint):
 		return refuse(Invalid, "fingerprint: %q is not a SHA-256 in lower-case hex", clip(r.Fingerprint))
 	case r.Fingerprint == "":
@@ -408,16 +479,24 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 		return refuse(Invalid, "reason: %d bytes, limit 1024", len(r.Reason))
 	}
 	if _, again := t.r.revocations.Get(r.key()); !again && t.r.revocations.Len() >= MaxRevocations {
-		return refuse(Conflict, "there are %d revocations, at most %d: put another authority in place", t.r.revocations.Len(), MaxRevocations)
+		return refuse(Conflict, "there are %d revocations, at most %d are allowed: replace the certificate authority", t.r.revocations.Len(), MaxRevocations)
 	}
-	own(t, &t.r.revocations, ownRevocations).Set(r.key(), r)
+	had := t.state().hasTrusted()
+	m := own(t, &t.r.revocations, ownRevocations)
+	old, again := m.Set(r.key(), r)
+	if had && !t.state().hasTrusted() {
+		if m.Delete(r.key()); again {
+			m.Set(r.key(), old)
+		}
+		return lastTrusted()
+	}
 	t.trustChanged(r.key(), func(e *encoder) { e.revocation(r) })
 	t.event(Event{Type: EventRevoked, Node: nodeOf(r.Role, r.Name), Reason: r.Reason, Message: r.key()})
 	return Result{}
 }
 
 // auditTypes lists the event types that an Audit command may add.
-var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack, EventCallMade}
+var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack, EventReplicaCopied, EventCallMade}
 
 func (t *Tx) audit(b *commandv1.Audit) Result {
 	if !slices.Contains(auditTypes[:], b.GetType()) {
@@ -439,7 +518,8 @@ func (t *Tx) auditRefused(c Command, res Result) {
 	t.audited(t.from, armOf(c), res.Kind, res.Reason)
 }
 
-// audited does the same for one part of a command. The changes of that part begin at from.
+// audited is auditRefused for one part of a command. from is the index in t.changes of the first
+// change that this part made.
 func (t *Tx) audited(from int, a arm, kind Kind, reason string) {
 	if t.caller == "" ||
 		slices.ContainsFunc(t.changes[from:], func(c Change) bool { return c.Table == TableEvent }) {
@@ -448,9 +528,9 @@ func (t *Tx) audited(from int, a arm, kind Kind, reason string) {
 	t.event(Event{Type: EventMutation, Reason: kind.String(), Message: clipTo(reason, 512), Details: []Label{{"command", string(a)}}})
 }
 
-// trustChanged folds a change of a trust table into the digest. fn encodes the new record; nil
-// means that the record was removed. It adds no Change: readers learn of the trust tables from
-// events and from the View.
+// trustChanged folds a change of a trust table into the digest. fn encodes the new record; if fn is nil, the
+// record was removed. Changes of the trust tables are not in the change feed: readers see them in events and
+// in the View.
 func (t *Tx) trustChanged(key string, fn func(*encoder)) {
 	e := encoder(nil)
 	e.str(key)
@@ -461,7 +541,8 @@ func (t *Tx) trustChanged(key string, fn func(*encoder)) {
 	t.sideFold = append(t.sideFold, e...)
 }
 
-// checkPrincipal checks the identity of a token or a certificate. anyName allows an empty name.
+// checkPrincipal checks role, name and access level of a join token or a certificate. anyName
+// allows an empty name.
 func checkPrincipal(role, name, access string, anyName bool) Result {
 	switch {
 	case !slices.Contains(trustRoles[:], role):
@@ -471,13 +552,29 @@ func checkPrincipal(role, name, access string, anyName bool) Result {
 		return refuse(Invalid, "name: %q does not match %s", clip(name), bounds.IDRule)
 	}
 	if role == "user" && access == "anonymous" || role != "user" && access != "" ||
-		access != "" && !slices.Contains(trustAccess[:], access) {
+		access != "" && access != AccessNone && !slices.Contains(trustAccess[:], access) {
 		return refuse(Invalid, "access: %q must be %s for users, and empty for other roles", clip(access), strings.Join(trustAccess[:], ", "))
 	}
 	if role == "user" && name == "anonymous" {
 		return refuse(Invalid, "name: %q is reserved", name)
 	}
 	return Result{}
+}
+
+// hostsFault describes the first invalid entry of a list of hosts; "" if every entry is valid.
+func hostsFault(role string, hosts []string) string {
+	switch {
+	case role == "user" && len(hosts) > 0:
+		return "hosts: a user's certificate names no hosts"
+	case len(hosts) > MaxTokenHosts:
+		return "hosts: " + decimal(len(hosts)) + ", at most " + decimal(MaxTokenHosts)
+	}
+	for _, h := range hosts {
+		if _, err := netip.ParseAddr(h); err != nil && !bounds.ValidID(h) || strings.Contains(h, "%") {
+			return "hosts: " + quoted(clip(h)) + " is neither a DNS name nor an IP address"
+		}
+	}
+	return ""
 }
 
 // nodeOf returns the node id of an agent's identity, for events; "" for other roles.
@@ -488,7 +585,7 @@ func nodeOf(role, name string) string {
 	return ""
 }
 
-// details sorts labels by key and drops those without a value. It reuses its arguments.
+// details returns the labels that have a value, sorted by key. It reuses its arguments.
 func details(in ...Label) []Label {
 	out := in[:0]
 	for _, l := range in {

@@ -46,7 +46,7 @@ func dropToken(id string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_DropToken{DropToken: &commandv1.DropToken{Id: id}}}
 }
 
-// join returns an admission with a token. opts change it.
+// join returns a command that admits an identity with a token. opts change the command.
 func join(w *world, tok, role, name string, opts ...func(*commandv1.Admit)) Command {
 	b := &commandv1.Admit{
 		Token: tok, SecretSha256: hash(1), Role: role, Name: name, KeySha256: hash(7), Fingerprint: print64("a"),
@@ -105,7 +105,7 @@ func TestClusterKey(t *testing.T) {
 	})
 }
 
-func TestAuthorities(t *testing.T) {
+func TestCertificateAuthorities(t *testing.T) {
 	issuer := func(w *world, at int64) string {
 		a, ok := w.s.Issuer(at)
 		if !ok {
@@ -149,9 +149,9 @@ func TestAuthorities(t *testing.T) {
 	})
 }
 
-func TestTokens(t *testing.T) {
+func TestJoinTokens(t *testing.T) {
 	proveTrust(t, []fact{
-		{"a token admits once", func(t *testing.T, w *world) {
+		{"a token with one use admits one identity", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			w.ok(join(w, "t1", "agent", "n1"))
 			refused(t, w.do(join(w, "t1", "agent", "n2", keyOf(8))), Denied, "used up")
@@ -172,7 +172,7 @@ func TestTokens(t *testing.T) {
 			w.ok(join(w, "t1", "agent", "n1"))
 		}},
 		{"an unknown or deleted token is refused", func(t *testing.T, w *world) {
-			refused(t, w.do(join(w, "t1", "agent", "n1")), NotFound, "not one of this cluster")
+			refused(t, w.do(join(w, "t1", "agent", "n1")), NotFound, "does not belong to this cluster")
 			w.ok(joinToken(w, "t1", "agent"))
 			w.ok(dropToken("t1"))
 			refused(t, w.do(join(w, "t1", "agent", "n1")), NotFound, "deleted")
@@ -183,16 +183,16 @@ func TestTokens(t *testing.T) {
 			w.now += 61 * minute
 			refused(t, w.do(join(w, "t1", "agent", "n1")), Denied, "expired at")
 		}},
-		{"a token is for one role", func(t *testing.T, w *world) {
+		{"a token is valid for one role", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			refused(t, w.do(join(w, "t1", "scheduler", "s1")), Denied, "role agent")
 		}},
-		{"a token gives one access", func(t *testing.T, w *world) {
+		{"a token grants one access level", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "user"))
 			admin := func(a *commandv1.Admit) { a.Access = "admin" }
 			refused(t, w.do(join(w, "t1", "user", "ada", admin)), Denied, "viewer", "admin")
 		}},
-		{"a token may be for one name", func(t *testing.T, w *world) {
+		{"a token may be valid for one name only", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent", func(b *commandv1.PutToken) { b.Name = "n1" }))
 			refused(t, w.do(join(w, "t1", "agent", "n2")), Denied, `"n1"`, `"n2"`)
 			w.ok(join(w, "t1", "agent", "n1"))
@@ -207,11 +207,37 @@ func TestTokens(t *testing.T) {
 			w.ok(joinToken(w, "t2", "agent", func(b *commandv1.PutToken) { b.Name = "n1" }))
 			w.ok(join(w, "t2", "agent", "n1", keyOf(8)))
 		}},
+		{"a token grants hosts, and renewals keep them", func(t *testing.T, w *world) {
+			hosts := []string{"gw.example.com", "192.0.2.1"}
+			with := func(list ...string) func(*commandv1.Admit) {
+				return func(a *commandv1.Admit) { a.Hosts = list }
+			}
+			w.ok(joinToken(w, "t1", "gateway", func(b *commandv1.PutToken) { b.Hosts = hosts }))
+			refused(t, w.do(join(w, "t1", "gateway", "g1")), Denied, "gw.example.com")
+			refused(t, w.do(join(w, "t1", "gateway", "g1", with("bank.example.com"))), Denied, "bank.example.com")
+			w.ok(join(w, "t1", "gateway", "g1", with(hosts...)))
+			refused(t, w.do(join(w, "", "gateway", "g1", with(append(hosts, "x")...))), Denied, "renewal")
+			w.ok(join(w, "", "gateway", "g1", with(hosts...)))
+			a, _ := w.s.Admission("gateway", "g1")
+			is(t, "hosts", strings.Join(a.Hosts, " "), strings.Join(hosts, " "))
+			for _, bad := range [][]string{{"*.example.com"}, {""}, {"a b"}, {"fe80::1%eth0"}, make([]string, MaxTokenHosts+1)} {
+				refused(t, w.do(joinToken(w, "t2", "gateway", func(b *commandv1.PutToken) { b.Hosts = bad })), Invalid, "hosts")
+			}
+			refused(t, w.do(joinToken(w, "t2", "user", func(b *commandv1.PutToken) { b.Hosts = hosts })), Invalid, "hosts")
+		}},
+		{"no token admits user admin", func(t *testing.T, w *world) {
+			refused(t, w.do(joinToken(w, "t1", "user", func(b *commandv1.PutToken) { b.Name = "admin" })), Invalid, "reserved")
+			w.ok(joinToken(w, "t1", "user"))
+			viewer := func(a *commandv1.Admit) { a.Access = "viewer" }
+			refused(t, w.do(join(w, "t1", "user", "admin", viewer)), Denied, "reserved")
+			w.ok(joinToken(w, "t2", "agent", func(b *commandv1.PutToken) { b.Name = "admin" }))
+			w.ok(join(w, "", "user", "admin", viewer)) // admitted without a token, as when the first scheduler forms the cluster
+		}},
 		{"invalid tokens are refused", func(t *testing.T, w *world) {
 			refused(t, w.do(joinToken(w, "t1", "root")), Invalid, "role")
 			refused(t, w.do(joinToken(w, "t1", "agent", uses(0))), Invalid, "uses")
 			refused(t, w.do(joinToken(w, "t1", "agent", uses(MaxTokenUses+1))), Invalid, "uses")
-			refused(t, w.do(joinToken(w, "t1", "agent", uses(2), func(b *commandv1.PutToken) { b.Name = "n1" })), Invalid, "one use")
+			refused(t, w.do(joinToken(w, "t1", "agent", uses(2), func(b *commandv1.PutToken) { b.Name = "n1" })), Invalid, "can be used once")
 			refused(t, w.do(joinToken(w, "t1", "agent", func(b *commandv1.PutToken) { b.Access = "admin" })), Invalid, "access")
 			refused(t, w.do(joinToken(w, "t1", "user", func(b *commandv1.PutToken) { b.Access = "god" })), Invalid, "access")
 			refused(t, w.do(joinToken(w, "t1", "user", func(b *commandv1.PutToken) { b.Name = "anonymous" })), Invalid, "reserved")
@@ -221,7 +247,7 @@ func TestTokens(t *testing.T) {
 			w.ok(joinToken(w, "t1", "agent"))
 			refused(t, w.do(joinToken(w, "t1", "agent")), Conflict, "exists")
 		}},
-		{"long expired tokens are dropped to make room", func(t *testing.T, w *world) {
+		{"tokens that expired long ago are dropped", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
 			w.now += int64(MaxTokenLife) + 2*60*minute
 			w.ok(joinToken(w, "t2", "agent"))
@@ -252,7 +278,7 @@ func TestRenewalAndRevocation(t *testing.T) {
 			w.ok(join(w, "t2", "agent", "n1", keyOf(8)))
 			w.ok(join(w, "", "agent", "n1", keyOf(9)))
 		}},
-		{"a renewal gives no more access", func(t *testing.T, w *world) {
+		{"a renewal cannot raise the access level", func(t *testing.T, w *world) {
 			viewer := func(a *commandv1.Admit) { a.Access = "viewer" }
 			admin := func(a *commandv1.Admit) { a.Access = "admin" }
 			w.ok(joinToken(w, "t1", "user"))
@@ -277,7 +303,7 @@ func TestRenewalAndRevocation(t *testing.T) {
 	})
 }
 
-func TestAudit(t *testing.T) {
+func TestAuditEventsOfCallers(t *testing.T) {
 	from := func(w *world, c Command) Command {
 		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/ada", From: "10.1.2.3:4567", Request: requestAt(w.now, uint32(w.index))}
 		return c
@@ -345,7 +371,7 @@ func TestAudit(t *testing.T) {
 	})
 }
 
-// trust draws a command about certificates, tokens or admissions, with names from small sets.
+// trust draws a random command about certificates, tokens or admissions. Its names come from small sets.
 func (g *stream) trust() Command {
 	w := &world{now: g.now}
 	digit := g.pick("authority", "1", "2", "3")
@@ -376,12 +402,16 @@ func (g *stream) trust() Command {
 	return putReplica(g.pick("replica", "r1", "r2"), FeatureLevel)
 }
 
-// TestRestoredIdentities: a newly formed cluster, which has only the identities of its scheduler
-// and admin, gets the others from the backup. A restore in place adds no identities.
+// TestRestoredIdentities: a newly formed cluster has only the identities of its scheduler and admin, and gets
+// the others from the backup. A restore into the running cluster that made the backup adds no identities.
 func TestRestoredIdentities(t *testing.T) {
 	user := func(w *world, name, access string) {
-		w.ok(joinToken(w, name, "user", func(b *commandv1.PutToken) { b.Access = access }))
-		w.ok(join(w, name, "user", name, func(a *commandv1.Admit) { a.Access = access }))
+		token := ""
+		if name != adminName { // only the admin is admitted without a token
+			token = name
+			w.ok(joinToken(w, name, "user", func(b *commandv1.PutToken) { b.Access = access }))
+		}
+		w.ok(join(w, token, "user", name, func(a *commandv1.Admit) { a.Access = access }))
 	}
 	w := formed(t)
 	user(w, "ada", "viewer")
@@ -403,8 +433,8 @@ func TestRestoredIdentities(t *testing.T) {
 	now := formed(t)
 	user(now, "bob", "viewer")
 	_, ok := restored(t, backup, now.s).Admission("user", "ada")
-	is(t, "in a cluster that goes on", ok, false)
+	is(t, "a restore into the running cluster adds no identities", ok, false)
 }
 
-// TestMaxTokenLife: MaxTokenLife is the limit that the usage text of persysctl names.
+// TestMaxTokenLife: MaxTokenLife is the limit that the help text of persysctl states.
 func TestMaxTokenLife(t *testing.T) { is(t, "life", MaxTokenLife, 168*time.Hour) }

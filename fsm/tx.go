@@ -13,44 +13,46 @@ import (
 	"github.com/persys/compute/fsm/receipts"
 )
 
-// Command is one entry of the vocabulary of the log. Apply never modifies it, but records share
-// its bytes, so the caller must not change it afterwards.
+// Command is one command of the log. Apply never modifies it, but records share its memory, so the caller
+// must not change it afterwards.
 type Command = *commandv1.Command
 
-// Meta is the position of a command in the log. Commands of one batch share it.
+// Meta is the log index and the term of a command. The commands of one log entry share it.
 type Meta struct{ Index, Term uint64 }
 
-// Tx applies the commands of one log entry to a private copy of a state. It is for use by one
-// goroutine. Nobody sees its effects before Commit.
+// Tx applies the commands of one log entry to a private copy of a state. It is for use by one goroutine.
+// Its effects are visible only after Commit.
 type Tx struct {
 	r     root
-	owned uint32 // one bit per table that this Tx has copied
+	owned uint64 // a bit for each table that this Tx has copied
 
-	// The command that is being judged:
+	// Facts about the command that is being applied:
 	meta   Meta
 	by     string
-	caller string // address that the call came from
-	via    string // identity of the gateway that passed the call on
+	caller string // network address of the caller
+	via    string // identity of the gateway that forwarded the call
 	// confined lists the namespaces in which the caller may act; empty means all.
 	confined []string
-	next     Generation // issued to every record that the command changes
-	from     int        // index of its first Change in changes
+	next     Generation // the generation that this command gives to every order that it changes
+	from     int        // index in changes of the first Change by the command
 
-	olds   []*Workload            // see replaced
-	alone  commandv1.PutWorkloads // see putAlone
-	origin []Label                // details of an event that holds only the address of the caller
+	olds    []*Workload            // present records of the workloads that the command puts; from the method replaced
+	alone   commandv1.PutWorkloads // the message that the method putAlone reuses
+	offered []*commandv1.Bundle    // bundles that the command carries
+	unused  []string               // digests of bundles that lost their last reference
+	origin  []Label                // event details that have only the address of the caller; shared by events
 
-	changes  []Change // of all commands since Begin or Commit
+	changes  []Change // changes made by all commands since Begin or the last Commit
 	slabs    slabs
 	outcomes outcomes
 	scratch  []byte
 	hash     xxhash.Digest
-	// sideFold holds the encoded changes of tables that make no Change (trust.go, tombstones.go,
-	// failures.go, drifts.go, rollouts.go), for the digest.
+	// sideFold holds encoded changes for the digest. They are the changes of the tables that are not in the
+	// change feed (trust.go, tombstones.go, failures.go, drifts.go, rollouts.go).
 	sideFold []byte
 
 	retention receipts.Retention
-	rules     []armRule // armRules, unless a test declares a newer version's
+	rules     []armRule // armRules, unless a test sets the rules of a newer version
 }
 
 // Begin opens a transaction. It copies the root; tables are shared with s until the first write
@@ -65,24 +67,24 @@ func (t *Tx) Commit() State {
 	return State{&r}
 }
 
-// Expect reserves memory for the results of that many commands. It is optional.
+// Expect reserves memory for the results of the given number of commands. Calling Expect is optional.
 func (t *Tx) Expect(commands int) {
 	t.changes = slices.Grow(t.changes, 2*commands)
 	t.slabs.expected = commands
 }
 
-// slabs allocates small objects of one log entry in rows, because they are released at about the
-// same time. For the garbage collector one row is one object.
+// slabs allocates the small objects of one log entry in rows of many objects, because all of them are
+// released at about the same time. The garbage collector sees one row as one object.
 type slabs struct {
-	expected int // commands that are not applied yet
+	expected int // number of commands of the log entry that are not applied yet
 	items    []Item
 }
 
 // slabMax is the number of items per slab. One live item keeps the whole slab in memory.
 const slabMax = 64
 
-// place stores v in the next free item of a slab and returns a list of that item. Each item is
-// used once.
+// place stores v in the next free item of a slab. It returns a slice with that item as its only
+// element. Each item is used once.
 func place[V any](s *slabs, row *[]V, v V) []V {
 	if len(*row) == 0 {
 		*row = make([]V, max(1, min(s.expected, slabMax)))
@@ -102,7 +104,7 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 	head := c.GetHead()
 	t.meta, t.next, t.from = m, Generation{}, len(t.changes)
 	if by := head.GetBy(); t.by != by {
-		t.by = strings.Clone(by) // events outlive commands
+		t.by = strings.Clone(by) // copied, because events are kept longer than the command
 	}
 	if from := head.GetFrom(); t.caller != from {
 		t.caller, t.origin = strings.Clone(from), nil
@@ -111,12 +113,13 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 		t.via = strings.Clone(via)
 	}
 	t.confined = head.GetNamespaces()
-	t.sideFold = t.sideFold[:0]
+	t.sideFold, t.offered = t.sideFold[:0], nil
 	info := &t.r.info
 	info.Index, info.Term = m.Index, m.Term
 	info.Clock = max(info.Clock, head.GetAt())
 
 	res := t.once(c)
+	t.dropBundles()
 	t.fold(c, res)
 	t.slabs.expected--
 	if t.from == len(t.changes) {
@@ -132,7 +135,7 @@ func (s State) Apply(m Meta, c Command) (State, Result, []Change) {
 	return t.Commit(), res, changes
 }
 
-// judge applies a command that is not a repeated request.
+// judge applies a command that has no stored receipt.
 func (t *Tx) judge(c Command) Result {
 	if c.GetBody() == nil {
 		return refuse(Unsupported, "the command has no body that this version knows")
@@ -160,7 +163,7 @@ func (t *Tx) judge(c Command) Result {
 	case *commandv1.Command_InitCluster:
 		return t.initCluster(b.InitCluster)
 	case *commandv1.Command_PutWorkloads:
-		return t.putWorkloads(b.PutWorkloads)
+		return t.putWorkloads(b.PutWorkloads, false)
 	case *commandv1.Command_SetDesired:
 		return t.setDesired(b.SetDesired)
 	case *commandv1.Command_DeleteWorkload:
@@ -201,6 +204,10 @@ func (t *Tx) judge(c Command) Result {
 		return Result{}
 	case *commandv1.Command_MirrorAttached:
 		return t.mirrorAttached(b.MirrorAttached)
+	case *commandv1.Command_AttachMirror:
+		return t.attachMirror(b.AttachMirror)
+	case *commandv1.Command_DetachMirror:
+		return t.detachMirror()
 	case *commandv1.Command_PinClusterKey:
 		return t.pinClusterKey(b.PinClusterKey)
 	case *commandv1.Command_SetGossipRing:
@@ -237,12 +244,44 @@ func (t *Tx) judge(c Command) Result {
 		return t.advanceRollout(b.AdvanceRollout)
 	case *commandv1.Command_SetRollout:
 		return t.setRollout(b.SetRollout)
+	case *commandv1.Command_PutPolicy:
+		return t.putPolicy(b.PutPolicy)
+	case *commandv1.Command_DeletePolicy:
+		return t.deletePolicy(b.DeletePolicy)
+	case *commandv1.Command_BindPolicy:
+		return t.bindPolicy(b.BindPolicy)
+	case *commandv1.Command_PutRole:
+		return t.putRole(b.PutRole)
+	case *commandv1.Command_DeleteRole:
+		return t.deleteRole(b.DeleteRole)
+	case *commandv1.Command_BindRole:
+		return t.bindRole(b.BindRole)
+	case *commandv1.Command_PutAccount:
+		return t.putAccount(b.PutAccount)
+	case *commandv1.Command_DeleteAccount:
+		return t.deleteAccount(b.DeleteAccount)
+	case *commandv1.Command_LabelNode:
+		return t.labelNode(b.LabelNode)
+	case *commandv1.Command_TaintNode:
+		return t.taintNode(b.TaintNode)
+	case *commandv1.Command_FinishJobs:
+		return t.finishJobs(b.FinishJobs)
+	case *commandv1.Command_ExpireJobs:
+		return t.expireJobs(b.ExpireJobs)
+	case *commandv1.Command_CreateRuns:
+		return t.createRuns(b.CreateRuns)
+	case *commandv1.Command_StartRun:
+		return t.startRun(b.StartRun)
+	case *commandv1.Command_ScaleGroup:
+		return t.scaleGroup(b.ScaleGroup)
+	case *commandv1.Command_PlaceMembers:
+		return t.placeMembers(b.PlaceMembers)
 	}
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }
 
-// generation returns the generation that this command issues. The first call advances the
-// sequence.
+// generation returns the new generation that the present command gives to the orders that it
+// changes. The first call in a command advances the sequence number.
 func (t *Tx) generation() Generation {
 	if t.next.IsZero() {
 		t.r.info.Sequence++
@@ -251,7 +290,7 @@ func (t *Tx) generation() Generation {
 	return t.next
 }
 
-// Bits of Tx.owned.
+// The bits of Tx.owned, one per table.
 const (
 	ownWorkloads = 1 << iota
 	ownNodes
@@ -280,11 +319,22 @@ const (
 	ownByUser
 	ownRollouts
 	ownRolling
+	ownPolicies
+	ownPolicyIn
+	ownByLabel
+	ownAuditLogs
+	ownBundles
+	ownByMAC
+	ownByRule
+	ownRoles
+	ownBindings
+	ownAccounts
+	ownByOwner
 )
 
-// own copies a table before the first write to it. Copying also marks the original tree; only
-// writers read that mark.
-func own[K cmp.Ordered, V any](t *Tx, m **btree.Map[K, V], bit uint32) *btree.Map[K, V] {
+// own returns a table that the transaction may write to. The first call copies the tree. Copying
+// also marks the original tree, which is safe because only writers read that mark.
+func own[K cmp.Ordered, V any](t *Tx, m **btree.Map[K, V], bit uint64) *btree.Map[K, V] {
 	if t.owned&bit == 0 {
 		*m = (*m).Copy()
 		t.owned |= bit
@@ -292,12 +342,12 @@ func own[K cmp.Ordered, V any](t *Tx, m **btree.Map[K, V], bit uint32) *btree.Ma
 	return *m
 }
 
-// refuse returns a verdict that changes nothing.
+// refuse returns the result of a command that is refused and has changed nothing.
 func refuse(k Kind, format string, args ...any) Result {
 	return Result{Kind: k, Reason: fmt.Sprintf(format, args...)}
 }
 
-// suffix is sep+s, or nothing when s is empty.
+// suffix returns sep+s, or "" if s is empty.
 func suffix(sep, s string) string {
 	if s == "" {
 		return ""

@@ -1,6 +1,13 @@
 package fsm
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/persys/compute/policy"
+)
 
 // Epoch identifies one leadership term: the incarnation of the cluster, then the Raft term. It
 // orders every message from schedulers to agents (agent/DESIGN.md).
@@ -19,14 +26,15 @@ func (e Epoch) Less(o Epoch) bool {
 
 func (e Epoch) String() string { return fmt.Sprintf("%d/%d", e.Incarnation, e.Term) }
 
-// Generation orders the orders about one workload. A new generation is issued whenever the order
-// for the agent changes: for a new spec, another desired state, another node, or a retry.
+// Generation is the number of an order for a workload; a later order has a higher one. A new generation is
+// issued whenever the order for the agent changes: for a new specification, another desired state, another
+// node, or a retry.
 type Generation struct {
 	Incarnation uint64
 	Sequence    uint64
 }
 
-// Less reports whether g is older than o.
+// Less reports whether generation g is older than o.
 func (g Generation) Less(o Generation) bool {
 	if g.Incarnation != o.Incarnation {
 		return g.Incarnation < o.Incarnation
@@ -34,32 +42,32 @@ func (g Generation) Less(o Generation) bool {
 	return g.Sequence < o.Sequence
 }
 
-// IsZero reports whether g is unset. Peers that do not know generations send zero.
+// IsZero reports whether g is unset. Legacy v1 agents, which know no generations, send zero.
 func (g Generation) IsZero() bool { return g == Generation{} }
 
 func (g Generation) String() string { return fmt.Sprintf("%d.%d", g.Incarnation, g.Sequence) }
 
-// Status is the scheduler's status of a workload (RULES, "States").
+// Status is the scheduler's status of a workload (docs/RULES.md, "States").
 type Status string
 
 // The ten statuses of a workload. Reason codes give the details.
 const (
-	StatusPending      Status = "Pending"      // not placed, or its agent has not started it yet
-	StatusScheduled    Status = "Scheduled"    // placed; the order is not acknowledged
-	StatusUpdating     Status = "Updating"     // placed and running; a newer order is not acknowledged
-	StatusRunning      Status = "Running"      // reported by its agent
-	StatusStopped      Status = "Stopped"      // reported by its agent
-	StatusFailed       Status = "Failed"       // reported by its agent, or attempts exhausted
+	StatusPending      Status = "Pending"      // not placed, or not started yet by the agent
+	StatusScheduled    Status = "Scheduled"    // placed; the node has not acknowledged the order
+	StatusUpdating     Status = "Updating"     // placed and running; the node has not acknowledged a newer order
+	StatusRunning      Status = "Running"      // the agent reports that the workload runs
+	StatusStopped      Status = "Stopped"      // the agent reports that the workload is stopped
+	StatusFailed       Status = "Failed"       // the agent reports a failure, or all attempts to start are used up
 	StatusUnknown      Status = "Unknown"      // the lease of its node ended; the workload stays bound to the node
-	StatusRetryPending Status = "RetryPending" // waits for Retry.NextAt
-	StatusDeleting     Status = "Deleting"     // marked for deletion; a node may still hold it
+	StatusRetryPending Status = "RetryPending" // failed; waits until Retry.NextAt for the next attempt
+	StatusDeleting     Status = "Deleting"     // marked for deletion; a node may still have an instance
 	StatusDeleted      Status = "Deleted"      // only in events and mirrors: the record of a deleted workload is removed
 )
 
 // Desired is the state that the user asked for.
 type Desired string
 
-// The desired states.
+// The desired states of a workload.
 const (
 	DesiredRunning Desired = "Running"
 	DesiredStopped Desired = "Stopped"
@@ -69,7 +77,7 @@ const (
 // Actual is the state of a workload as its node reports it.
 type Actual string
 
-// The actual states.
+// The states that a node can report of a workload.
 const (
 	ActualNone    Actual = ""
 	ActualPending Actual = "Pending"
@@ -80,20 +88,20 @@ const (
 	ActualMissing Actual = "Missing"
 )
 
-// NodeStatus is derived from Node.Up and Node.Draining.
+// NodeStatus is the status of a node. It follows from Node.Up and Node.Draining.
 type NodeStatus string
 
-// The node states.
+// The statuses of a node.
 const (
 	NodeReady    NodeStatus = "Ready"
 	NodeNotReady NodeStatus = "NotReady"
 	NodeDraining NodeStatus = "Draining"
 )
 
-// Mode of the control plane (fsm/DESIGN.md).
+// Mode is the mode of the control plane (fsm/DESIGN.md).
 type Mode string
 
-// The modes. Degraded and recovery are frozen.
+// The modes of the control plane. Degraded and recovery are frozen: they refuse changes by users.
 const (
 	ModeNormal   Mode = "normal"
 	ModeDegraded Mode = "degraded"
@@ -103,50 +111,114 @@ const (
 // Frozen reports whether m refuses user mutations.
 func (m Mode) Frozen() bool { return m != ModeNormal }
 
-// Policies of exclusive workloads for the end of their node's lease.
+// The policies that an exclusive workload may have for the end of its node's lease.
 const (
 	OnLostLeaseKeep = "keep"
 	OnLostLeaseStop = "stop"
 )
 
-// Label is one key=value pair. A slice of labels is sorted by key, and its keys are distinct.
+// Label is one key=value pair. A list of labels is sorted by key, and its keys are distinct.
 type Label struct{ Key, Value string }
 
-// Constraint is a placement rule over the labels of a node. Op is one of =, !=, in, not-in,
-// exists, not-exists.
+// Constraint is a placement rule about the labels of a node. Op is one of =, !=, in, not-in, exists,
+// not-exists.
 type Constraint struct {
 	Key    string
 	Op     string
 	Values []string
 }
 
-// Taint repels workloads that do not tolerate it. Effect is NoSchedule or PreferNoSchedule. In a
-// toleration, an empty Value or Effect matches any.
-type Taint struct{ Key, Value, Effect string }
+// Taint repels workloads that do not tolerate it. In a toleration, an empty Value or Effect matches any value
+// or effect.
+type Taint struct {
+	Key, Value, Effect string
+	Seconds            uint32 // only for NoExecute: workloads leave the node this number of seconds after Since
+	Since              int64  // only for NoExecute: when the node got the taint, Unix nanoseconds
+}
 
-// HostPort is a port on the host that a workload publishes. Protocol is tcp or udp.
+// Effects of taints. NoSchedule and NoExecute repel new workloads; PreferNoSchedule repels them only if
+// another node takes them. NoExecute also moves running workloads.
+const (
+	TaintNoSchedule       = "NoSchedule"
+	TaintPreferNoSchedule = "PreferNoSchedule"
+	TaintNoExecute        = "NoExecute"
+)
+
+// HostPort is a port on the host that a workload publishes. Protocol is tcp or udp. Address is an address
+// of the host, or empty for all.
 type HostPort struct {
 	Port     uint16
 	Protocol string
+	Address  string
 }
 
-// Demand is the part of a spec that the planner reads (spec/DESIGN.md).
+// Collides reports whether two workloads on one engine cannot publish host ports p and o at the same time.
+func (p HostPort) Collides(o HostPort) bool {
+	return p.Port == o.Port && p.Protocol == o.Protocol && (p.Address == o.Address || p.Address == "" || o.Address == "")
+}
+
+// Demand is the part of a specification that the planner reads (spec/DESIGN.md).
 type Demand struct {
-	Type           string // container, compose or vm
-	CPU            int64  // millicores
-	Memory         int64  // MiB
-	Disk           int64  // GB
-	Pool           string // storage pool; empty = the first pool of the node
+	Type           string // type of the workload: container, compose or vm
+	CPU            int64  // CPU in millicores
+	Memory         int64  // memory in MiB
+	Disk           int64  // disk in GB
+	Pool           string // storage pool for the disk; "" = the first pool of the node
 	StorageDrivers []string
 	Ports          []HostPort
-	Labels         []Label // the node must carry all of them
+	Labels         []Label // labels that the node must carry
 	Constraints    []Constraint
 	Tolerations    []Taint
 	Group          string
 	Exclusive      bool
-	OnLostLease    string // keep or stop
+	OnLostLease    string // keep or stop: what happens when the lease of the node ends
 	Priority       int32
-	PortNames      []PortName // sorted by name; read by DNS only
+	PortNames      []PortName // named ports, sorted by name; only DNS uses them
+	// Asks lists the privileges that the specification asks for. Policies decide whether they are allowed.
+	// Schedulers cannot read a Compose stack in Git, so such a stack has one ask of the rule
+	// policy.RuleUnreadStack.
+	Asks      []policy.Ask
+	LocalData []LocalData
+	MACs      []string  // Ethernet addresses of a virtual machine, sorted
+	Job       *Job      // nil for a workload that does not run to completion
+	Template  *Template // nil for a workload that is no template
+	Placement *Placement
+	Tags      []Label // by which affinity rules of other workloads can name this workload
+}
+
+// Placement holds the rules of a workload about its place. Demand.Placement is nil if there are none.
+type Placement struct {
+	Spread     []Spread
+	Affinities []Affinity
+	Policy     string // spread or binpack; empty = the policy of the cluster
+}
+
+// ByHost is the value of Spread.By and Affinity.By that makes each node a place of its own. Any other value is
+// the key of a node label.
+const ByHost = "host"
+
+// Spread keeps the members of a workload's group evenly distributed over the values of a node label.
+type Spread struct {
+	By      string
+	MaxSkew int32 // largest difference between the numbers of members at two values
+	Must    bool
+}
+
+// Affinity draws a workload to nodes, or to other workloads of its namespace; with Anti it keeps the workload
+// away. It has one target: Node, Workload, Group or Tag.
+type Affinity struct {
+	Anti            bool
+	Node            Constraint // Key is empty if the target is not Node
+	Workload, Group string
+	Tag             Label
+	By              string // nodes with the same value of this label are the same place; empty if the target is Node
+	Must            bool
+	Weight          int32 // 1 to 100; 0 if Must
+}
+
+// Repels reports whether the workload must not share a place with certain other workloads.
+func (p *Placement) Repels() bool {
+	return p != nil && slices.ContainsFunc(p.Affinities, func(a Affinity) bool { return a.Anti && a.Must && a.By != "" })
 }
 
 // Reason explains the status of a workload or node: Code is for programs, Message for people.
@@ -160,29 +232,41 @@ type Reason struct {
 // Reason codes that the state machine or the planner sets. The failure classes of agents
 // (contract/semantics.md section 9) are reason codes too.
 const (
-	CodeUnplaced          = "Unplaced"          // no node fits; Message counts the causes
+	CodeUnplaced          = "Unplaced"          // no node fits the workload; Message counts the reasons
 	CodeNodeLost          = "NodeLost"          // the lease of its node ended
-	CodeAwaitFailover     = "AwaitFailover"     // exclusive: waits for `persysctl node fence`
-	CodeAwaitStop         = "AwaitStop"         // waits until its former node, or the lost node it is bound to, has stopped it
-	CodeDraining          = "Draining"          // moved off a draining node
-	CodeDoesNotFit        = "DoesNotFit"        // its node no longer satisfies the changed demand
-	CodeBackoff           = "BackoffWait"       // RetryPending until NextAt
-	CodeExhausted         = "RetriesExhausted"  // attempts used up
-	CodePermanentFailure  = "PermanentFailure"  // a retry cannot help: change the spec
-	CodeMissing           = "Missing"           // its node no longer has the workload
-	CodeDispatchFailed    = "dispatch_failed"   // the order could not be sent to the agent
-	CodeDeleting          = "Deleting"          // waits until its node has removed it
+	CodeAwaitFailover     = "AwaitFailover"     // an exclusive workload waits for `persysctl node fence`
+	CodeAwaitStop         = "AwaitStop"         // waits until the former node, or the lost node that the workload is bound to, has stopped the instance
+	CodeDraining          = "Draining"          // the workload was moved off a draining node
+	CodeTainted           = "Tainted"           // the node has a NoExecute taint that the workload does not tolerate
+	CodeDoesNotFit        = "DoesNotFit"        // the node does not satisfy the changed demand of the workload
+	CodeBackoff           = "BackoffWait"       // the workload waits in status RetryPending until Retry.NextAt
+	CodeExhausted         = "RetriesExhausted"  // all attempts to start the workload are used up
+	CodePermanentFailure  = "PermanentFailure"  // a retry cannot help: the specification must be changed
+	CodeMissing           = "Missing"           // the node no longer has the workload
+	CodeDispatchFailed    = "dispatch_failed"   // the order could not be delivered to the agent
+	CodeDeleting          = "Deleting"          // a deleted workload waits until its node has removed the instance
 	CodeNodeRemoved       = "NodeRemoved"       // its node was removed
-	CodePreempted         = "Preempted"         // evicted for a workload of higher priority
+	CodeHoldsData         = "HoldsData"         // the workload should leave its node, or the node is lost, but only that node has its data
+	CodeCannotMove        = "CannotMove"        // the workload should leave its node, but no other node can take it, so it keeps running there
+	CodePreempted         = "Preempted"         // the workload was evicted for a workload of higher priority
 	CodeApplyRefused      = "ApplyRefused"      // the agent refused the order
-	CodeUserStop          = "UserStop"          // desired Stopped
-	CodeUserRetry         = "UserRetry"         // persysctl retry
-	CodeRuntimeNotOffered = "RuntimeNotOffered" // its node no longer offers the workload type
-	CodeApplyTimeout      = "ApplyTimeout"      // the agent accepted the order and did not carry it out in time
+	CodeUserRequest       = "UserRequest"       // a person requested it
+	CodeUserStop          = "UserStop"          // a user stopped it
+	CodeUserRetry         = "UserRetry"         // a user ran persysctl retry
+	CodeRuntimeNotOffered = "RuntimeNotOffered" // the node no longer offers the workload type
+	CodeApplyTimeout      = "ApplyTimeout"      // the agent accepted the order but did not finish it in time
+	CodeCompleted         = "Completed"         // the workload exited with success, and its restart policy does not restart it
+	CodeWorking           = "Working"           // the agent is carrying out the order; the message names the step
 	CodeDeleteTimeout     = "DeleteTimeout"     // the agent did not remove the deleted workload in time
+	CodeDeadlineExceeded  = "DeadlineExceeded"  // the job did not finish within its deadline
+	CodeNotCreated        = "NotCreated"        // a member of the system workload was not created; the message says why
+	CodeReplaced          = "Replaced"          // the cron stopped the run to start another one
+	CodeCronMissed        = "CronMissed"        // a time of a schedule got no run, because it was too late or no run could be created
+	CodeCronSkipped       = "CronSkipped"       // a time of a schedule got no run, because an earlier run had not ended
+	CodeAwaitTurn         = "AwaitTurn"         // the job waits: as many members of its group run as its parallelism allows
 )
 
-// PortName gives a published port a service name.
+// PortName gives a service name to a port that a workload publishes.
 type PortName struct {
 	Name          string
 	ContainerPort uint16
@@ -190,7 +274,7 @@ type PortName struct {
 	HostPort      uint16 // 0 = any host port
 }
 
-// Names reports whether n names the published port p.
+// Names reports whether n is the name of the published port p.
 func (n PortName) Names(p PortBinding) bool {
 	return n.ContainerPort == p.ContainerPort && n.Protocol == orTCP(p.Protocol) && (n.HostPort == 0 || n.HostPort == p.HostPort)
 }
@@ -202,11 +286,18 @@ func orTCP(protocol string) string {
 	return protocol
 }
 
-// PortBinding is a port that the runtime has published.
+// PortBinding is a port that the engine of a node has published for a workload.
 type PortBinding struct {
 	HostPort      uint16
 	ContainerPort uint16
 	Protocol      string
+	Address       string // address of the host; "" = all addresses
+}
+
+// Loopback reports whether only programs on the host itself can reach the port.
+func (p PortBinding) Loopback() bool {
+	a, err := netip.ParseAddr(p.Address)
+	return err == nil && a.IsLoopback()
 }
 
 // Values of Observation.Health for workloads with health checks.
@@ -219,98 +310,133 @@ const (
 // Observation is the last accepted report from the node of a workload.
 type Observation struct {
 	State        Actual
-	Generation   Generation // of the order that the report is about
-	Code         string     // failure class, empty if none
+	Generation   Generation // generation of the reported order
+	Code         string     // failure class that the agent reported; "" = no failure
 	Message      string
-	Failure      int32 // control.v1 FailureReason
+	Failure      int32 // FailureReason of control.v1, as a number
 	Retryable    bool
+	Terminal     bool // the agent reports that no retry helps
 	RestartCount int32
 	Addresses    []string
 	Ports        []PortBinding
-	Health       string // Healthy, Unhealthy or HealthStarting; empty without health checks
+	Health       string // Healthy, Unhealthy or HealthStarting; "" without health checks
+	Exit         *Exit  // how the last instance ended; nil if no instance has ended
 	At           int64  // Unix nanoseconds on the agent's clock
 }
 
-// unobserved is the Actual of workloads that no node has reported. It is never changed.
+// unobserved is the value of Workload.Actual until a node reports the workload. It never changes.
 var unobserved = &Observation{}
 
 // Retry is the backoff of one workload. The leader computes NextAt and writes it to the log.
 type Retry struct {
 	Attempts       int32
 	MaxAttempts    int32
-	NextAt         int64 // Unix nanoseconds; 0 = none scheduled
-	FirstFailureAt int64 // Unix nanoseconds; 0 = no failure since the last success
-	Terminal       bool  // no more retries until the user acts or the failures are cleared
-	// StableSince is the time since which the workload has run without interruption after
-	// failures, Unix nanoseconds; 0 = it does not run, or it has no failures to clear.
+	NextAt         int64 // time of the next attempt, Unix nanoseconds; 0 = no attempt is scheduled
+	FirstFailureAt int64 // time of the first failure since the last success, Unix nanoseconds; 0 = no failure
+	Terminal       bool  // no retries until a user acts or the failures are cleared
+	// StableSince is the time, in Unix nanoseconds, since which the workload has run
+	// without interruption after failures; 0 = the workload does not run or has no
+	// failures to clear.
 	StableSince int64
-	Verdict     Verdict // why Terminal is set
+	Verdict     Verdict // reason for Terminal
 }
 
-// Verdict is the reason for which the planner gave up a workload.
+// Verdict says why the planner gave up a workload.
 type Verdict struct{ Code, Message string }
 
-// AgentAction is one task of an agent. Times are Unix seconds on the agent's clock; 0 = not yet.
+// AgentAction is one task of an agent. Times are Unix seconds on the agent's clock; 0 = the task has not
+// reached that point.
 type AgentAction struct {
 	TaskID    string
 	Workload  string
-	Type      string // apply_workload or delete_workload
-	Status    string // pending, running, completed or failed
+	Type      string // type of the task: apply_workload or delete_workload
+	Status    string // state of the task: pending, running, completed or failed
 	Error     string
 	CreatedAt int64
 	StartedAt int64
 	EndedAt   int64
 }
 
-// NodeAudit is the position up to which the tasks of a node have become events.
+// NodeAudit records which finished tasks of a node have become events.
 type NodeAudit struct {
 	Node    string
-	EndedAt int64    // Unix seconds; tasks that ended earlier have become events
-	Tasks   []string // tasks that ended in this second and have become events, sorted
+	EndedAt int64    // Unix seconds; all tasks that ended earlier have become events
+	Tasks   []string // ids of the tasks that ended in that second and have become events, sorted
 }
 
 // Workload is the record of one workload. A published Workload is never changed: Apply replaces
 // it with a new one.
 type Workload struct {
 	ID             string
-	Spec           []byte // opaque, secrets sealed
-	Content        string // c1:<64 hex>
+	Spec           []byte // the encoded specification, with secrets sealed
+	Content        string // content hash, c1:<64 hex digits>
+	Bundle         string // digest of the files beside the Compose file; "" = none
 	CallerRevision string
-	Namespace      string  // "" is the default namespace; see In
+	Namespace      string  // name of the namespace; "" = the default namespace, see In
 	Demand         *Demand // never nil in a State and never changed, because versions of a record share it
 	Desired        Desired
 	Status         Status
 	Reason         Reason
-	Node           string // "" = unplaced
+	Node           string // node of the workload; "" = unplaced
 	PreviousNode   string
 	Generation     Generation
-	Acknowledged   bool         // the node accepted the order of this Generation
-	Restarts       uint32       // -r counter in Revision; advanced by a retry
-	Actual         *Observation // never nil in a State and never changed
-	FormerPorts    []HostPort   // see ports.go
+	Acknowledged   bool         // the node accepted the order with this Generation
+	Restarts       uint32       // number of forced restarts; the revision then ends with -r and this number
+	Actual         *Observation // last report of the node about the workload; never nil in a State and never changed
+	FormerPorts    []HostPort   // ports that a former instance may still bind; see ports.go
 	Retry          Retry
-	CreatedAt      int64 // Unix nanoseconds, as are the next two
+	CreatedAt      int64 // Unix nanoseconds, as are UpdatedAt and AssignedAt
 	UpdatedAt      int64
 	AssignedAt     int64
-	AcknowledgedAt int64 // when the node accepted the order of this Generation; 0 = it has not, or the time is unknown
-	// Unguarded is set while the node may not stop the workload when its lease ends, because
-	// it has not accepted the order that says so.
-	Unguarded   bool
+	// AcknowledgedAt is the time at which the node accepted the order, or at which the agent finished
+	// its work on the order, if that was later. 0 = the node has not accepted the order, or the time
+	// is unknown.
+	AcknowledgedAt int64
+	// MayOutliveLease is set while the node may leave the workload running when its lease ends, because the
+	// node has not yet accepted an order with on_lost_lease: stop.
+	MayOutliveLease bool
+	// Policy is the name of the policy under which the workload was admitted; "" = no policy judged it.
+	Policy string
+	// Data is the local data on the node, from every specification that the node has accepted. DiscardData is
+	// set while the workload may leave its node and lose that data; see data.go.
+	Data        []LocalData
+	DiscardData bool
+	// PreemptedBy is the id of the workload for which this workload was evicted from PreviousNode; ""
+	// once this workload has a node again.
+	PreemptedBy string
+	// Adopted is the revision under which Node runs an imported workload since the time of legacy v1
+	// schedulers. It counts as the revision of Content until the specification changes or the workload
+	// leaves Node. "" for other workloads.
+	Adopted string
+	// JobSince is when a job with its present specification was first assigned to a node, Unix nanoseconds; 0 = never.
+	// Result is the result of a finished job; nil otherwise.
+	JobSince int64
+	Result   *JobResult
+	// Owner is the template that the workload was created from; "" for other workloads. Run says why it was
+	// created; nil for other workloads. SealedFor is the id for which the secrets in Spec are sealed; "" = ID.
+	Owner       string
+	SealedFor   string
+	Run         *Run
+	Template    *TemplateState // nil for a workload that is no template
 	CreateIndex uint64
 	ModifyIndex uint64
-	Actions     []AgentAction // tasks of its agent at the last timeout, newest first
+	Actions     []AgentAction // recent tasks of the agent for this workload, recorded at the last timeout, newest first
 
 	history *history // former specifications (revisions.go); nil if there are none
 }
 
-// Bare returns a record with nothing but an id, for a workload that has no record.
+// Bare returns an empty record with an id. It stands for a workload that has no record.
 func Bare(id string) *Workload {
 	return &Workload{ID: id, Demand: &Demand{}, Actual: unobserved}
 }
 
 // Revision returns the revision that agents compare: c1-<16 hex>, followed by -r<n> after n
-// forced restarts (spec/DESIGN.md). Agents skip an unchanged revision.
+// forced restarts (spec/DESIGN.md). Agents skip an unchanged revision. An adopted revision keeps its
+// name, so that a legacy v1 agent skips it too.
 func (w *Workload) Revision() string {
+	if w.RunsAdopted() {
+		return w.Adopted
+	}
 	c := w.Content
 	if len(c) > 3 && c[:3] == "c1:" {
 		c = c[3:]
@@ -319,10 +445,16 @@ func (w *Workload) Revision() string {
 		c = c[:16]
 	}
 	if w.Restarts == 0 {
-		return "c1-" + c
+		return ownRevision + c
 	}
-	return fmt.Sprintf("c1-%s-r%d", c, w.Restarts)
+	return fmt.Sprintf("%s%s-r%d", ownRevision, c, w.Restarts)
 }
+
+// ownRevision is the prefix of every revision that is derived from a content hash.
+const ownRevision = "c1-"
+
+// RunsAdopted reports whether the present revision is an adopted one. After a forced restart it is not.
+func (w *Workload) RunsAdopted() bool { return w.Adopted != "" && w.Restarts == 0 }
 
 // Pool is a storage pool that a node offers. Total is in GB.
 type Pool struct {
@@ -333,21 +465,21 @@ type Pool struct {
 
 // NodeFacts holds the facts that a node reported when it registered.
 type NodeFacts struct {
-	Endpoint       string // host:port of its gRPC server
+	Endpoint       string // host:port of the agent's gRPC server
 	CPU            int64  // millicores that workloads may use
 	Memory         int64  // MiB that workloads may use
 	Pools          []Pool
-	Types          []string // container, compose, vm; empty = a legacy node, which offers all but vm
+	Types          []string // workload types that the node offers: container, compose, vm; empty = a legacy v1 agent, which offers all but vm
 	StorageDrivers []string
 	Labels         []Label
 	Taints         []Taint
-	EngineID       string // nodes that report the same engine share its host ports
+	EngineID       string // id of the container engine; nodes that report the same id share host ports
 	AgentVersion   string
-	InstanceID     string // stored in the agent's data directory
-	Protocol       uint32 // 0 = legacy v1 peer; 1 = uses epochs and generations
+	InstanceID     string // id of the agent, stored in its data directory
+	Protocol       uint32 // protocol version of the agent: 0 = legacy v1 peer; 1 = uses epochs and generations
 	SelfFencing    bool
-	FenceBound     uint32 // with SelfFencing: seconds after the end of its lease within which it stops workloads with on_lost_lease stop
-	Timestamp      string // RFC 3339, as sent
+	FenceBound     uint32 // number of seconds after the end of the lease within which the fencer stops workloads with on_lost_lease: stop
+	Timestamp      string // time of the registration, RFC 3339, as the agent sent it
 	LeaseSeconds   int64
 }
 
@@ -358,18 +490,21 @@ type Node struct {
 	Up            bool
 	Draining      bool
 	Cordoned      bool
-	Fenced        bool     // a person stated, since the node went down, that its workloads are dead
+	Fenced        bool     // a person stated that the workloads of the lost node no longer run
+	Set           NodeKeys // labels and taints that people set or removed; see Labels and Taints
 	Lacks         []string // workload types that the node refused since it registered, sorted
 	Reason        string
-	UpdatedBy     string // register, heartbeat, monitor or reconciler
-	UpdatedAt     int64  // Unix nanoseconds, as are the next two
-	LastHeartbeat int64  // as of the last transition; not updated by every heartbeat
+	UpdatedBy     string // cause of the last change: register, heartbeat, monitor or reconciler
+	UpdatedAt     int64  // Unix nanoseconds, as are LastHeartbeat and RegisteredAt
+	LastHeartbeat int64  // time of the last heartbeat that changed Up; other heartbeats do not update it
 	RegisteredAt  int64
 	CreateIndex   uint64
 	ModifyIndex   uint64
+
+	merged *mergedKeys // the merged labels and taints, computed from Facts and Set
 }
 
-// Status derives the status of the node. A heartbeat never clears Draining.
+// Status derives the status of the node. Heartbeats do not end a drain.
 func (n *Node) Status() NodeStatus {
 	switch {
 	case !n.Up:
@@ -383,8 +518,8 @@ func (n *Node) Status() NodeStatus {
 // Schedulable reports whether new work may be placed on n.
 func (n *Node) Schedulable() bool { return n.Up && !n.Draining && !n.Cordoned }
 
-// Engine returns the key under which host ports are reserved: the id of the engine, or a key made
-// of the node's id if the node reported no engine.
+// Engine returns the key under which host ports are reserved: the id of the engine, or a key derived from
+// the id of the node if it reported no engine.
 func (n *Node) Engine() string {
 	if n.Facts.EngineID != "" {
 		return n.Facts.EngineID
@@ -392,8 +527,8 @@ func (n *Node) Engine() string {
 	return "node:" + n.ID
 }
 
-// Alloc is the sum of the resources reserved on one node: the demands of the workloads assigned
-// to it and of its residuals. It is derived; Check recomputes it.
+// Alloc is the sum of the resources reserved on one node: the demands of the workloads assigned to it and of
+// its residuals. It follows from the records of workloads and residuals, and Check recomputes it.
 type Alloc struct {
 	CPU       int64 // millicores
 	Memory    int64 // MiB
@@ -408,20 +543,20 @@ type PoolUse struct {
 	GB   int64
 }
 
-// Residual is a workload that was evicted, moved or deleted and that its former node may still
-// run. Its demand stays reserved until the node reports that it is gone.
+// Residual is a workload that was evicted, moved or deleted, and that its former node may still run. Its
+// demand stays reserved until the node reports that the instance is gone.
 type Residual struct {
 	Node       string
 	Workload   string
-	Generation Generation // the agent must remove instances of this generation and of earlier ones
+	Generation Generation // the agent must remove instances of this generation and of earlier generations
 	Engine     string
 	Demand     Demand
 	Since      int64 // Unix nanoseconds
 	Reason     string
 }
 
-// Replica is the announcement of one scheduler. Only the Raft configuration says which replicas
-// vote.
+// Replica is what one scheduler has announced about itself. The Raft configuration alone decides which
+// replicas vote.
 type Replica struct {
 	ID           string // Raft server id
 	Name         string
@@ -432,9 +567,26 @@ type Replica struct {
 	DNSAddr      string
 	Version      string
 	FeatureLevel uint32
+	Memory       int64         // MiB of memory that the scheduler process may use; 0 = not known
+	Repair       ReplicaRepair // the last repair of damaged data; zero if there was none
 }
 
-// Event is one entry of the history. Details are sorted by key.
+// ReplicaRepair describes how a replica replaced damaged data.
+type ReplicaRepair struct {
+	Of     string // Raft server id that the replica had before
+	Damage string // description of the damage, with the name of the file
+	Aside  string // folder below the data directory to which the damaged data was moved
+	At     int64  // Unix nanoseconds
+	Done   bool   // the replica has caught up with the leader and has a vote
+}
+
+// Limits of the texts of a ReplicaRepair, in bytes.
+const (
+	MaxRepairDamage = 1024
+	MaxRepairAside  = 128
+)
+
+// Event is one entry of the event history. Details are sorted by key.
 type Event struct {
 	Seq      uint64
 	Index    uint64
@@ -446,8 +598,8 @@ type Event struct {
 	Message  string
 	By       string
 	Details  []Label
-	// Namespace is the namespace of Workload, or the one that the event is about; "" is the
-	// default namespace, or none.
+	// Namespace is the namespace of Workload, or the namespace that the event is about. "" means the
+	// default namespace, or that the event belongs to no namespace.
 	Namespace string
 }
 
@@ -467,7 +619,9 @@ const (
 	EventWorkloadDeleted   = "WorkloadDeleted"
 	EventWorkloadUnplaced  = "WorkloadUnplaced"
 	EventWorkloadEvicted   = "WorkloadEvicted"
-	EventWorkloadStable    = "WorkloadStable" // it ran without interruption for long enough, so its failures were cleared
+	EventPreemption        = "Preemption"     // the workload was placed by preempting a workload of lower priority
+	EventDataDiscarded     = "DataDiscarded"  // a person allowed a workload to leave its node without its local data
+	EventWorkloadStable    = "WorkloadStable" // a workload ran without interruption for long enough, so its failures were cleared
 	EventAgentAction       = "AgentAction"
 	EventDriftResolved     = "DriftResolved"
 	EventNodeRegistered    = "NodeRegistered"
@@ -476,14 +630,20 @@ const (
 	EventNodeUncordoned    = "NodeUncordoned"
 	EventNodeDraining      = "NodeDraining"
 	EventNodeDrainEnded    = "NodeDrainEnded"
+	EventNodeLabelsChanged = "NodeLabelsChanged" // a person set or removed labels; Message lists them
+	EventNodeTaintsChanged = "NodeTaintsChanged"
 	EventNodeFenced        = "NodeFenced"
 	EventNodeRemoved       = "NodeRemoved"
 	EventModeChanged       = "ModeChanged"
 	EventReplicaJoined     = "ReplicaJoined"
 	EventReplicaRemoved    = "ReplicaRemoved"
+	EventReplicaDamaged    = "ReplicaDamaged"  // a replica with damaged data moved it aside and joined under a new Raft id
+	EventReplicaRepaired   = "ReplicaRepaired" // a replica with a new id has caught up and has a vote again
+	EventReplicaCopied     = "ReplicaCopied"   // a copy of a scheduler's data directory is in use on another machine; the cluster refuses that copy
 	EventClusterFormed     = "ClusterFormed"
 	EventFeatureLevelRaise = "FeatureLevelRaised"
 	EventMirrorAttached    = "MirrorAttached"
+	EventMirrorDetached    = "MirrorDetached"
 	EventClusterRestored   = "ClusterRestored"
 	EventClusterRecovered  = "ClusterRecovered"
 
@@ -498,7 +658,7 @@ const (
 	EventCertificateRenewed = "CertificateRenewed"
 	EventRevoked            = "Revoked"
 	EventCallRefused        = "CallRefused"   // an API call was refused before it became a command
-	EventCallMade           = "CallMade"      // an API call that makes no command; with an error if it failed
+	EventCallMade           = "CallMade"      // a call that changes no state was made; with an error if the call failed
 	EventSessionOpened      = "SessionOpened" // a user opened a console or ran a command in a workload
 	EventSessionClosed      = "SessionClosed"
 	EventNamespaceCreated   = "NamespaceCreated"
@@ -506,40 +666,68 @@ const (
 	EventNamespaceDeleted   = "NamespaceDeleted"
 	EventRolloutStarted     = "RolloutStarted" // a member-by-member update of a group began
 	EventRolloutSuperseded  = "RolloutSuperseded"
-	EventRolloutPaused      = "RolloutPaused" // Message holds the cause
+	EventRolloutPaused      = "RolloutPaused" // a rolling update was paused; Message holds the cause
 	EventRolloutResumed     = "RolloutResumed"
 	EventRolloutReverting   = "RolloutReverting"
 	EventRolloutCompleted   = "RolloutCompleted"
-	EventMirrorRestored     = "MirrorRestored" // a user had the state written to etcd
+	EventPolicyCreated      = "PolicyCreated"
+	EventPolicyChanged      = "PolicyChanged"
+	EventPolicyDeleted      = "PolicyDeleted"
+	EventPolicyBound        = "PolicyBound" // a policy was bound to a namespace or to a label of nodes
+	EventPolicyUnbound      = "PolicyUnbound"
+	EventRoleCreated        = "RoleCreated"
+	EventRoleChanged        = "RoleChanged"
+	EventRoleDeleted        = "RoleDeleted"
+	EventRoleBound          = "RoleBound"
+	EventRoleUnbound        = "RoleUnbound"
+	EventAccountCreated     = "AccountCreated"
+	EventAccountRotated     = "AccountRotated"
+	EventAccountDeleted     = "AccountDeleted"
+	EventMirrorRestored     = "MirrorRestored" // a user requested that the state be written to etcd
 	EventCoreDNSLost        = "CoreDNSLost"
 	EventCoreDNSBack        = "CoreDNSBack"
-	EventMutation           = "Mutation" // an API mutation that was refused or changed nothing; Reason is the result
+	EventJobSucceeded       = "JobSucceeded"
+	EventJobFailed          = "JobFailed"
+	EventCronFired          = "CronFired"     // a time of a schedule came, and a run was created
+	EventCronMissed         = "CronMissed"    // a time of a schedule got no run; Message says why
+	EventCronSkipped        = "CronSkipped"   // a time of a schedule got no run, because an earlier run had not ended
+	EventRunStarted         = "RunStarted"    // a user started a run of a cron or of a parameterized job
+	EventGroupScaled        = "GroupScaled"   // the number of members of a group was changed; Message has both numbers and the cause
+	EventMemberCreated      = "MemberCreated" // a system workload got a member for a node
+	EventMemberRemoved      = "MemberRemoved" // a system workload lost its member for a node; Message says why
+	EventMutation           = "Mutation"      // an API mutation that was refused or changed nothing; Reason is the result
 )
 
-// Info is the part of the state that is not a table.
+// Info is the part of the state that is not in a table.
 type Info struct {
 	ClusterID            string
 	Incarnation          uint64
 	Shard                string
-	Sequence             uint64 // last generation sequence handed out
-	Clock                int64  // Unix nanoseconds; the maximum of At over all commands
+	Sequence             uint64 // sequence number of the newest generation
+	Clock                int64  // Unix nanoseconds; the latest time in any command so far
 	Mode                 Mode
 	ModeReason           string
 	ModeChangedAt        int64
 	FeatureLevel         uint32
-	Digest               uint64 // divergence digest at Index (fsm/DESIGN.md)
+	Digest               uint64 // hash over all commands and changed records up to Index (fsm/DESIGN.md)
 	EventSeq             uint64
 	ReceiptSeq           uint64
-	ReceiptsDroppedUntil int64  // Unix milliseconds, UUIDv7 time of the newest dropped receipt
+	ReceiptsDroppedUntil int64  // latest time in the request id of a dropped receipt, Unix milliseconds
 	Index                uint64 // last applied log index
-	Term                 uint64 // term of the entry at Index
+	Term                 uint64 // Raft term of the log entry at Index
 	MirrorEtcd           uint64 // cluster id of the etcd that has held the whole mirror; 0 = none
-	ModePinned           bool   // a person set the mode; see commandv1.SetMode
+	MirrorPin            uint64 // cluster id of the etcd that a person attached as the mirror; 0 = none
+	MirrorEndpoints      string // endpoints of the attached etcd, separated by commas; "" = those of the setting ETCD_ENDPOINTS
+	ModePinned           bool   // a person set the mode, so the leader does not change it
 	ClusterKeyID         string // id of the key that seals secrets; empty = not pinned yet
 	TrustVersion         uint64 // advances when authorities, tokens, admissions, revocations or gossip keys change
-	GossipRing           string // gossip keys, sealed under the cluster key; empty = the key derived from the cluster key
-	GossipVersion        uint64 // advances with every change of GossipRing
+	GossipRing           string // gossip keys, sealed under the cluster key; empty = gossip uses a key derived from the cluster key
+	GossipVersion        uint64 // counts the changes of GossipRing
 }
 
-// Epoch returns the epoch of this state.
+// AttachedEtcd returns the cluster id of the etcd that is attached as the mirror; 0 if none is attached. No
+// other etcd may hold the mirror.
+func (m Info) AttachedEtcd() uint64 { return cmp.Or(m.MirrorPin, m.MirrorEtcd) }
+
+// Epoch returns the epoch of the last applied entry: its incarnation and term.
 func (m Info) Epoch() Epoch { return Epoch{Incarnation: m.Incarnation, Term: m.Term} }

@@ -1,6 +1,10 @@
 package fsm
 
-import "github.com/persys/compute/fsm/rollout"
+import (
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
+	"github.com/persys/compute/policy"
+)
 
 // View is a consistent, read-only snapshot of the state at one index. Taking a View is O(1) and
 // never blocks Apply. A View stays valid and unchanged for as long as it is held. Records are
@@ -11,11 +15,14 @@ type View interface {
 	Info() Info
 
 	Workload(id string) (*Workload, bool)
-	Workloads(after string, fn func(*Workload) bool) // ids > after
+	Workloads(after string, fn func(*Workload) bool) // workloads with ids greater than after
 	WorkloadCount() int
 	StatusCount(s Status) int // workloads in this status, O(1)
 	WorkloadsOn(node string, fn func(*Workload) bool)
 	Group(group string, fn func(*Workload) bool)
+	// Children scans the workloads that were created from a template, by id; see templates.go.
+	Children(template string, fn func(*Workload) bool)
+	Ruled(fn func(*Workload) bool) // workloads that have tags or must not share a place with certain others
 	// Pending scans workloads that wait for placement, by descending priority, then by
 	// CreateIndex, then by id.
 	Pending(fn func(*Workload) bool)
@@ -32,34 +39,71 @@ type View interface {
 	Nodes(after string, fn func(*Node) bool)
 	NodeCount() int
 	Alloc(node string) Alloc
-	// PortHolder returns the workload that holds a host port of an engine and its node; "" if
-	// the port is free. Residuals hold their ports until they are gone.
+	// PortHolder returns the workload for which a host port of an engine is reserved, and its node; "" if the
+	// port is free. A residual keeps its ports reserved until it is gone.
 	PortHolder(engine string, p HostPort) (workload, node string)
 
 	Residual(node, workload string) (*Residual, bool)
-	Residuals(node string, fn func(*Residual) bool)       // of one node; "" = all
-	ResidualsOf(workload string, fn func(*Residual) bool) // of one workload
+	Residuals(node string, fn func(*Residual) bool)       // Residuals scans the residuals of one node; "" = of all nodes
+	ResidualsOf(workload string, fn func(*Residual) bool) // ResidualsOf scans the residuals of one workload
 	ResidualCount() int
 
 	// Tombstone returns the tombstone of a deleted workload.
 	Tombstone(workload string) (*Tombstone, bool)
-	Tombstones(fn func(*Tombstone) bool) // by workload
+	Tombstones(fn func(*Tombstone) bool) // tombstones, by workload id
 	TombstoneCount() int
 
-	// Namespace returns one namespace. Namespaces scans all of them, with the default
-	// namespace. NamespacesOf returns the namespaces that a user is confined to; a user
-	// without any acts everywhere. See namespaces.go.
+	// Namespace returns one namespace. Namespaces scans all of them, including the default namespace.
+	// NamespacesOf returns the namespaces that list a user; if there are none, the user may act everywhere.
+	// See namespaces.go.
 	Namespace(name string) (*Namespace, bool)
 	Namespaces(fn func(*Namespace) bool)
 	UseOf(namespace string) Use
+	// Room returns the limit of the size of the whole state, and Total its present size; see room.go.
+	Room() Room
+	Total() Total
 	NamespacesOf(user string) []string
+
+	// RankOf returns the rank of a workload for preemption; see preempt.go.
+	RankOf(w *Workload) Rank
+
+	// Policy returns one policy. Policies scans all of them, including the built-in ones. PolicyIn returns
+	// the policy that is bound to a namespace, NodePolicies the policies that are bound to labels of a
+	// node, and Admitted the policy under which a workload was admitted. See policies.go.
+	Policy(name string) (*Policy, bool)
+	Policies(fn func(*Policy) bool)
+	PolicyIn(namespace string) *Policy
+	NodePolicies(n *Node) []*policy.Policy
+	Admitted(w *Workload) *policy.Policy
+
+	// Role returns a role that is not built in, and Roles scans all of these. Bindings scans all bindings of
+	// roles, BindingsOf those of one subject. See roles.go. Account returns the identity of a program, and
+	// Accounts scans all of them; see accounts.go.
+	Role(name string) (*Role, bool)
+	Roles(fn func(*Role) bool)
+	Bindings(fn func(*Binding) bool)
+	BindingsOf(kind, name string, fn func(*Binding) bool)
+	Account(name string) (*Account, bool)
+	Accounts(fn func(*Account) bool)
+
+	// Audit scans the records of an audit log. AuditLast returns the number of its newest record. See
+	// auditlog.go.
+	Audit(l AuditLog, after uint64, fn func(before AuditHash, r *AuditRecord) bool)
+	AuditLast(l AuditLog) uint64
+
+	// NameFault returns why an apply would be refused because of the DNS names or Ethernet addresses of its
+	// workloads; see names.go.
+	NameFault(b *commandv1.PutWorkloads, leaving []*Workload, sees func(namespace string) bool) string
 
 	// Revisions returns the recorded specifications of a workload, oldest first.
 	Revisions(workload string) []Revision
 
-	// Rollout returns the last member-by-member update of a group. Rolling scans the running
-	// updates. Seen returns the facts about a member that an update depends on. See
-	// rollouts.go.
+	// Bundle returns the sealed files of a Compose stack by their digest; Bundles scans all of them.
+	Bundle(digest string) (*Bundle, bool)
+	Bundles(fn func(*Bundle) bool)
+
+	// Rollout returns the last member-by-member update of a group. Rolling scans the running updates. Seen
+	// returns the present state of a member, as far as an update depends on it. See rollouts.go.
 	Rollout(group string) (*rollout.Rollout, bool)
 	Rolling(fn func(*rollout.Rollout) bool)
 	Seen(id string) rollout.Seen
@@ -67,7 +111,8 @@ type View interface {
 	Replica(id string) (*Replica, bool)
 	Replicas(fn func(*Replica) bool)
 
-	// The tables that issue, renew and revoke certificates; see trust.go.
+	// The next methods read the tables of certificate authorities, join tokens, issued
+	// certificates and revocations; see trust.go.
 	Authority(id string) (*Authority, bool)
 	Authorities(fn func(*Authority) bool)
 	Issuer(now int64) (*Authority, bool)
@@ -89,13 +134,12 @@ type View interface {
 	AuditedUntil(node string) int64
 	NodeAudit(node string) (*NodeAudit, bool)
 
-	// Drifts scans the open drifts of one node, or of all if node is "", by
-	// workload and type.
+	// Drifts scans the open drifts of one node, or of all nodes if node is "", by workload and type.
 	Drifts(node string, fn func(*Drift) bool)
 	Drift(node, workload, kind string) (*Drift, bool)
 	DriftCount() int
 
 	// Receipt returns the stored answer to an API mutation.
-	Receipt(request [16]byte) (Result, bool)
+	Receipt(request [16]byte, hash uint64) (Result, bool)
 	ReceiptCount() int
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,7 +23,7 @@ const (
 	minute = int64(time.Minute)
 )
 
-// world is a state under test. Check runs after every command.
+// world is a state under test. Its methods call State.Check after every command.
 type world struct {
 	t     testing.TB
 	s     State
@@ -30,14 +31,14 @@ type world struct {
 	term  uint64
 	now   int64
 	last  []Change
-	log   []Command // everything applied, for the golden corpus
+	log   []Command // all applied commands, for the golden corpus
 }
 
 func uninitialised(t testing.TB) *world {
 	return &world{t: t, s: New(), term: 1, now: epoch0}
 }
 
-// formed returns a world with cluster c1 and registered nodes of 4 cores, 4 GiB and 100 GB.
+// formed returns a world with cluster c1 and the named nodes, each with 4 cores, 4 GiB and 100 GB.
 func formed(t testing.TB, nodes ...string) *world {
 	w := uninitialised(t)
 	w.ok(initCluster("c1"))
@@ -52,7 +53,7 @@ func (w *world) do(c Command) Result {
 	return w.as(nil, c)
 }
 
-// as applies c as an API call with a request id.
+// as applies command c as if a user had sent it through the API with a request id.
 func (w *world) as(request []byte, c Command) Result {
 	w.t.Helper()
 	w.index++
@@ -69,7 +70,7 @@ func (w *world) as(request []byte, c Command) Result {
 	s, res, changes := w.s.Apply(Meta{w.index, w.term}, c)
 	w.s, w.last = s, changes
 	if err := s.Check(); err != nil {
-		w.t.Fatalf("after %s: %v", c, err)
+		w.t.Fatalf("after command %s the invariants must hold, but Check returned: %v", c, err)
 	}
 	return res
 }
@@ -78,7 +79,7 @@ func (w *world) ok(c Command) Result {
 	w.t.Helper()
 	res := w.do(c)
 	if res.Kind != OK || res.Skipped > 0 {
-		w.t.Fatalf("%s: %s, skipped %d: %s", c, res.Kind, res.Skipped, res.Reason)
+		w.t.Fatalf("command %s must succeed, but returned %s, skipped %d items: %s", c, res.Kind, res.Skipped, res.Reason)
 	}
 	return res
 }
@@ -87,7 +88,7 @@ func (w *world) workload(id string) *Workload {
 	w.t.Helper()
 	wl, ok := w.s.Workload(id)
 	if !ok {
-		w.t.Fatalf("workload %s is not there", id)
+		w.t.Fatalf("the state must have workload %s, but does not", id)
 	}
 	return wl
 }
@@ -96,7 +97,7 @@ func (w *world) node(id string) *Node {
 	w.t.Helper()
 	n, ok := w.s.Node(id)
 	if !ok {
-		w.t.Fatalf("node %s is not there", id)
+		w.t.Fatalf("the state must have node %s, but does not", id)
 	}
 	return n
 }
@@ -106,7 +107,7 @@ func (w *world) generation(id string) *commandv1.Generation {
 	return GenerationPB(w.workload(id).Generation)
 }
 
-// events returns the types of the events of the last command.
+// events returns the types of the events that the last command added.
 func (w *world) events() (out []string) {
 	for _, c := range w.last {
 		if c.Table == TableEvent {
@@ -123,11 +124,11 @@ func (w *world) eventOf(kind string) *Event {
 			return c.NewEvent()
 		}
 	}
-	w.t.Fatalf("no event %s among %v", kind, w.events())
+	w.t.Fatalf("the last command must add the event %s, but added only %v", kind, w.events())
 	return nil
 }
 
-// place puts a workload and binds it to a node.
+// place puts a workload and assigns it to a node.
 func (w *world) place(id, node string, opts ...func(*commandv1.WorkloadPut)) {
 	w.t.Helper()
 	w.ok(put(id, opts...))
@@ -139,7 +140,7 @@ func (w *world) bind(id, node string) {
 	w.ok(w.assign(id, node))
 }
 
-// run reports the workload as running at its present generation.
+// run applies a report that the workload runs at its present generation.
 func (w *world) run(id string) {
 	w.t.Helper()
 	w.ok(w.says(id, "Running"))
@@ -188,6 +189,24 @@ func puts(group string, list ...*commandv1.WorkloadPut) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: list, GroupOf: group}}}
 }
 
+// filed makes a put refer to the bundle that bundleOf makes from a text.
+func filed(text string) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) { p.Bundle, p.Content = bundleOf(text).GetDigest(), "c1:"+text }
+}
+
+// bundleOf returns a bundle with the given text. Its digest consists of the first byte of the text.
+func bundleOf(text string) *commandv1.Bundle {
+	return &commandv1.Bundle{Digest: strings.Repeat(text[:1], 64), Data: []byte(text)}
+}
+
+// with adds bundles with the given texts to a put command.
+func with(c Command, texts ...string) Command {
+	for _, text := range texts {
+		c.GetPutWorkloads().Bundles = append(c.GetPutWorkloads().Bundles, bundleOf(text))
+	}
+	return c
+}
+
 // each returns a put command with Each set: every workload is accepted or refused separately.
 func each(list ...*commandv1.WorkloadPut) Command {
 	c := puts("", list...)
@@ -219,6 +238,12 @@ func hostPort(n uint32) func(*commandv1.WorkloadPut) {
 	}
 }
 
+func portOf(n uint32, address string) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) {
+		p.Demand.HostPorts = append(p.Demand.HostPorts, &commandv1.Port{Port: n, Protocol: "tcp", Address: address})
+	}
+}
+
 func register(id string, opts ...func(*commandv1.RegisterNode)) Command {
 	n := &commandv1.RegisterNode{
 		Id: id, Endpoint: id + ":50051", CpuMillicores: 4000, MemoryMib: 4096,
@@ -243,6 +268,11 @@ func setDesired(id, to string) Command {
 
 func remove(id string, force bool) Command {
 	return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: force}}}
+}
+
+// retryIfNeeded returns a RetryWorkload command that changes nothing if the workload is healthy.
+func retryIfNeeded(id string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: id, IfNeeded: true}}}
 }
 
 func userRetry(id string) Command {
@@ -301,6 +331,14 @@ func putReplica(id string, level uint32) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: "name-" + id, GrpcAddr: id + ":8085", FeatureLevel: level}}}
 }
 
+// repaired returns the announcement of a replica that replaced damaged data. of is the former Raft
+// id of that replica.
+func repaired(id, of string, done bool) Command {
+	c := putReplica(id, 1)
+	c.GetPutReplica().Repair = &commandv1.ReplicaRepair{Of: of, Damage: "entry 3 fails its checksum", Aside: "raft.damaged-x", At: minute, Done: done}
+	return c
+}
+
 func removeReplica(id string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_RemoveReplica{RemoveReplica: &commandv1.RemoveReplica{Id: id}}}
 }
@@ -321,6 +359,14 @@ func unpinMode(m, reason string) Command {
 	return c
 }
 
+func attachMirror(etcd uint64, endpoints ...string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_AttachMirror{AttachMirror: &commandv1.AttachMirror{EtcdClusterId: etcd, Endpoints: endpoints}}}
+}
+
+func detachMirror() Command {
+	return &commandv1.Command{Body: &commandv1.Command_DetachMirror{DetachMirror: &commandv1.DetachMirror{}}}
+}
+
 func attached(etcd uint64) Command {
 	return &commandv1.Command{Body: &commandv1.Command_MirrorAttached{MirrorAttached: &commandv1.MirrorAttached{EtcdClusterId: etcd}}}
 }
@@ -329,7 +375,7 @@ func barrier() Command {
 	return &commandv1.Command{Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
 }
 
-// requestAt returns a UUIDv7 for a time in nanoseconds. n makes it unique.
+// requestAt returns a request id, a UUIDv7, for a time in nanoseconds. n makes the id unique.
 func requestAt(ns int64, n uint32) []byte {
 	id := make([]byte, 16)
 	binary.BigEndian.PutUint64(id, uint64(ns/1e6)<<16|0x7000)
@@ -338,7 +384,7 @@ func requestAt(ns int64, n uint32) []byte {
 	return id
 }
 
-// snapshotBytes returns the snapshot of a state, which is its canonical form.
+// snapshotBytes returns the snapshot of a state. Equal states have equal snapshots.
 func snapshotBytes(t testing.TB, s State) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -361,15 +407,15 @@ func mustEqualStates(t testing.TB, what string, a, b State) {
 	}
 }
 
-// contents returns the contents of a table or index of the root, by field name.
+// contents returns a table or index of the state's root as a comparable value, by the name of its field.
 func contents(s State, name string) any {
 	type pairOf struct{ k, v any }
 	var out []pairOf
 	r := s.r
 	sets := map[string]*set{
-		"byNode": r.byNode, "byGroup": r.byGroup, "pending": r.pending, "unacked": r.unacked,
+		"byNode": r.byNode, "byGroup": r.byGroup, "byOwner": r.byOwner, "pending": r.pending, "unacked": r.unacked,
 		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "tombstonesByAge": r.tombstonesByAge,
-		"byUser": r.byUser, "rolling": r.rolling,
+		"byUser": r.byUser, "byLabel": r.byLabel, "byMAC": r.byMAC, "byRule": r.byRule, "rolling": r.rolling,
 	}
 	if m, ok := sets[name]; ok {
 		m.Scan(func(k string, _ struct{}) bool { out = append(out, pairOf{k, nil}); return true })
@@ -390,8 +436,14 @@ func contents(s State, name string) any {
 		r.replicas.Scan(func(k string, v *Replica) bool { out = append(out, pairOf{k, *v}); return true })
 	case "events":
 		s.Events(0, func(v *Event) bool { out = append(out, pairOf{v.Seq, *v}); return true })
+	case "audit":
+		for _, l := range AuditLogs() {
+			a := r.audit.of(l)
+			out = append(out, pairOf{l, [4]any{a.last, a.bytes, a.base, a.head}})
+			s.Audit(l, 0, func(_ AuditHash, v *AuditRecord) bool { out = append(out, pairOf{v.Number, *v}); return true })
+		}
 	case "receipts":
-		r.receipts.Scan(func(v receipts.Receipt) bool { out = append(out, pairOf{v, answerOf(v)}); return true })
+		r.receipts.Scan(func(v receipts.Receipt) bool { out = append(out, pairOf{v, answerOf(v, 0)}); return true })
 	case "authorities":
 		r.authorities.Scan(func(k string, v *Authority) bool { out = append(out, pairOf{k, *v}); return true })
 	case "tokens":
@@ -421,6 +473,20 @@ func contents(s State, name string) any {
 		r.drifts.Scan(func(k string, v *Drift) bool { out = append(out, pairOf{k, *v}); return true })
 	case "namespaces":
 		r.namespaces.Scan(func(k string, v *Namespace) bool { out = append(out, pairOf{k, *v}); return true })
+	case "policies":
+		r.policies.Scan(func(k string, v *Policy) bool { out = append(out, pairOf{k, *v}); return true })
+	case "bundles":
+		r.bundles.Scan(func(k string, v *Bundle) bool { out = append(out, pairOf{k, *v}); return true })
+	case "roles":
+		r.roles.Scan(func(k string, v *Role) bool { out = append(out, pairOf{k, *v}); return true })
+	case "bindings":
+		r.bindings.Scan(func(k string, v *Binding) bool { out = append(out, pairOf{k, *v}); return true })
+	case "accounts":
+		r.accounts.Scan(func(k string, v *Account) bool { out = append(out, pairOf{k, *v}); return true })
+	case "policyIn":
+		r.policyIn.Scan(func(k string, v string) bool { out = append(out, pairOf{k, v}); return true })
+	case "total":
+		out = append(out, pairOf{"total", r.total})
 	case "uses":
 		r.uses.Scan(func(k string, v *Use) bool { out = append(out, pairOf{k, *v}); return true })
 	case "ports":

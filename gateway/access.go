@@ -42,8 +42,8 @@ func ParseRole(s string) (Role, error) {
 	return Nobody, fmt.Errorf("role %q must be viewer, operator or admin", s)
 }
 
-// needs is the role that each call requires; a call that is not listed requires
-// Admin. The schedulers check again, for the gateway's certificate and the user's.
+// needs is the role that each call requires. A call that is not listed requires Admin. The schedulers check
+// again, with the rights of the gateway and of the user.
 var needs = map[string]Role{
 	controlv1.AgentControl_ListNodes_FullMethodName:         Viewer,
 	controlv1.AgentControl_GetNode_FullMethodName:           Viewer,
@@ -52,16 +52,24 @@ var needs = map[string]Role{
 	controlv1.AgentControl_GetClusterSummary_FullMethodName: Viewer,
 	clusterv1.Cluster_Status_FullMethodName:                 Viewer,
 	clusterv1.Cluster_Events_FullMethodName:                 Viewer,
+	clusterv1.Cluster_Audit_FullMethodName:                  Viewer,
 	clusterv1.Cluster_WatchWorkloads_FullMethodName:         Viewer,
 	clusterv1.Cluster_Why_FullMethodName:                    Viewer,
 	clusterv1.Cluster_Logs_FullMethodName:                   Viewer,
 	clusterv1.Cluster_ListActions_FullMethodName:            Viewer,
 	clusterv1.Cluster_ListDrifts_FullMethodName:             Viewer,
 	clusterv1.Cluster_ListVolumes_FullMethodName:            Viewer,
+	clusterv1.Cluster_GetAccess_FullMethodName:              Nobody,
+	clusterv1.Cluster_CheckAccess_FullMethodName:            Nobody,
+	clusterv1.Cluster_ListRoles_FullMethodName:              Viewer,
+	clusterv1.Cluster_ListBindings_FullMethodName:           Admin,
+	clusterv1.Cluster_ListAccounts_FullMethodName:           Admin,
 	clusterv1.Cluster_ListNamespaces_FullMethodName:         Viewer,
+	clusterv1.Cluster_ListPolicies_FullMethodName:           Viewer,
 	clusterv1.Cluster_ListRevisions_FullMethodName:          Viewer,
 	clusterv1.Cluster_GetRollout_FullMethodName:             Viewer,
 	clusterv1.Cluster_Recovery_FullMethodName:               Viewer,
+	clusterv1.Cluster_MirrorStatus_FullMethodName:           Viewer,
 
 	controlv1.AgentControl_ApplyWorkload_FullMethodName:              Operator,
 	controlv1.AgentControl_DeleteWorkload_FullMethodName:             Operator,
@@ -71,7 +79,11 @@ var needs = map[string]Role{
 	clusterv1.Cluster_PlanWorkloads_FullMethodName:                   Operator,
 	clusterv1.Cluster_RollBack_FullMethodName:                        Operator,
 	clusterv1.Cluster_SetRollout_FullMethodName:                      Operator,
+	clusterv1.Cluster_StartRun_FullMethodName:                        Operator,
+	clusterv1.Cluster_ScaleGroup_FullMethodName:                      Operator,
 	clusterv1.Cluster_CordonNode_FullMethodName:                      Operator,
+	clusterv1.Cluster_LabelNode_FullMethodName:                       Operator,
+	clusterv1.Cluster_TaintNode_FullMethodName:                       Operator,
 	clusterv1.Cluster_AdoptDrift_FullMethodName:                      Operator,
 	clusterv1.Cluster_DeleteDrift_FullMethodName:                     Operator,
 	clusterv1.Cluster_CollectGarbage_FullMethodName:                  Operator,
@@ -83,30 +95,48 @@ var needs = map[string]Role{
 // caller is the identity behind a request.
 type caller struct {
 	name string
-	// role is as far as the gateway knows. The role of a user's certificate is in the
-	// schedulers' record of its join token, and may be higher or lower.
+	// role is the role that a bearer token gives. The gateway does not know the role of a caller with a
+	// certificate; the schedulers check the caller's identity.
 	role Role
-	// identity and issued are of the user's certificate; empty without one. The schedulers
-	// check that identity, too.
+	// identity and issued (the time of issue) come from the user's certificate; they are empty for a caller
+	// without certificate.
 	identity string
 	issued   time.Time
-	// user is the issuer and subject of a bearer token.
-	user string
-	from string // IP address
-	// namespaces restrict the caller; empty leaves it to the schedulers' own records.
+	// user is the issuer and subject of a bearer token, and groups are the groups in it.
+	user   string
+	groups string // the groups in the form that dial.EncodeGroups returns
+	// token is the bearer token of an account (an identity of a program), which the schedulers check. account
+	// is the account for which the gateway itself has verified an OIDC token.
+	token, account string
+	from           string // IP address from which the request came
+	// namespaces are the namespaces to which the gateway restricts the caller. If empty, only the schedulers'
+	// records restrict the caller.
 	namespaces []string
 }
 
-// tell adds the caller to a call's metadata. The schedulers record it in the history, and use it
-// only to take permissions away from the gateway's own.
+func (c caller) isAccount() bool { return c.token != "" || c.account != "" }
+
+// tell adds the caller to the metadata of a call. The schedulers record the caller in the history, and use
+// it only to reduce the rights of the gateway.
 func (c caller) tell(ctx context.Context) context.Context {
 	switch {
 	case c.identity != "":
 		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyOnBehalf, c.identity, dial.KeyIssued, strconv.FormatInt(c.issued.UnixNano(), 10))
+	case c.token != "":
+		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyAccountToken, c.token)
+	case c.account != "":
+		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyAccount, c.account)
 	case c.user != "":
-		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyUser, c.user)
+		access := "none"
+		if c.role > Nobody {
+			access = c.role.String()
+		}
+		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyUser, c.user, dial.KeyAccess, access)
+		if c.groups != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyGroups, c.groups)
+		}
 	}
-	if c.from != "" && (c.identity != "" || c.user != "") {
+	if c.from != "" && (c.identity != "" || c.user != "" || c.isAccount()) {
 		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyFrom, c.from)
 	}
 	if len(c.namespaces) > 0 {
@@ -115,12 +145,12 @@ func (c caller) tell(ctx context.Context) context.Context {
 	return ctx
 }
 
-// request is the caller and the cluster of one HTTP request, as known found them.
+// request is the caller and the cluster of one HTTP request, set by known.
 type request struct {
 	caller
 	backend *backend
-	session string // key of sticky routing
-	key     string // key of routing by shard: the workload's id
+	session string // key for sticky routing
+	key     string // key for routing by shard: the workload's id
 }
 
 type requestKey struct{}
@@ -149,16 +179,24 @@ func (routed) pick(ctx context.Context, method string) (grpc.ClientConnInterface
 	if !ok {
 		least = Admin
 	}
-	if err := r.may(least); err != nil {
+	if err := r.may(ctx, least); err != nil {
 		return nil, err
 	}
 	return r.backend.conn(r.session, r.key), nil
 }
 
-// may refuses a caller whose role is below least. If the caller has an identity, the schedulers
-// check its role: the gateway names it in the call.
-func (r *request) may(least Role) error {
-	if r.role >= least || r.identity != "" {
+// may refuses a caller whose role is below least. For a caller with a certificate it lets the schedulers
+// check the role, because the gateway sends the identity with the call. It does the same for an account, and
+// for a user with a bearer token who may have further roles by a binding, after the schedulers have confirmed
+// that they know the caller.
+func (r *request) may(ctx context.Context, least Role) error {
+	if r.role >= least && !r.isAccount() || least == Nobody || r.identity != "" {
+		return nil
+	}
+	if r.isAccount() {
+		return r.confirm(ctx)
+	}
+	if r.user != "" && r.confirm(ctx) == nil {
 		return nil
 	}
 	return status.Errorf(codes.PermissionDenied, "%s has the role %s, this needs %s", r.name, r.role, least)

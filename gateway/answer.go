@@ -15,18 +15,14 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// MaxBody bounds a request's body in bytes, as the gRPC API bounds a message.
+// MaxBody is the largest size of a request's body in bytes. It equals the limit of a gRPC message.
 const MaxBody = 4 << 20
 
-// JSON as legacy v1 CLIs read and write it: names are written in snake_case and read
-// in both forms. Unknown fields are ignored on the contract's routes; /v1 refuses them.
-var (
-	protoOut = protojson.MarshalOptions{UseProtoNames: true}
-	protoIn  = protojson.UnmarshalOptions{DiscardUnknown: true}
-)
+// protoOut writes JSON as legacy v1 CLIs read it: with names in snake_case.
+var protoOut = protojson.MarshalOptions{UseProtoNames: true}
 
-// problem is the body of an error. Code is the name of the gRPC code, Reason one of
-// the reasons of package dial.
+// problem is the body of an error. Code is the name of the gRPC code, and Reason one of the reasons of
+// package dial.
 type problem struct {
 	Error  string `json:"error"`
 	Code   string `json:"code,omitempty"`
@@ -36,7 +32,7 @@ type problem struct {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // an error means that the client is gone
+	_ = json.NewEncoder(w).Encode(v) // an error means that the client has closed the connection
 }
 
 func writeProto(w http.ResponseWriter, m proto.Message) {
@@ -53,6 +49,12 @@ func writeProto(w http.ResponseWriter, m proto.Message) {
 func fail(w http.ResponseWriter, err error) {
 	st := status.Convert(err)
 	code := httpStatus(st.Code())
+	switch dial.Reason(err) {
+	case dial.ReasonOtherRevision:
+		code = http.StatusPreconditionFailed
+	case dial.ReasonOtherRequest:
+		code = http.StatusUnprocessableEntity
+	}
 	if code == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
@@ -63,8 +65,8 @@ func refuse(w http.ResponseWriter, status int, text string) {
 	writeJSON(w, status, problem{Error: text})
 }
 
-// httpStatus is grpc-gateway's mapping, except that a failed precondition is 409: it
-// conflicts with the present state, and the caller can resolve it.
+// httpStatus is grpc-gateway's mapping, except that a failed precondition is 409, because it conflicts with
+// the present state and the caller can resolve it.
 func httpStatus(c codes.Code) int {
 	if c == codes.FailedPrecondition {
 		return http.StatusConflict
@@ -86,9 +88,9 @@ func codeName(c codes.Code) string {
 // handleError answers for the generated handlers when a call fails.
 func handleError(_ context.Context, _ *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, _ *http.Request, err error) {
 	if l, ok := w.(*living); ok && l.fail() {
-		// The status line has been sent, so the error is an event, as after a stream broke.
+		// The status line has been sent already, so the error is sent as an event of the stream.
 		if data, err := m.Marshal(map[string]proto.Message{"error": status.Convert(err).Proto()}); err == nil {
-			_, _ = w.Write(data) // an error means that the client is gone
+			_, _ = w.Write(data) // an error means that the client has closed the connection
 		}
 		return
 	}

@@ -16,12 +16,12 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Routing strategies decide which replica of a cluster gets a call first. Any
-// replica answers any call, so the choice affects speed and affinity only.
+// Routing strategies decide which replica of a cluster gets a call first. Any replica answers any call, so
+// the choice affects only speed and affinity.
 const (
-	LeaderOnly = "leader-only" // the leader, then the others
-	Sticky     = "sticky"      // by the caller's session
-	Shard      = "shard"       // by the workload
+	LeaderOnly = "leader-only" // try the leader first, then the other replicas
+	Sticky     = "sticky"      // choose the replica by the caller's session
+	Shard      = "shard"       // choose the replica by the workload id
 )
 
 // Cluster is one cluster that the gateway serves.
@@ -30,7 +30,7 @@ type Cluster struct {
 	Name string
 	// Strategy is LeaderOnly (the default), Sticky or Shard.
 	Strategy string
-	// Schedulers have fixed addresses. Without them, Discovery finds the addresses:
+	// Schedulers have fixed addresses. If there are none, Discovery finds the addresses:
 	// srv://NAME[?dns=HOST:PORT].
 	Schedulers []Scheduler
 	Discovery  string
@@ -39,14 +39,14 @@ type Cluster struct {
 // Scheduler is one replica as configured.
 type Scheduler struct {
 	ID      string
-	Address string // host[:port]
-	Leader  bool   // tried first, until a replica has named the leader
+	Address string // address as host[:port]
+	Leader  bool   // calls try this replica first, until a replica has named the leader
 }
 
 const (
 	probeTimeout = 4 * time.Second
-	// Time between two checks of a replaced connection, which is closed once it has no call. The
-	// first check is late enough for requests that have just chosen the connection.
+	// Time between two checks of a replaced connection, which is closed once it has no call. The time is long
+	// enough for requests that have just chosen the connection.
 	retirement = 30 * time.Second
 )
 
@@ -58,12 +58,12 @@ type backend struct {
 	Cluster
 	log  *slog.Logger
 	dial Dialer
-	ctx  context.Context // ends with the gateway
+	ctx  context.Context // the context ends with the gateway
 	wg   sync.WaitGroup
-	lead *dial.Conn // to the leader
+	lead *dial.Conn // connection that calls the leader first
 
 	mu       sync.Mutex
-	replicas []*replica   // in id order
+	replicas []*replica   // replicas in the order of their ids
 	rings    []*dial.Conn // rings[i] tries replicas i, i+1, … in this order
 }
 
@@ -71,15 +71,15 @@ type backend struct {
 type replica struct {
 	id       string
 	end      dial.Endpoint
-	conn     *dial.Conn // to this scheduler only
+	conn     *dial.Conn // connection to this scheduler only
 	leader   bool
 	healthy  bool
 	lastSeen time.Time
 }
 
 func newBackend(ctx context.Context, c Cluster, dialer Dialer, log *slog.Logger) (*backend, error) {
-	// The order in which the first call tries the replicas, before one of them has
-	// named the leader (contract/gateway-rest.md, "Routing").
+	// Sort the replicas in the order in which calls try them until one of them has named the leader
+	// (contract/gateway-rest.md, "Routing").
 	c.Schedulers = slices.Clone(c.Schedulers)
 	slices.SortStableFunc(c.Schedulers, func(a, b Scheduler) int {
 		if a.Leader != b.Leader {
@@ -117,9 +117,8 @@ func (b *backend) close() {
 	b.wg.Wait()
 }
 
-// reconcile follows the discovered endpoints: it makes one replica for each and, for
-// Sticky and Shard, the rings. Endpoints keep the discovered name beside the address,
-// because a certificate may hold only the name.
+// reconcile updates the replicas to the discovered endpoints, and the rings for Sticky and Shard. An
+// endpoint keeps its discovered name beside the address, because a certificate may contain only the name.
 func (b *backend) reconcile() error {
 	ends := b.lead.Endpoints()
 	b.mu.Lock()
@@ -146,7 +145,7 @@ func (b *backend) reconcile() error {
 		}
 		fresh = append(fresh, conn)
 		r := &replica{id: end.Addr, end: end, conn: conn}
-		// Configured addresses come back in their order, normalised.
+		// The resolver returns configured addresses normalised and in the configured order.
 		if i < len(b.Schedulers) && len(ends) == len(b.Schedulers) {
 			r.id, r.leader = cmp.Or(b.Schedulers[i].ID, end.Addr), b.Schedulers[i].Leader
 		}
@@ -180,8 +179,8 @@ func (b *backend) reconcile() error {
 	return nil
 }
 
-// retire closes replaced connections, each after its last call: a session or a stream of events may
-// last for days.
+// retire closes replaced connections, each after its last call. A session or a stream of events may last
+// for days.
 func (b *backend) retire(conns []*dial.Conn, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -246,7 +245,7 @@ func (b *backend) probe(ctx context.Context) {
 	wg.Wait()
 }
 
-// view is a cluster as /clusters shows it (contract/gateway-rest.md).
+// view is a cluster as the route /clusters shows it (contract/gateway-rest.md).
 type view struct {
 	ID       string          `json:"id"`
 	Name     string          `json:"name"`
@@ -293,6 +292,6 @@ func (b *backend) conn(session, workload string) grpc.ClientConnInterface {
 		return b.lead
 	}
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(key)) // never fails
+	_, _ = h.Write([]byte(key)) // writing to a hash never fails
 	return b.rings[int(h.Sum32()%uint32(len(b.rings)))]
 }

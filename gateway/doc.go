@@ -1,15 +1,14 @@
-// Package gateway serves the clusters over HTTP:
+// Package gateway is the HTTP server in front of one or more clusters. It serves:
 //
 //   - the routes that legacy v1 CLIs call (contract/gateway-rest.md)
 //   - /v1, generated from the protobuf services (api/rest), and its OpenAPI document
 //   - sessions in workloads over a websocket
 //   - webhooks of repositories
-//   - the web console (package console)
+//   - the web console (package console), and the login of its users at an OIDC issuer
 //
-// It stores nothing: each request is one gRPC call to a replica.
+// A gateway stores nothing: it makes one gRPC call to a scheduler replica for each request.
 //
-// A request passes these steps: the service header, the limits, the caller's
-// identity (client certificate, bearer token, or the anonymous admin under
-// -insecure), the cluster, the handler. The caller's role is checked where the
-// gRPC call is made, by one table (access.go), so no route can skip the check.
+// A request is processed in these steps: the service header, the limits, the caller's identity (bearer token,
+// session cookie, client certificate, or the anonymous admin under -insecure), the cluster, the handler. The
+// caller's role is checked where the gRPC call is made, by one table (access.go), so no route can skip the check.
 package gateway

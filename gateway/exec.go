@@ -18,28 +18,27 @@ import (
 	"github.com/coder/websocket"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/rpc/dial"
 )
 
-// The websocket subprotocol of a session, and the prefix of the subprotocol that
-// carries a bearer token, since a browser cannot set headers on a websocket. The
-// token is base64url without padding. The server never selects that subprotocol.
+// The websocket subprotocol of a session, and the prefix of the subprotocol that carries a bearer token.
+// Browsers cannot set headers on a websocket. The token is base64url without padding. The server never
+// selects that subprotocol.
 const (
 	execProtocol  = "persys.exec.v1"
 	tokenProtocol = "persys.token."
 )
 
-// Bounds of a session at the gateway. The agent bounds how long it may be idle.
+// Bounds of an exec session (a shell in a workload) that the gateway relays. The agent ends sessions that are idle.
 const (
-	maxExecMessage = 256 << 10        // bytes of one message from the caller
-	execPing       = 20 * time.Second // between two pings
-	// A caller that reads nothing for this long is gone. It is long because a person
-	// may read output page by page.
+	maxExecMessage = 256 << 10        // maximum bytes of one message from the caller
+	execPing       = 20 * time.Second // interval between two pings
+	// A session ends if its caller has read nothing for this long. The time is long because a person may read
+	// output page by page.
 	execPatience = 5 * time.Minute
-	execBye      = 5 * time.Second // to send the reason for which a session ends
+	execBye      = 5 * time.Second // time limit for sending the reason for which a session ends
 )
 
 // execEnd is the last message of a session that ends without an exit code.
@@ -51,12 +50,12 @@ type execEnd struct {
 	} `json:"error"`
 }
 
-// exec carries a session (Cluster.Exec) over a websocket. Messages from the caller
-// are ExecRequests as JSON, messages to it ExecResponses; the path names the
-// workload. A session that fails ends with {"error": {"code", "reason", "message"}}.
+// exec relays a session (Cluster.Exec) over a websocket. The caller sends ExecRequests as JSON and receives
+// ExecResponses. The path names the workload. A session that fails ends with {"error": {"code", "reason",
+// "message"}}.
 //
-// Refusals come before the upgrade, as HTTP: 401, 403 (role or origin), and 426 for
-// a request that is not a websocket.
+// Refusals are sent as HTTP before the upgrade: 401, 403 (role or origin), and 426 for a request that is
+// not a websocket.
 func (g *Gateway) exec(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -77,7 +76,7 @@ func (g *Gateway) exec(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return // Accept has written the response
 	}
-	defer func() { _ = ws.CloseNow() }() // an error means that the caller is gone
+	defer func() { _ = ws.CloseNow() }() // an error means that the caller has closed the connection
 	if ws.Subprotocol() != execProtocol {
 		_ = ws.Close(websocket.StatusPolicyViolation, "the subprotocol must be "+execProtocol)
 		return
@@ -102,14 +101,14 @@ func (g *Gateway) exec(w http.ResponseWriter, r *http.Request) {
 	err = s.downwards(ctx)
 	over.Store(true)
 	if err == nil {
-		_ = ws.Close(websocket.StatusNormalClosure, "") // an error means that the caller is gone
+		_ = ws.Close(websocket.StatusNormalClosure, "") // an error means that the caller has closed the connection
 		return
 	}
-	if status.Code(err) == codes.Canceled { // a task has canceled ctx, and may have a better reason
+	if status.Code(err) == codes.Canceled { // a task cancelled ctx, and may have returned a more precise reason
 		select {
 		case why := <-refused:
 			if why == nil {
-				return // the caller has left
+				return // the caller has closed the connection
 			}
 			err = why
 		default:
@@ -124,16 +123,16 @@ type execSession struct {
 	workload string
 	ping     time.Duration
 	patience time.Duration
-	// Messages being sent in either direction. While there are some, a missing answer to a
-	// ping proves nothing: the answer may wait behind a message of the caller, or the ping
-	// behind one to it.
+	// passing is the number of messages that are being sent in either direction. While it is not 0, a
+	// missing answer to a ping proves nothing: the answer may be queued behind a message of the caller, or
+	// the ping behind a message to the caller.
 	passing atomic.Int32
-	read    atomic.Uint64 // messages of the caller; each proves that it is alive
+	read    atomic.Uint64 // number of messages of the caller; each proves that it is alive
 }
 
-// upwards passes the caller's messages on until it leaves (nil) or sends an invalid
-// one. After the session is over messages are read and dropped, because output and
-// the exit code may still be on their way to the caller.
+// upwards relays the caller's messages until the caller leaves (nil) or sends an invalid one. After the
+// session has ended, messages are read and dropped, because output and the exit code may still be on their
+// way to the caller.
 func (s *execSession) upwards(ctx context.Context) error {
 	over := false
 	for first := true; ; first = false {
@@ -149,8 +148,8 @@ func (s *execSession) upwards(ctx context.Context) error {
 			continue
 		}
 		m := &clusterv1.ExecRequest{}
-		if err := protojson.Unmarshal(data, m); err != nil {
-			return status.Errorf(codes.InvalidArgument, "the message is no ExecRequest: %s", protoError(err))
+		if err := decode(data, m, false); err != nil {
+			return status.Errorf(codes.InvalidArgument, "the message is no ExecRequest: %v", err)
 		}
 		if o := m.GetOpen(); o != nil {
 			if id := o.GetWorkloadId(); id != "" && id != s.workload {
@@ -161,12 +160,12 @@ func (s *execSession) upwards(ctx context.Context) error {
 			return status.Error(codes.InvalidArgument, "the first message must be open")
 		}
 		s.passing.Add(1)
-		over = s.stream.Send(m) != nil // downwards gets the reason
+		over = s.stream.Send(m) != nil // after a failed Send, the task downwards gets the reason
 		s.passing.Add(-1)
 	}
 }
 
-// downwards passes the session's messages to the caller, until the exit code.
+// downwards relays the session's messages to the caller, up to the exit code.
 func (s *execSession) downwards(ctx context.Context) error {
 	for {
 		m, err := s.stream.Recv()
@@ -197,9 +196,9 @@ func (s *execSession) write(ctx context.Context, within time.Duration, data []by
 	return s.ws.Write(ctx, websocket.MessageText, data)
 }
 
-// alive pings the caller and returns when it has not answered for s.patience, or
-// when ctx ends. It pings although an answer is due, because the caller in turn takes
-// a silent gateway for dead.
+// alive pings the caller. It returns if the caller has not answered for s.patience, or when ctx ends. It
+// sends further pings while an answer is missing, because the caller, too, ends the session if the gateway
+// sends nothing.
 func (s *execSession) alive(ctx context.Context) {
 	ticker := time.NewTicker(s.ping)
 	defer ticker.Stop()
@@ -224,22 +223,22 @@ func (s *execSession) alive(ctx context.Context) {
 	}
 }
 
-// end sends the reason for which the session ends.
+// end sends the reason why the session ends.
 func (s *execSession) end(ctx context.Context, why error) {
 	st := status.Convert(why)
 	var e execEnd
 	e.Error.Code, e.Error.Reason, e.Error.Message = codeName(st.Code()), dial.Reason(why), st.Message()
 	if data, err := json.Marshal(e); err == nil && s.write(ctx, execBye, data) == nil {
-		_ = s.ws.Close(websocket.StatusNormalClosure, "") // the peer may be gone
+		_ = s.ws.Close(websocket.StatusNormalClosure, "") // an error means that the caller has closed the connection
 	}
 }
 
-// sameOrigin refuses a websocket from a page of another origin. Browsers do not
-// apply CORS to websockets, and they send a client certificate unasked.
+// sameOrigin refuses a websocket from a page of another origin. Browsers do not apply CORS to websockets,
+// and they send a client certificate automatically.
 func (g *Gateway) sameOrigin(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		origin := r.Header.Get("Origin")
-		if origin == "" { // not a browser
+		if origin == "" { // only browsers send the header Origin
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -28,7 +28,7 @@ func execAt(ctx context.Context, url string, protocols []string, header ...strin
 	return websocket.Dial(ctx, url, o)
 }
 
-// hear reads messages until the session ends.
+// hear returns the messages that the gateway sends until the session ends.
 func hear(ctx context.Context, t *testing.T, ws *websocket.Conn) (all []string) {
 	t.Helper()
 	for {
@@ -43,9 +43,9 @@ func hear(ctx context.Context, t *testing.T, ws *websocket.Conn) (all []string) 
 	}
 }
 
-// TestExec: a session runs over a websocket under the caller's identity, and ends when
+// TestExecRunsOverAWebsocket: a session runs over a websocket under the caller's identity, and ends when
 // the caller leaves or the gateway closes.
-func TestExec(t *testing.T) {
+func TestExecRunsOverAWebsocket(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
 	srv := httptest.NewServer(g.Handler())
@@ -68,7 +68,7 @@ func TestExec(t *testing.T) {
 	}
 	open := `{"open":{"command":["sh"],"tty":true,"input":true}}`
 	want := []string{
-		`{"opened":{"idle_seconds":"900","node_id":"node-a"}}`, `{"output":{"data":"c2ggaW4gd2Vi"}}`, // sh in web
+		`{"opened":{"idle_seconds":"900","node_id":"node-a"}}`, `{"output":{"data":"c2ggaW4gd2Vi"}}`, // the base64 text means "sh in web"
 		`{"output":{"data":"aGVsbG8="}}`, `{"exit":{"code":7}}`,
 	}
 	for _, url := range []string{at, srv.URL + "/clusters/main/v1/workloads/web/exec"} {
@@ -81,7 +81,7 @@ func TestExec(t *testing.T) {
 	for _, c := range []struct{ fact, path, first, want string }{
 		{"an unknown workload", "/v1/workloads/gone/exec", open, `{"error":{"code":"NOT_FOUND","message":"workload gone"}}`},
 		{"a first message that is not open", "/v1/workloads/web/exec", `{"input":"aGVsbG8="}`, `{"error":{"code":"INVALID_ARGUMENT","message":"the first message must be open"}}`},
-		{"a workload other than the path's", "/v1/workloads/web/exec", `{"open":{"workload_id":"db"}}`, `{"error":{"code":"INVALID_ARGUMENT","message":"workload_id: \"db\" is not the path's \"web\""}}`},
+		{"a workload other than the one in the path", "/v1/workloads/web/exec", `{"open":{"workload_id":"db"}}`, `{"error":{"code":"INVALID_ARGUMENT","message":"workload_id: \"db\" is not the path's \"web\""}}`},
 		{"an unknown field", "/v1/workloads/web/exec", `{"open":{"comand":["sh"]}}`, `unknown field`},
 	} {
 		if got := hear(ctx, t, dial(srv.URL+c.path, c.first)); len(got) != 1 || !strings.Contains(got[0], c.want) {
@@ -95,7 +95,7 @@ func TestExec(t *testing.T) {
 	}
 	_ = ws.CloseNow()
 	if got := <-s.ended; got != "web" {
-		t.Errorf("a session of %s ended with its caller", got)
+		t.Errorf("the session that ended with its caller was one in workload %s, want web", got)
 	}
 	ws = dial(at, open)
 	if _, _, err := ws.Read(ctx); err != nil {
@@ -108,8 +108,8 @@ func TestExec(t *testing.T) {
 	_ = ws.CloseNow()
 }
 
-// TestExecWaitsForAReader: a person who reads output page by page reads nothing for a while,
-// pings included, and the session goes on. Only a longer silence ends it.
+// TestExecWaitsForAReader: a person who reads output page by page receives nothing for a while, pings
+// included, and the session continues. Only a longer silence ends the session.
 func TestExecWaitsForAReader(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
@@ -133,7 +133,7 @@ func TestExecWaitsForAReader(t *testing.T) {
 	select {
 	case <-s.ended:
 		t.Error("the session of a slow reader was ended")
-	case <-time.After(4 * g.execPing): // no ping is answered
+	case <-time.After(4 * g.execPing): // the caller answers no ping during this time
 	}
 	if err := ws.Write(ctx, websocket.MessageText, []byte(`{"end_input":true}`)); err != nil {
 		t.Fatal(err)
@@ -148,8 +148,8 @@ func TestExecWaitsForAReader(t *testing.T) {
 	_ = ws.CloseNow()
 }
 
-// wired gives s a websocket without buffers: a write waits until the other side reads. The
-// caller answers no ping, and counts them.
+// wired gives s a websocket without buffers: a write waits until the other side reads. The caller counts
+// pings and does not answer them.
 func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
 	t.Helper()
 	client := &http.Client{Transport: wire.Transport(func(w http.ResponseWriter, r *http.Request) {
@@ -172,8 +172,8 @@ type over struct{ clusterv1.Cluster_ExecClient }
 
 func (over) Send(*clusterv1.ExecRequest) error { return io.EOF }
 
-// TestExecEndsUnderInput: a command such as head ends while its caller still sends. Its output and exit code
-// arrive, and the input that can no longer be passed on is no error.
+// TestExecEndsUnderInput: a command such as head ends while its caller still sends. The caller gets its
+// output and exit code, and input that can no longer be relayed is no error.
 func TestExecEndsUnderInput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &execSession{stream: over{}, workload: "web"}
@@ -187,7 +187,7 @@ func TestExecEndsUnderInput(t *testing.T) {
 		}
 		synctest.Wait()
 		if len(ended) != 0 {
-			t.Error("the session was ended before its caller left")
+			t.Error("the relay of the session ended while its caller was still sending")
 		}
 		_ = caller.CloseNow()
 		_ = s.ws.CloseNow()
@@ -197,7 +197,7 @@ func TestExecEndsUnderInput(t *testing.T) {
 	})
 }
 
-// command is the stream of a session that takes a message only when the test reads it.
+// command is the stream of a session that accepts a message only when the test reads it.
 type command struct {
 	clusterv1.Cluster_ExecClient
 	input chan *clusterv1.ExecRequest
@@ -205,9 +205,9 @@ type command struct {
 
 func (c command) Send(m *clusterv1.ExecRequest) error { c.input <- m; return nil }
 
-// TestExecWaitsForACommand: a command that reads no input, and a caller that reads no output,
-// delay pings and their answers. The session goes on as long as a message is being sent, and a
-// missing answer ends it afterwards.
+// TestExecWaitsForACommand: a command that reads no input, and a caller that reads no output, delay pings
+// and their answers. The session continues while a message is being sent. Afterwards a missing answer ends
+// it.
 func TestExecWaitsForACommand(t *testing.T) {
 	for _, upwards := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -238,16 +238,16 @@ func TestExecWaitsForACommand(t *testing.T) {
 			tasks.Go(func() { s.alive(ctx); gone <- time.Now() })
 			select {
 			case <-gone:
-				t.Fatalf("upwards %v: the session ended after %s", upwards, time.Since(began))
+				t.Fatalf("with messages waiting towards the scheduler (%v), the session ended after %s, want that it continues", upwards, time.Since(began))
 			case <-time.After(long):
 			}
 			if n := time.Duration(asked.Load()); upwards && n < long/execPing-1 {
-				t.Errorf("the caller was asked %d times in %s", n, long)
+				t.Errorf("the caller got %d pings in %s", n, long)
 			}
 			began = time.Now()
 			goOn()
 			if took := (<-gone).Sub(began); took < execPatience-2*execPing || took > execPatience+2*execPing {
-				t.Errorf("upwards %v: a silent caller was given up after %s", upwards, took)
+				t.Errorf("with messages waiting towards the scheduler (%v), the session of a silent caller was ended after %s, want about the patience of the gateway", upwards, took)
 			}
 			cancel()
 			_ = caller.CloseNow()
@@ -257,7 +257,8 @@ func TestExecWaitsForACommand(t *testing.T) {
 	}
 }
 
-// TestExecHearsASender: a caller that sends without a pause answers no ping; its messages prove that it is alive.
+// TestExecHearsASender: a caller that sends continuously answers no ping. Its session continues, because its
+// messages prove that it is alive.
 func TestExecHearsASender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cmd, asked := command{input: make(chan *clusterv1.ExecRequest, 100)}, atomic.Int32{}
@@ -271,23 +272,23 @@ func TestExecHearsASender(t *testing.T) {
 		message := `{"open":{"input":true}}`
 		for sent := time.Duration(0); sent < 2*execPatience; sent += execPatience / 4 {
 			if err := caller.Write(ctx, websocket.MessageText, []byte(message)); err != nil {
-				t.Fatalf("after %s: %v", sent, err)
+				t.Fatalf("the gateway refused a message of a caller that had sent for %s: %v", sent, err)
 			}
 			message = `{"input":"aGVsbG8="}`
 			select {
 			case <-gone:
-				t.Fatalf("ended after %s of sending", sent)
+				t.Fatalf("the session of a caller that sends continuously ended after %s", sent)
 			case <-time.After(execPatience / 4):
 			}
 		}
-		<-gone // the caller has stopped sending
+		<-gone // wait until the goroutine of the sending caller has ended
 		_ = caller.CloseNow()
 		_ = s.ws.CloseNow()
 		tasks.Wait()
 	})
 }
 
-// TestExecIsRefused: a refusal comes before the upgrade and says why.
+// TestExecIsRefused: a refusal is sent before the upgrade, with the reason.
 func TestExecIsRefused(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
@@ -306,7 +307,7 @@ func TestExecIsRefused(t *testing.T) {
 		{"a page of another origin", host, append([]string{"Origin", "https://evil.example"}, upgrade...), 403, "evil.example"},
 		{"a page without an origin", host, append([]string{"Origin", "null"}, upgrade...), 403, "null"},
 		{"this host with another scheme", host, append([]string{"Origin", "https://" + host}, upgrade...), 403, "https://" + host},
-		{"a foreign name that resolves to this gateway", "evil.example", append([]string{"Origin", "http://evil.example"}, upgrade...), 403, "without TLS"},
+		{"a host name of others that resolves to this gateway", "evil.example", append([]string{"Origin", "http://evil.example"}, upgrade...), 403, "without TLS"},
 		{"a malformed token", host, []string{"Sec-WebSocket-Protocol", tokenProtocol + "a/b"}, 400, "base64url"},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL+"/v1/workloads/web/exec", nil)

@@ -30,12 +30,12 @@ type replicaServer struct {
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
 	id, addr string
-	leader   atomic.Value // id
+	leader   atomic.Value // id of the replica that leads
 	grpc     *grpc.Server
 
-	ended  chan string        // workloads whose sessions have ended
-	gaveUp chan error         // context errors of calls that were not answered
-	given  chan time.Duration // time until the deadline of each of those calls, 0 for none
+	ended  chan string        // ids of workloads whose sessions have ended
+	gaveUp chan error         // context errors of the calls that this replica left without an answer
+	given  chan time.Duration // time until the deadline of each unanswered call; 0 for a call without a deadline
 
 	mu    sync.Mutex
 	calls []string
@@ -105,7 +105,7 @@ func (s *replicaServer) GetWorkload(ctx context.Context, r *controlv1.GetWorkloa
 	case "gone":
 		return nil, status.Errorf(codes.NotFound, "workload %q not found", r.GetWorkloadId())
 	case "noleader":
-		// A reason that package dial does not retry.
+		// Package dial does not retry calls that fail with this error reason.
 		return nil, dial.Error(codes.Unavailable, dial.ReasonNoAgent, "no agent")
 	case "late":
 		return nil, status.Error(codes.DeadlineExceeded, "too late")
@@ -155,15 +155,15 @@ func (s *replicaServer) SetMode(context.Context, *clusterv1.SetModeRequest) (*cl
 	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
 }
 
-// CollectGarbage sends the time until its deadline to given.
+// CollectGarbage sends the time until the call's deadline to the channel given.
 func (s *replicaServer) CollectGarbage(ctx context.Context, _ *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
 	end, _ := ctx.Deadline()
 	s.given <- time.Until(end)
 	return &clusterv1.CollectGarbageResponse{}, nil
 }
 
-// Exec opens, prints the command and the caller, echoes input, and ends with exit code
-// 7 at the end of input. The workload "stay" ends only when the caller leaves.
+// Exec opens a session, prints the command and the caller, echoes input, and ends with exit code 7 at the
+// end of the input. For the workload "stay" it ends only when the caller leaves.
 func (s *replicaServer) Exec(stream clusterv1.Cluster_ExecServer) error {
 	m, err := stream.Recv()
 	if err != nil {
@@ -199,8 +199,7 @@ func (s *replicaServer) Exec(stream clusterv1.Cluster_ExecServer) error {
 	}
 }
 
-// Events sends three events after the requested one. With follow it then stays open
-// and silent.
+// Events sends three events after the requested number. With follow, the stream then stays open and silent.
 func (s *replicaServer) Events(r *clusterv1.EventsRequest, out clusterv1.Cluster_EventsServer) error {
 	if r.GetWorkloadId() == "gone" {
 		return status.Error(codes.NotFound, "workload gone")
@@ -219,7 +218,7 @@ func (s *replicaServer) Events(r *clusterv1.EventsRequest, out clusterv1.Cluster
 	return nil
 }
 
-// newGateway makes a gateway without TLS for some clusters.
+// newGateway returns a gateway without TLS for some clusters.
 func newGateway(t *testing.T, change func(*Options), clusters ...Cluster) *Gateway {
 	t.Helper()
 	opt := Options{

@@ -10,8 +10,6 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"google.golang.org/protobuf/encoding/protojson"
-
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
@@ -51,14 +49,13 @@ func FuzzBody(f *testing.F) {
 	f.Add([]byte(`{"open":{"workloadId":"web","command":["sh"],"size":{"rows":-1}}}`))
 	f.Add([]byte(`[[[[`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		_ = protojson.Unmarshal(body, &clusterv1.ExecRequest{})
+		_ = decode(body, &clusterv1.ExecRequest{}, false)
 		in := &controlv1.ApplyWorkloadRequest{}
-		if err := protoIn.Unmarshal(body, in); err != nil {
-			_ = protoError(err)
+		if decode(body, in, true) != nil {
 			return
 		}
 		if _, err := protoOut.Marshal(in); err != nil {
-			t.Fatalf("read and not written: %v", err)
+			t.Fatalf("the message was decoded but cannot be encoded: %v", err)
 		}
 	})
 }

@@ -27,10 +27,10 @@ import (
 
 // Options configure a gateway.
 type Options struct {
-	// Clusters are those to serve, in any order: at least one, with distinct ids.
+	// Clusters are the clusters to serve, in any order: at least one, with distinct ids.
 	Clusters []Cluster
-	// Default is the id of the cluster for requests that name none; "" is the
-	// first in the order of ids.
+	// Default is the id of the cluster for requests that name none. If it is "", the first cluster in the
+	// order of ids is used.
 	Default string
 	// Dial opens a connection to schedulers.
 	Dial Dialer
@@ -43,13 +43,13 @@ type Options struct {
 	Webhook Webhook
 	// ProbeInterval is the time between health probes of the schedulers, default 15 s.
 	ProbeInterval time.Duration
-	// CallTimeout is the deadline of one call, default 20 s. Streams have none, and the calls of
-	// slow have slowLimit.
+	// CallTimeout is the deadline of one call, default 20 s. Streams have no deadline, and the slow calls
+	// (see slow) have slowLimit.
 	CallTimeout time.Duration
-	// ProxyScheduler and ProxyEnabled have no effect but to be shown by /health.
+	// ProxyScheduler and ProxyEnabled have no effect except that /health shows them.
 	ProxyScheduler string
 	ProxyEnabled   bool
-	// Limits bound the requests of one host.
+	// Limits are the limits on requests of one host.
 	Limits limits.Limits
 	// Schema is the JSON Schema of a specification file, served at
 	// /schema/workload.json; nil serves none.
@@ -62,22 +62,23 @@ type Options struct {
 // Run, and Close it.
 type Gateway struct {
 	opt      Options
-	backends []*backend // in id order
-	first    *backend   // of requests that name no cluster
+	backends []*backend // clusters in the order of their ids
+	first    *backend   // cluster that serves requests that name no cluster
 	hooks    *receiver
+	accounts *accounts
 	metrics  metrics
 	hosts    *limits.Peers
 	control  controlv1.AgentControlClient
 	handler  http.Handler
-	sessions sync.WaitGroup // exec sessions; the HTTP server no longer knows their connections
+	sessions sync.WaitGroup // counts the running exec sessions, whose connections the HTTP server no longer tracks
 	ctx      context.Context
 	cancel   context.CancelFunc
 
 	execPing, execPatience time.Duration
 }
 
-// New prepares a gateway. Its error is about the options; no scheduler is
-// contacted before Run or the first request.
+// New prepares a gateway. Its errors are about the options. No scheduler is contacted before Run or the
+// first request.
 func New(ctx context.Context, opt Options) (*Gateway, error) {
 	if len(opt.Clusters) == 0 {
 		return nil, errors.New("no cluster is configured: set PERSYS_SCHEDULER_ADDR, PERSYS_SCHEDULER_DISCOVERY, scheduler.clusters or prow.discovery_domain")
@@ -96,6 +97,7 @@ func New(ctx context.Context, opt Options) (*Gateway, error) {
 	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics(), hosts: limits.NewPeers(opt.Limits, nil), execPing: execPing, execPatience: execPatience}
 	opt.Registry.MustRegister(g.metrics.Set)
 	g.ctx, g.cancel = context.WithCancel(ctx)
+	g.accounts = newAccounts(g.ctx)
 	for _, c := range opt.Clusters {
 		if err := g.add(c); err != nil {
 			g.Close()
@@ -195,7 +197,7 @@ func (g *Gateway) outermost(listener string, next http.Handler) http.Handler {
 		seen := &observed{ResponseWriter: w, status: http.StatusOK}
 		start := time.Now()
 		defer func() {
-			// http.ErrAbortHandler is how a handler aborts its response; it is no fault.
+			// A handler may abort its response by a panic with http.ErrAbortHandler, which is no error.
 			if p := recover(); p != nil && p != http.ErrAbortHandler {
 				g.opt.Log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
 				if !seen.wrote {
@@ -225,7 +227,7 @@ type observed struct {
 	http.ResponseWriter
 	status int
 	wrote  bool
-	bytes  int64 // size of the body
+	bytes  int64 // size of the body in bytes
 }
 
 func (o *observed) WriteHeader(status int) {
@@ -253,9 +255,9 @@ func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
 
 // origins decides which web pages may use the API.
 //
-// With TLS, pages of any origin may read, as the contract requires, but they may
-// change something only with a bearer token: browsers send a client certificate
-// with every request, so a foreign page could act in its visitor's name.
+// With TLS, pages of any origin may read, as the legacy contract requires, but they may change something only
+// with a bearer token: browsers send a client certificate with every request, and a session cookie also for
+// pages of other ports of the host, so a foreign page could act in its visitor's name.
 //
 // Under -insecure every caller is an admin, so foreign pages get nothing: neither
 // across origins nor through a host name that resolves to loopback.
@@ -273,29 +275,30 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Access-Control-Allow-Origin", "*")
-		h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Persys-Cluster-ID, X-Persys-Session, X-Persys-Workload-Key")
+		h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Idempotency-Key, If-Match, If-None-Match, Last-Event-ID, X-Persys-Cluster-ID, X-Persys-Session, X-Persys-Workload-Key")
+		h.Set("Access-Control-Expose-Headers", "ETag")
 		h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, DELETE")
 		if r.Method == http.MethodOptions {
 			w.WriteHeader(http.StatusNoContent)
 			return
 		}
 		if bearer(r) == "" && own.Check(r) != nil {
-			refuse(w, http.StatusForbidden, fmt.Sprintf("a page of %s asked for a change; pages that are not of https://%s may with a bearer token only", cmp.Or(r.Header.Get("Origin"), "another site"), r.Host))
+			refuse(w, http.StatusForbidden, fmt.Sprintf("a page of %s asked for a change; pages of other sites than https://%s may change something only with a bearer token", cmp.Or(r.Header.Get("Origin"), "another site"), r.Host))
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// ownName reports whether no other party can make the host resolve to this gateway: an IP address,
-// localhost, or no host, which browsers never send.
+// ownName reports whether no other party can make the host name resolve to this gateway. That is true for an
+// IP address, for localhost, and for a request without host, which browsers never send.
 func ownName(host string) bool {
 	host = hostOf(host)
 	return host == "" || host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
 }
 
 func namedHost(host string) string {
-	return fmt.Sprintf("the host %q could be made to resolve to this gateway by anybody; without TLS, use localhost or an IP address in its place", hostOf(host))
+	return fmt.Sprintf("anybody could make the host name %q resolve to this gateway; without TLS, use localhost or an IP address instead", hostOf(host))
 }
 
 func overLoopback(r *http.Request) bool {
@@ -303,8 +306,8 @@ func overLoopback(r *http.Request) bool {
 	return ok && at.IP.IsLoopback()
 }
 
-// fromBrowser looks at several headers: over plain HTTP to other hosts than
-// loopback browsers send no Sec-Fetch-Site, and no Origin with a read.
+// fromBrowser checks several headers, because over plain HTTP browsers send no Sec-Fetch-Site to hosts
+// other than loopback, and no Origin with a read.
 func fromBrowser(r *http.Request) bool {
 	h := r.Header
 	return h.Get("Sec-Fetch-Site") != "" || h.Get("Origin") != "" || h.Get("Referer") != "" || strings.HasPrefix(h.Get("User-Agent"), "Mozilla/")
@@ -317,35 +320,64 @@ func hostOf(host string) string {
 	return host
 }
 
-// known identifies the caller and the cluster of a request, and passes both on in the context.
+// known determines the caller and the cluster of a request, and stores both in the context.
 func (g *Gateway) known(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		who, err := g.identify(r)
-		if err != nil {
-			unknown(w, err)
+		who, ok := g.admit(w, r)
+		if !ok {
 			return
 		}
-		if who.from, _, err = net.SplitHostPort(r.RemoteAddr); err != nil {
-			who.from = "" // only tests have addresses of another form
+		if fault := textFault(r); fault != "" {
+			refuse(w, http.StatusBadRequest, fault)
+			return
+		}
+		if name := repeatedHeader(r.Header); name != "" {
+			refuse(w, http.StatusBadRequest, fmt.Sprintf("header %s is given twice; give it once", name))
+			return
+		}
+		q, ok := parameters(w, r, "cluster_id", "access_token", "workload_id")
+		if !ok {
+			return
 		}
 		// Schedulers check the key; characters that gRPC metadata cannot carry are refused here.
 		if key := r.Header.Get("Idempotency-Key"); strings.ContainsFunc(key, func(c rune) bool { return c < ' ' || c > '~' }) {
 			refuse(w, http.StatusBadRequest, fmt.Sprintf("Idempotency-Key %q must be a UUID of version 7", key))
 			return
 		}
-		id, explicit := cmp.Or(r.PathValue("cluster_id"), r.Header.Get("X-Persys-Cluster-ID"), r.URL.Query().Get("cluster_id")), true
-		if id == "" {
-			id, explicit = g.first.ID, false
-		}
-		b := g.find(id)
-		if b == nil && explicit {
+		b, id := g.cluster(r)
+		if b == nil {
 			refuse(w, http.StatusBadRequest, fmt.Sprintf("unknown cluster id %q; GET /clusters lists them", id))
 			return
 		}
 		req := &request{caller: who, backend: b, session: session(r)}
-		req.key = cmp.Or(r.Header.Get("X-Persys-Workload-Key"), r.PathValue("id"), r.URL.Query().Get("workload_id"), r.URL.Path)
+		req.key = cmp.Or(r.Header.Get("X-Persys-Workload-Key"), r.PathValue("id"), q.Get("workload_id"), r.URL.Path)
 		next.ServeHTTP(w, r.WithContext(withRequest(r.Context(), req)))
 	})
+}
+
+// cluster returns the cluster that a request names; nil if there is none of this id.
+func (g *Gateway) cluster(r *http.Request) (b *backend, id string) {
+	if id = cmp.Or(r.PathValue("cluster_id"), r.Header.Get("X-Persys-Cluster-ID"), r.URL.Query().Get("cluster_id")); id == "" {
+		return g.first, g.first.ID
+	}
+	return g.find(id), id
+}
+
+// admit identifies the caller of a request. If it cannot, it answers the request and returns false.
+func (g *Gateway) admit(w http.ResponseWriter, r *http.Request) (caller, bool) {
+	b, _ := g.cluster(r)
+	if b == nil {
+		b = g.first
+	}
+	who, err := g.identify(r, b)
+	if err != nil {
+		unknown(w, err)
+		return who, false
+	}
+	if who.from, _, err = net.SplitHostPort(r.RemoteAddr); err != nil {
+		who.from = "" // RemoteAddr has another form only in tests
+	}
+	return who, true
 }
 
 // session returns the key of sticky routing: the session header, the cookie, the token's hash or the host.

@@ -15,22 +15,27 @@ import (
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
-	"google.golang.org/grpc/status"
+	"golang.org/x/oauth2"
 
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
 )
 
-// identify returns the caller of a request, by its bearer token or else by its
-// client certificate.
-func (g *Gateway) identify(r *http.Request) (caller, error) {
+// identify returns the caller of a request, by its bearer token or, without one, by the session cookie of the
+// console, or else by its client certificate.
+func (g *Gateway) identify(r *http.Request, b *backend) (caller, error) {
 	if g.opt.TLS == nil {
 		return caller{name: pki.Anonymous().String(), role: Admin}, nil
 	}
 	if token := bearer(r); token != "" {
-		if g.opt.Tokens == nil {
-			return caller{}, errors.New("bearer tokens are not taken: auth.oidc.issuer is not set; use a client certificate")
+		return g.byToken(r.Context(), token, b)
+	}
+	if token := g.sessionToken(r); token != "" {
+		who, err := g.opt.Tokens.judge(r.Context(), token)
+		if err != nil && !errors.Is(err, errNoIssuer) {
+			err = fmt.Errorf("the session of the console has ended, sign in again: %w", err)
 		}
-		return g.opt.Tokens.judge(r.Context(), token)
+		return who, err
 	}
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return caller{}, errors.New("no client certificate and no bearer token; send one of them")
@@ -41,13 +46,32 @@ func (g *Gateway) identify(r *http.Request) (caller, error) {
 	}
 	c := caller{name: id.String()}
 	if id.Role == pki.RoleUser {
-		// The schedulers know the role better; see caller.role.
-		c.role, c.identity, c.issued = Operator, id.String(), pki.IssueTime(r.TLS.PeerCertificates[0], id)
-		if id.IsAdmin() {
-			c.role = Admin
-		}
+		c.identity, c.issued = id.String(), pki.IssueTime(r.TLS.PeerCertificates[0], id)
 	}
 	return c, nil
+}
+
+// byToken returns the caller to whom a bearer token belongs: an account, or a user of the configured issuer.
+func (g *Gateway) byToken(ctx context.Context, token string, b *backend) (caller, error) {
+	if dial.IsAccountToken(token) {
+		name, ok := dial.AccountOfToken(token)
+		if !ok || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return caller{}, errors.New("the bearer token has the prefix of account tokens, but is not valid: `persysctl account rotate` makes one")
+		}
+		return caller{name: fmt.Sprintf("account %q", name), token: token}, nil
+	}
+	err := errors.New("bearer tokens of users are refused, because auth.oidc.issuer is not set: use a client certificate")
+	if g.opt.Tokens != nil {
+		var who caller
+		if who, err = g.opt.Tokens.judge(ctx, token); err == nil {
+			return who, nil
+		}
+	}
+	who, aerr := g.accounts.judge(ctx, b, token)
+	if errors.Is(aerr, errNoAccount) {
+		return caller{}, err
+	}
+	return who, aerr
 }
 
 // unknown answers a request without an identity: 401, or 503 while tokens cannot be verified.
@@ -75,34 +99,48 @@ func bearer(r *http.Request) string {
 // keys, the issuer, the audience and the expiry. The role comes from a claim.
 type Tokens struct {
 	opt      TokenOptions
-	verifier atomic.Pointer[oidc.IDTokenVerifier] // nil until the issuer has answered
-	roles    map[string]Role                      // claim value to role
+	provider atomic.Pointer[provider] // nil until the issuer has answered
+	roles    map[string]Role          // values of the claim and the roles that they give
 	// spaces are the namespaces that a claim value restricts its caller to.
 	spaces map[string][]string
+	// everywhere are the claim values whose callers act in every namespace.
+	everywhere map[string]bool
 }
+
+// provider is what the gateway knows from the issuer's configuration.
+type provider struct {
+	verifier *oidc.IDTokenVerifier
+	endpoint oauth2.Endpoint
+	scopes   []string // scopes of a login
+}
+
+// issuerTimeout is the deadline of a request to an issuer.
+const issuerTimeout = 10 * time.Second
 
 // TokenOptions configure Tokens.
 type TokenOptions struct {
-	Issuer   string            // URL; its /.well-known/openid-configuration is read
+	Issuer   string            // issuer's URL; the gateway reads /.well-known/openid-configuration below it
 	Audience string            // client id that tokens must name as their audience
-	Claim    string            // default "groups": a string or a list of strings
-	Roles    map[string]string // claim value to viewer, operator or admin
-	// Namespaces maps claim values to namespaces, several with + between them. A caller with
-	// such values may act in every namespace that any of its values maps to, and in no other.
-	// An admin acts everywhere.
+	Claim    string            // name of the claim, whose value is a string or a list of strings; default "groups"
+	Roles    map[string]string // values of the claim, each with the role viewer, operator or admin
+	// Namespaces maps claim values to namespaces, several separated by +. A caller may act only in the
+	// namespaces to which the caller's claim values map. "all" stands for every namespace, and the claim
+	// value "*" for every caller. A caller without any mapped value has no rights. An admin may act
+	// everywhere.
 	Namespaces map[string]string
-	Client     *http.Client // default http.DefaultClient
+	Client     *http.Client // client for calls to the issuer; default a client with the timeout issuerTimeout
 	Log        *slog.Logger
 }
 
-// errNoIssuer is a fault of the gateway's surroundings and not of the caller.
+// errNoIssuer is not a fault of the caller: the issuer of the tokens has not answered yet.
 var errNoIssuer = errors.New("bearer tokens cannot be verified yet, because their issuer has not answered: use a client certificate, or try again")
 
-// NewTokens reads the issuer's configuration; if the issuer does not answer, Run goes on
-// trying. Keys are fetched and renewed as tokens need them.
+// NewTokens reads the issuer's configuration. If the issuer does not answer, Run tries again. Keys are
+// fetched and renewed when tokens need them.
 func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
+	opt.Client = cmp.Or(opt.Client, &http.Client{Timeout: issuerTimeout})
 	opt.Claim, opt.Log = cmp.Or(opt.Claim, "groups"), cmp.Or(opt.Log, slog.New(slog.DiscardHandler))
-	t := &Tokens{opt: opt, roles: map[string]Role{}, spaces: map[string][]string{}}
+	t := &Tokens{opt: opt, roles: map[string]Role{}, spaces: map[string][]string{}, everywhere: map[string]bool{}}
 	if opt.Audience == "" {
 		return nil, errors.New("auth.oidc.audience must be set, so that tokens for other services are rejected")
 	}
@@ -114,15 +152,19 @@ func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
 		t.roles[value] = role
 	}
 	for value, names := range opt.Namespaces {
+		if names == allNamespaces {
+			t.everywhere[value] = true
+			continue
+		}
 		t.spaces[value] = strings.Split(names, "+")
 		for _, n := range t.spaces[value] {
-			if !namespaceName.MatchString(n) {
-				return nil, fmt.Errorf("auth.oidc.namespaces: %q: %q must be a namespace, or several with + between them", value, names)
+			if !namespaceName.MatchString(n) || n == allNamespaces {
+				return nil, fmt.Errorf("auth.oidc.namespaces: %q: %q must be a namespace, several with + between them, or all alone", value, names)
 			}
 		}
 	}
-	if u, err := url.Parse(opt.Issuer); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-		return nil, fmt.Errorf("auth.oidc.issuer %q must be a URL that begins with https:// or http://", opt.Issuer)
+	if !dial.SecureIssuer(opt.Issuer) {
+		return nil, fmt.Errorf("auth.oidc.issuer %q must be a URL that begins with https://; http:// is for loopback only, because the keys that sign tokens are read from there", opt.Issuer)
 	}
 	var other *oidc.IssuerMismatchError
 	if err := t.discover(ctx); errors.As(err, &other) {
@@ -132,23 +174,33 @@ func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
 }
 
 func (t *Tokens) discover(ctx context.Context) error {
-	if t.opt.Client != nil {
-		ctx = oidc.ClientContext(ctx, t.opt.Client)
-	}
-	dctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx = oidc.ClientContext(ctx, t.opt.Client)
+	dctx, cancel := context.WithTimeout(ctx, issuerTimeout)
 	defer cancel()
-	provider, err := oidc.NewProvider(dctx, t.opt.Issuer)
+	found, err := oidc.NewProvider(dctx, t.opt.Issuer)
+	var offers struct {
+		Scopes []string `json:"scopes_supported"`
+	}
+	if err == nil {
+		err = found.Claims(&offers)
+	}
 	if err != nil {
 		return fmt.Errorf("auth.oidc.issuer %q: %w", t.opt.Issuer, err)
 	}
-	t.verifier.Store(provider.VerifierContext(ctx, &oidc.Config{ClientID: t.opt.Audience}))
+	p := &provider{verifier: found.VerifierContext(ctx, &oidc.Config{ClientID: t.opt.Audience}), endpoint: found.Endpoint(), scopes: []string{oidc.ScopeOpenID}}
+	for _, s := range []string{"profile", "email", "groups"} {
+		if slices.Contains(offers.Scopes, s) {
+			p.scopes = append(p.scopes, s)
+		}
+	}
+	t.provider.Store(p)
 	return nil
 }
 
-// Run reads the issuer's configuration until it has answered, and returns when ctx ends.
+// Run reads the issuer's configuration until the issuer has answered. It returns when ctx ends.
 func (t *Tokens) Run(ctx context.Context) {
 	said := ""
-	for pause := time.Second; t.verifier.Load() == nil; pause = min(2*pause, 30*time.Second) {
+	for pause := time.Second; t.provider.Load() == nil; pause = min(2*pause, 30*time.Second) {
 		select {
 		case <-ctx.Done():
 			return
@@ -165,20 +217,48 @@ func (t *Tokens) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	verifier := t.verifier.Load()
-	if verifier == nil {
-		return caller{}, errNoIssuer
+// Words of TokenOptions.Namespaces.
+const (
+	allNamespaces = "all" // stands for every namespace
+	anyGroup      = "*"   // stands for every caller
+)
+
+// keysMissing reports whether a token was not verified because the keys of its issuer could not be fetched. The
+// OIDC library returns no typed error for that.
+func keysMissing(err error) bool {
+	return err != nil && strings.HasPrefix(err.Error(), "failed to verify signature: fetching keys ")
+}
+
+// verify checks a token's signature, issuer, audience and expiry. It returns errNoIssuer if the issuer does not
+// answer.
+func (t *Tokens) verify(ctx context.Context, token string) (*oidc.IDToken, map[string]any, error) {
+	p := t.provider.Load()
+	if p == nil {
+		return nil, nil, errNoIssuer
 	}
-	id, err := verifier.Verify(ctx, token)
+	id, err := p.verifier.Verify(ctx, token)
+	if keysMissing(err) {
+		return nil, nil, fmt.Errorf("%w: %w", errNoIssuer, err)
+	}
 	if err != nil {
-		return caller{}, fmt.Errorf("the bearer token: %w", err)
+		return nil, nil, err
 	}
 	var claims map[string]any
 	if err := id.Claims(&claims); err != nil {
-		return caller{}, fmt.Errorf("the bearer token's claims: %w", err)
+		return nil, nil, fmt.Errorf("claims: %w", err)
+	}
+	return id, claims, nil
+}
+
+func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
+	ctx, cancel := context.WithTimeout(ctx, issuerTimeout)
+	defer cancel()
+	id, claims, err := t.verify(ctx, token)
+	if errors.Is(err, errNoIssuer) {
+		return caller{}, err
+	}
+	if err != nil {
+		return caller{}, fmt.Errorf("the bearer token: %w", err)
 	}
 	c := caller{name: "user " + id.Subject, user: tokenUser(id.Issuer, id.Subject)}
 	var values []any
@@ -188,21 +268,42 @@ func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
 	case string:
 		values = []any{v}
 	}
+	if c.groups, err = groupsOf(values); err != nil {
+		return caller{}, fmt.Errorf("the bearer token's claim %q: %w", t.opt.Claim, err)
+	}
+	everywhere := t.everywhere[anyGroup]
+	c.namespaces = append(c.namespaces, t.spaces[anyGroup]...)
 	for _, v := range values {
-		if s, ok := v.(string); ok {
+		if s, ok := v.(string); ok && s != anyGroup {
 			c.role = max(c.role, t.roles[s])
 			c.namespaces = append(c.namespaces, t.spaces[s]...)
+			everywhere = everywhere || t.everywhere[s]
 		}
 	}
-	if c.role == Admin {
+	switch {
+	case c.role == Admin || everywhere:
 		c.namespaces = nil
+	case len(c.namespaces) == 0 && c.role > Nobody:
+		// For schedulers, an empty list means every namespace.
+		c.role, c.name = Nobody, c.name+", whom auth.oidc.namespaces gives no namespace,"
 	}
 	slices.Sort(c.namespaces)
 	c.namespaces = slices.Compact(c.namespaces)
 	return c, nil
 }
 
-// tokenUser is the name of a token's user in the cluster's history: oidc:ISSUER#SUBJECT.
+// groupsOf encodes the groups of a token for the schedulers.
+func groupsOf(values []any) (string, error) {
+	var groups []string
+	for _, v := range values {
+		if s, ok := v.(string); ok && s != "" {
+			groups = append(groups, s)
+		}
+	}
+	return dial.EncodeGroups(groups)
+}
+
+// tokenUser returns the name of a token's user in the cluster's history: oidc:ISSUER#SUBJECT.
 func tokenUser(issuer, subject string) string {
 	u, err := url.Parse(issuer)
 	if err != nil || subject == "" {
@@ -210,12 +311,4 @@ func tokenUser(issuer, subject string) string {
 	}
 	u.Fragment = subject
 	return "oidc:" + u.String()
-}
-
-// protoError is the message of a protojson error, without its prefix.
-func protoError(err error) string {
-	text := status.Convert(err).Message()
-	// The library varies a space at random, to keep programs from comparing its text.
-	text = strings.ReplaceAll(text, "\u00a0", " ")
-	return strings.TrimPrefix(text, "proto: ")
 }

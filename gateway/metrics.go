@@ -11,9 +11,9 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// metrics have the names that existing dashboards query (contract/semantics.md,
-// section 15). Labels hold no text of the caller, so the number of series is bounded:
-// url is the pattern of the route, and host the listener.
+// metrics have the names that existing dashboards query (contract/semantics.md, section 15). Their labels
+// hold no text from callers, so the number of series is bounded: url is the pattern of the route, and host
+// is the listener.
 type metrics struct {
 	*telemetry.Set
 
@@ -55,7 +55,7 @@ func (m metrics) observe(r *http.Request, listener string, o *observed, took tim
 	m.sent.Observe(float64(o.bytes))
 }
 
-// route is the path of a pattern; "other" when no route matched.
+// route returns the path of a pattern; "other" if no route matched.
 func route(pattern string) string {
 	if _, path, ok := strings.Cut(pattern, " "); ok {
 		pattern = path
@@ -66,7 +66,7 @@ func route(pattern string) string {
 	return pattern
 }
 
-// family is the first segment of a route; "root" for /.
+// family returns the first segment of a route; "root" for /.
 func family(url string) string {
 	first, _, _ := strings.Cut(strings.TrimPrefix(url, "/"), "/")
 	if first == "" || first == "{$}" {

@@ -1,10 +1,10 @@
 package gateway
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 
@@ -14,11 +14,11 @@ import (
 	"github.com/persys/compute/gateway/console"
 )
 
-// routes returns the handler of the API listener: the contract's routes (contract/gateway-rest.md), /v1
-// and the console.
+// routes returns the handler of the API listener: the routes of the legacy contract
+// (contract/gateway-rest.md), /v1 and the console.
 func (g *Gateway) routes() (http.Handler, error) {
 	mux := http.NewServeMux()
-	// Each contract route exists twice: for the default cluster and for a cluster by id.
+	// Each route of the legacy contract exists twice: for the default cluster and for a cluster by id.
 	both := func(method, path string, h func(http.ResponseWriter, *http.Request)) {
 		wrapped := g.known(http.HandlerFunc(h))
 		mux.Handle(method+" "+path, wrapped)
@@ -45,13 +45,22 @@ func (g *Gateway) routes() (http.Handler, error) {
 		{"/clusters/{cluster_id}/forgery/", "builds are done by the build service"},
 		{"/auth/", "sign in at the identity provider, and send its bearer token or a client certificate"},
 		{"/github/", "repositories are managed at the forge"},
-		{"/federation/", "clusters are not federated; name one by its id"},
+		{"/federation/", "clusters are not federated; name a cluster by its id"},
 	} {
 		mux.HandleFunc(gone.pattern, func(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusNotImplemented, fmt.Sprintf("%s is not served by this gateway: %s", r.URL.Path, gone.what))
 		})
 	}
 
+	// Public: persysctl login asks it before it has a token.
+	mux.HandleFunc("GET /auth/oidc", func(w http.ResponseWriter, _ *http.Request) {
+		if g.opt.Tokens == nil {
+			refuse(w, http.StatusNotFound, "this gateway refuses bearer tokens of users, because auth.oidc.issuer is not set")
+			return
+		}
+		writeJSON(w, http.StatusOK, map[string]string{"issuer": g.opt.Tokens.opt.Issuer, "client_id": g.opt.Tokens.opt.Audience})
+	})
+	g.loginRoutes(mux)
 	mux.HandleFunc("GET /health", g.health)
 	mux.Handle("GET /metrics", g.scrape())
 	v1, err := g.v1()
@@ -78,7 +87,12 @@ func (g *Gateway) routes() (http.Handler, error) {
 	mux.Handle("GET /ui/", pages)
 	mux.Handle("GET /{$}", http.RedirectHandler("/ui/", http.StatusFound))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		refuse(w, http.StatusNotFound, fmt.Sprintf("no route %s %s; /docs shows all of them", r.Method, r.URL.Path))
+		code := http.StatusNotFound
+		if allow := methodsOf(mux, r); len(allow) > 0 {
+			w.Header().Set("Allow", strings.Join(allow, ", "))
+			code = http.StatusMethodNotAllowed
+		}
+		refuse(w, code, fmt.Sprintf("no route %s %s; /docs shows all of them", r.Method, r.URL.Path))
 	})
 	return g.outermost("api", g.origins(mux)), nil
 }
@@ -90,12 +104,19 @@ func below(next http.Handler) http.Handler {
 	})
 }
 
-// authenticated identifies the caller, as known does, but looks for no cluster.
+// authenticated identifies the caller. Unlike known, it does not select a cluster.
 func (g *Gateway) authenticated(h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := g.identify(r); err != nil {
-			unknown(w, err)
+		who, ok := g.admit(w, r)
+		if !ok {
 			return
+		}
+		if who.isAccount() {
+			b, _ := g.cluster(r)
+			if err := (&request{caller: who, backend: cmp.Or(b, g.first)}).confirm(r.Context()); err != nil {
+				fail(w, err)
+				return
+			}
 		}
 		h(w, r)
 	})
@@ -111,14 +132,17 @@ func call[Req, Resp proto.Message](g *Gateway, w http.ResponseWriter, r *http.Re
 		fail(w, err)
 		return
 	}
+	_ = etag(ctx, w, resp) // never fails
 	writeProto(w, resp)
 }
 
 func (g *Gateway) schedule(w http.ResponseWriter, r *http.Request) {
 	req := &controlv1.ApplyWorkloadRequest{}
-	if !readProto(w, r, req) {
+	revision, ok := condition(w, r)
+	if !ok || !readProto(w, r, req) {
 		return
 	}
+	req.IfRevision = cmp.Or(revision, req.GetIfRevision())
 	if rq := requestOf(r.Context()); r.Header.Get("X-Persys-Workload-Key") == "" && req.GetWorkloadId() != "" {
 		rq.key = req.GetWorkloadId()
 	}
@@ -126,7 +150,10 @@ func (g *Gateway) schedule(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *Gateway) listWorkloads(w http.ResponseWriter, r *http.Request) {
-	q := r.URL.Query()
+	q, ok := parameters(w, r, "status", "node_id")
+	if !ok {
+		return
+	}
 	call(g, w, r, apply(g.control.ListWorkloads), &controlv1.ListWorkloadsRequest{Status: q.Get("status"), NodeId: q.Get("node_id")})
 }
 
@@ -135,15 +162,23 @@ func (g *Gateway) getWorkload(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *Gateway) deleteWorkload(w http.ResponseWriter, r *http.Request) {
-	call(g, w, r, apply(g.control.DeleteWorkload), &controlv1.DeleteWorkloadRequest{WorkloadId: r.PathValue("id")})
+	if revision, ok := condition(w, r); ok {
+		call(g, w, r, apply(g.control.DeleteWorkload), &controlv1.DeleteWorkloadRequest{WorkloadId: r.PathValue("id"), IfRevision: revision})
+	}
 }
 
 func (g *Gateway) retryWorkload(w http.ResponseWriter, r *http.Request) {
-	call(g, w, r, apply(g.control.RetryWorkload), &controlv1.RetryWorkloadRequest{WorkloadId: r.PathValue("id")})
+	if revision, ok := condition(w, r); ok {
+		call(g, w, r, apply(g.control.RetryWorkload), &controlv1.RetryWorkloadRequest{WorkloadId: r.PathValue("id"), IfRevision: revision})
+	}
 }
 
 func (g *Gateway) listNodes(w http.ResponseWriter, r *http.Request) {
-	call(g, w, r, apply(g.control.ListNodes), &controlv1.ListNodesRequest{Status: r.URL.Query().Get("status")})
+	q, ok := parameters(w, r, "status")
+	if !ok {
+		return
+	}
+	call(g, w, r, apply(g.control.ListNodes), &controlv1.ListNodesRequest{Status: q.Get("status")})
 }
 
 func (g *Gateway) getNode(w http.ResponseWriter, r *http.Request) {
@@ -154,7 +189,13 @@ func (g *Gateway) summary(w http.ResponseWriter, r *http.Request) {
 	call(g, w, r, apply(g.control.GetClusterSummary), &controlv1.GetClusterSummaryRequest{})
 }
 
-func (g *Gateway) listClusters(w http.ResponseWriter, _ *http.Request) {
+func (g *Gateway) listClusters(w http.ResponseWriter, r *http.Request) {
+	if rq := requestOf(r.Context()); rq.isAccount() { // the schedulers check the token of an account
+		if err := rq.confirm(r.Context()); err != nil {
+			fail(w, err)
+			return
+		}
+	}
 	all := []view{}
 	for _, b := range g.backends {
 		all = append(all, b.view())
@@ -178,24 +219,19 @@ func (g *Gateway) health(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// readProto reads the body of a contract route. It writes the error and returns false if that fails.
+// readProto reads the body of a request on a route of the legacy contract. It writes the error and returns
+// false if that fails.
 func readProto(w http.ResponseWriter, r *http.Request, m proto.Message) bool {
-	data, err := io.ReadAll(r.Body)
-	if err != nil {
-		var large *http.MaxBytesError
-		if errors.As(err, &large) {
-			refuse(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is over %d bytes", large.Limit))
-		} else {
-			refuse(w, http.StatusBadRequest, "the body could not be read: "+err.Error())
-		}
+	data, ok := readBody(w, r)
+	if !ok {
 		return false
 	}
-	if strings.TrimSpace(string(data)) == "" {
+	if len(bytes.TrimSpace(data)) == 0 {
 		refuse(w, http.StatusBadRequest, "the body is empty; it must be the request as JSON")
 		return false
 	}
-	if err := protoIn.Unmarshal(data, m); err != nil {
-		refuse(w, http.StatusBadRequest, "the body is not valid: "+protoError(err))
+	if err := decode(data, m, true); err != nil {
+		refuse(w, http.StatusBadRequest, "the body is not valid: "+err.Error())
 		return false
 	}
 	return true

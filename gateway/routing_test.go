@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// place is the index of a key's replica among three: FNV-1a-32 of the key, mod 3. The hash is written
-// out here, because changing it would move the sessions of running gateways.
+// place is the index of a key's replica among three: FNV-1a-32 of the key, mod 3. The test has its own copy
+// of the hash, because a change of the hash would move the sessions of running gateways.
 func place(key string) int {
 	h := uint32(2166136261)
 	for _, b := range []byte(key) {
@@ -26,7 +26,7 @@ func place(key string) int {
 	return int(h % 3)
 }
 
-// keyAt returns a key with that place.
+// keyAt returns a key that the gateway sends to the replica with index at.
 func keyAt(t *testing.T, at int, name func(int) string) string {
 	t.Helper()
 	for i := range 1000 {
@@ -38,14 +38,14 @@ func keyAt(t *testing.T, at int, name func(int) string) string {
 	return ""
 }
 
-// TestKeysOfRouting: which key decides, and that replicas are in the order of their ids, independent of
-// their order in the configuration (contract/gateway-rest.md).
-func TestKeysOfRouting(t *testing.T) {
+// TestRoutingKeysChooseTheReplica checks which key selects the replica, and that replicas are ordered by id, independent
+// of their order in the configuration (contract/gateway-rest.md).
+func TestRoutingKeysChooseTheReplica(t *testing.T) {
 	a, b, c := startReplica(t, "s1", nil), startReplica(t, "s2", nil), startReplica(t, "s3", nil)
 	all := []*replicaServer{a, b, c}
 	g := newGateway(t, nil, clusterOf("default", Sticky, c, a, b), clusterOf("shard", Shard, b, c, a))
-	if want := int(uint32(0xe40c292c) % 3); place("a") != want { // an example of the authors of FNV
-		t.Fatalf("a goes to %d, want %d", place("a"), want)
+	if want := int(uint32(0xe40c292c) % 3); place("a") != want { // an example hash published by the authors of FNV
+		t.Fatalf("key a goes to replica %d, want %d", place("a"), want)
 	}
 	numbered := func(prefix string) func(int) string {
 		return func(i int) string { return fmt.Sprint(prefix, i) }
@@ -58,7 +58,7 @@ func TestKeysOfRouting(t *testing.T) {
 		keyAt(t, at, func(i int) string { token = fmt.Sprint("Bearer token-", i); return digest(token) })
 		return token
 	}
-	host := place("192.0.2.1") // the address of httptest's requests
+	host := place("192.0.2.1") // httptest makes requests from this address
 	for at := range 3 {
 		other := (at + 1) % 3
 		s, os := keyAt(t, at, numbered("session-")), keyAt(t, other, numbered("session-"))
@@ -68,19 +68,19 @@ func TestKeysOfRouting(t *testing.T) {
 			header                   []string
 			want                     int
 		}{
-			{"the session's header", "GET", "/nodes", "", []string{"X-Persys-Session", s, "Cookie", "persys_session=" + os, "Authorization", bearer(other)}, at},
-			{"its cookie", "GET", "/v1/nodes", "", []string{"Cookie", "a=b; persys_session=" + s, "Authorization", bearer(other)}, at},
-			{"the token", "GET", "/nodes", "", []string{"Authorization", bearer(at)}, at},
-			{"the caller's address", "GET", "/nodes", "", nil, host},
-			{"not the workload", "GET", "/workloads/" + ow, "", []string{"X-Persys-Session", s}, at},
-			{"the workload's header", "GET", "/clusters/shard/workloads/" + ow, "", []string{"X-Persys-Workload-Key", w}, at},
-			{"the path's id", "GET", "/clusters/shard/workloads/" + w + "?workload_id=" + ow, "", nil, at},
-			{"the path's id of /v1", "GET", "/clusters/shard/v1/workloads/" + w, "", nil, at},
-			{"and what is below it", "POST", "/clusters/shard/v1/workloads/" + w + "/retry", "{}", nil, at},
-			{"the query", "GET", "/clusters/shard/nodes?workload_id=" + w, "", nil, at},
-			{"the path", "GET", "/clusters/shard/nodes/" + keyAt(t, at, func(i int) string { return fmt.Sprint("/clusters/shard/nodes/n-", i) })[len("/clusters/shard/nodes/"):], "", nil, at},
-			{"the body of what is applied", "POST", "/clusters/shard/workloads/schedule", `{"workload_id":"` + w + `"}`, nil, at},
-			{"not the session", "GET", "/clusters/shard/workloads/" + w, "", []string{"X-Persys-Session", os}, at},
+			{"sticky: the session header", "GET", "/nodes", "", []string{"X-Persys-Session", s, "Cookie", "persys_session=" + os, "Authorization", bearer(other)}, at},
+			{"sticky: the session cookie", "GET", "/v1/nodes", "", []string{"Cookie", "a=b; persys_session=" + s, "Authorization", bearer(other)}, at},
+			{"sticky: the token", "GET", "/nodes", "", []string{"Authorization", bearer(at)}, at},
+			{"sticky: the caller's address", "GET", "/nodes", "", nil, host},
+			{"sticky: the workload's id does not choose the replica", "GET", "/workloads/" + ow, "", []string{"X-Persys-Session", s}, at},
+			{"shard: the workload header", "GET", "/clusters/shard/workloads/" + ow, "", []string{"X-Persys-Workload-Key", w}, at},
+			{"shard: the id in the path", "GET", "/clusters/shard/workloads/" + w + "?workload_id=" + ow, "", nil, at},
+			{"shard: the id in a path of /v1", "GET", "/clusters/shard/v1/workloads/" + w, "", nil, at},
+			{"shard: the id in a longer path of /v1", "POST", "/clusters/shard/v1/workloads/" + w + "/retry", "{}", nil, at},
+			{"shard: the query", "GET", "/clusters/shard/nodes?workload_id=" + w, "", nil, at},
+			{"shard: the path", "GET", "/clusters/shard/nodes/" + keyAt(t, at, func(i int) string { return fmt.Sprint("/clusters/shard/nodes/n-", i) })[len("/clusters/shard/nodes/"):], "", nil, at},
+			{"shard: the body of an apply", "POST", "/clusters/shard/workloads/schedule", `{"workload_id":"` + w + `"}`, nil, at},
+			{"shard: the session does not choose the replica", "GET", "/clusters/shard/workloads/" + w, "", []string{"X-Persys-Session", os}, at},
 		} {
 			before := []int{a.count(), b.count(), c.count()}
 			if r := ask(g.Handler(), x.method, x.path, x.body, x.header...); r.Code != 200 {
@@ -92,37 +92,38 @@ func TestKeysOfRouting(t *testing.T) {
 					want++
 				}
 				if replica.count() != want {
-					t.Errorf("%s: %s %s was not the matter of %s alone", x.fact, x.method, x.path, all[x.want].id)
+					t.Errorf("%s: %s %s was not sent to replica %s only", x.fact, x.method, x.path, all[x.want].id)
 				}
 			}
 		}
 	}
 }
 
-// TestTheFlaggedLeaderIsAskedFirst holds as long as no replica has named the leader.
+// TestTheFlaggedLeaderIsAskedFirst: the scheduler with Leader set is tried first until a replica has named
+// the leader.
 func TestTheFlaggedLeaderIsAskedFirst(t *testing.T) {
 	a, b, c := startReplica(t, "s1", nil), startReplica(t, "s2", nil), startReplica(t, "s3", nil)
 	all := clusterOf("main", LeaderOnly, c, a, b)
-	all.Schedulers[2].Leader = true // s2
+	all.Schedulers[2].Leader = true // the configuration says that s2 leads
 	g := newGateway(t, nil, all)
 	for range 3 {
 		ask(g.Handler(), "GET", "/nodes", "")
 	}
 	if a.count() != 0 || b.count() != 3 || c.count() != 0 {
-		t.Errorf("asked were %d, %d, %d times, want the second alone", a.count(), b.count(), c.count())
+		t.Errorf("the replicas got %d, %d and %d calls, want calls only at the second", a.count(), b.count(), c.count())
 	}
 	b.grpc.Stop()
 	if w := ask(g.Handler(), "GET", "/nodes", ""); w.Code != 200 || a.count() != 1 {
-		t.Errorf("without it: %d %s; the first was asked %d times", w.Code, w.Body, a.count())
+		t.Errorf("with the configured leader down the gateway answered %d %s and called s1 %d times, want 200 and once", w.Code, w.Body, a.count())
 	}
 }
 
-// TestDeadlines: a call that no replica answers ends at the gateway's deadline or when its caller
-// leaves, at the replica too. A stream has no deadline.
+// TestEveryCallHasADeadline: a call that no replica answers ends at the gateway's deadline or when its caller leaves,
+// and ends at the replica too. A stream has no deadline.
 //
-// The connection to the replicas has a deadline of its own, between those of the two gateways
-// of this test. The time that the replica was given shows which one applied, however slow the machine is.
-func TestDeadlines(t *testing.T) {
+// The connection to the replicas has a deadline of its own, between the deadlines of the two gateways of
+// this test. The time that the replica was given shows which deadline applied, however slow the machine is.
+func TestEveryCallHasADeadline(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	const timeout = 300 * time.Millisecond
 	g := newGateway(t, func(o *Options) { o.CallTimeout = timeout }, clusterOf("main", "", s))
@@ -131,15 +132,15 @@ func TestDeadlines(t *testing.T) {
 		began := time.Now()
 		w := ask(g.Handler(), "GET", path, "")
 		if took := time.Since(began); w.Code != 504 || !strings.Contains(w.Body.String(), "DEADLINE_EXCEEDED") || took < timeout {
-			t.Errorf("%s: %d %s after %s", path, w.Code, w.Body, took)
+			t.Errorf("path %s was answered %d %s after %s, want 504 at the deadline of the gateway", path, w.Code, w.Body, took)
 		}
 		<-s.gaveUp
 		// gRPC rounds the remaining time up.
 		if given := <-s.given; given == 0 || given > timeout+10*time.Millisecond {
-			t.Errorf("%s: the replica was given %s, the gateway gives its calls %s", path, given, timeout)
+			t.Errorf("for %s the call to the replica had a deadline in %s, want at most the gateway's limit %s", path, given, timeout)
 		}
 	}
-	// Garbage collection stops instances with a grace period, so its calls may take longer.
+	// Garbage collection waits for the grace period of instances, so its calls may take longer.
 	for _, path := range []string{"/v1/nodes/n/gc", "/clusters/main/v1/nodes/n/gc"} {
 		if w := ask(g.Handler(), "POST", path, "{}"); w.Code != 200 {
 			t.Errorf("%s: %d %s", path, w.Code, w.Body)
@@ -168,11 +169,11 @@ func TestDeadlines(t *testing.T) {
 		_, err = io.Copy(io.Discard, resp.Body)
 		return err
 	}
-	// The stream is silent for longer than a call may take, and goes on.
+	// The stream is silent for longer than a call may take, and continues.
 	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
 	defer cancel()
 	if err := get(ctx, "/v1/events?follow=true"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the stream ended by itself: %v", err)
+		t.Errorf("the event stream ended with %v, want that it goes on until its caller leaves", err)
 	}
 
 	patient := newGateway(t, func(o *Options) { o.CallTimeout = time.Hour }, clusterOf("main", "", s))
@@ -184,7 +185,7 @@ func TestDeadlines(t *testing.T) {
 		left := make(chan error, 1)
 		go func() { left <- get(ctx, path) }()
 		if given := <-s.given; given < 30*time.Minute {
-			t.Errorf("%s: the replica was given %s, the patient gateway gives its calls an hour", path, given)
+			t.Errorf("for %s the call to the replica had a deadline in %s, want the hour of the patient gateway", path, given)
 		}
 		leave()
 		<-left
@@ -194,9 +195,9 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestConcurrentRequests: a host with too many concurrent requests gets 429 until one of them has ended.
+// TestConcurrentRequestsPerHostAreLimited: a host with too many concurrent requests gets 429 until one of them has ended.
 // Other hosts are not affected.
-func TestConcurrentRequests(t *testing.T) {
+func TestConcurrentRequestsPerHostAreLimited(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, func(o *Options) { o.Limits = limits.Limits{Concurrent: 1} }, clusterOf("main", "", s))
 	from := func(ctx context.Context, addr, path string) *httptest.ResponseRecorder {
@@ -213,14 +214,14 @@ func TestConcurrentRequests(t *testing.T) {
 	<-s.given
 	w := from(t.Context(), "192.0.2.1:2", "/nodes")
 	if w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "too many concurrent calls") {
-		t.Errorf("the second request of a host: %d, Retry-After %q, %s", w.Code, w.Header().Get("Retry-After"), w.Body)
+		t.Errorf("the second concurrent request of a host was answered %d, Retry-After %q, %s; want 429", w.Code, w.Header().Get("Retry-After"), w.Body)
 	}
 	if w := from(t.Context(), "192.0.2.2:1", "/nodes"); w.Code != http.StatusOK {
-		t.Errorf("another host: %d %s", w.Code, w.Body)
+		t.Errorf("a concurrent request of another host was answered %d %s, want 200", w.Code, w.Body)
 	}
 	leave()
 	<-ended
 	if w := from(t.Context(), "192.0.2.1:3", "/nodes"); w.Code != http.StatusOK {
-		t.Errorf("once the first has ended: %d %s", w.Code, w.Body)
+		t.Errorf("after the first call of a host has ended, its next one was answered %d %s, want 200", w.Code, w.Body)
 	}
 }

@@ -18,32 +18,31 @@ import (
 
 const eventStream = "text/event-stream"
 
-// heartbeat is the time between comments in a silent stream, which keep proxies and
-// clients from taking it for dead.
+// heartbeat is the time between comments in a silent stream. Without comments, proxies and clients would
+// take the stream for dead.
 const heartbeat = 15 * time.Second
 
-// sse writes a stream as server-sent events. Each message is one event with its
-// JSON as data; an event named "error" ends a stream that failed. Events of the
-// cluster carry their sequence number as id, so that a client continues after the
-// last one when it reconnects.
+// sse writes a stream as server-sent events. Each message is one event, with its JSON as data. An event
+// named "error" ends a stream that failed. Events of the cluster have their sequence number as id, so that
+// a client that reconnects continues after its last event.
 type sse struct{ *runtime.JSONPb }
 
 // ContentType implements runtime.Marshaler.
 func (*sse) ContentType(any) string { return eventStream }
 
-// Delimiter implements runtime.Delimited. It is empty, because Marshal ends each event.
+// Delimiter implements runtime.Delimited. The delimiter is empty, because Marshal ends each event.
 func (*sse) Delimiter() []byte { return nil }
 
 // Marshal implements runtime.Marshaler.
 func (m *sse) Marshal(v any) ([]byte, error) {
 	var out bytes.Buffer
 	switch x := v.(type) {
-	case map[string]any: // a message of a stream
+	case map[string]any: // a message of the stream
 		v = x["result"]
 		if e, ok := v.(*clusterv1.Event); ok {
 			out.WriteString("id: " + strconv.FormatUint(e.GetSeq(), 10) + "\n")
 		}
-	case map[string]proto.Message: // the error that ends a stream
+	case map[string]proto.Message: // the message is an error, which ends the stream
 		v = x["error"]
 		out.WriteString("event: error\n")
 	}
@@ -57,7 +56,7 @@ func (m *sse) Marshal(v any) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// streams reports whether the response has no end of its own, so that no timeout may apply.
+// streams reports whether the response is a stream, to which no timeout may apply.
 func streams(r *http.Request) bool {
 	if r.Method != http.MethodGet {
 		return false
@@ -95,12 +94,13 @@ func startStream(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, f
 	return l, func() { close(done); wg.Wait() }
 }
 
-// living is a response that gets a comment whenever it has been silent for heartbeat.
+// living is the response of a stream. It sends a comment whenever nothing has been sent for the time
+// heartbeat.
 type living struct {
 	http.ResponseWriter
 	mu     sync.Mutex
 	status bool // the status line has been written
-	failed bool // the stream has failed: no more comments
+	failed bool // the stream has failed: send no more comments
 	last   time.Time
 }
 
@@ -125,11 +125,11 @@ func (l *living) Write(p []byte) (int, error) {
 func (l *living) Flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_ = http.NewResponseController(l.ResponseWriter).Flush() // an error means that the client is gone
+	_ = http.NewResponseController(l.ResponseWriter).Flush() // an error means that the client has closed the connection
 }
 
-// There is no Unwrap: with it, http.ResponseController would reach the writer
-// below and bypass the lock.
+// There is no Unwrap method: with it, http.ResponseController would use the inner writer and bypass the
+// lock.
 
 func (l *living) keep(done <-chan struct{}) {
 	ticker := time.NewTicker(heartbeat)

@@ -4,14 +4,17 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
-	"github.com/grpc-ecosystem/grpc-gateway/v2/utilities"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -25,27 +28,29 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// refuseUnknownParameters makes strictQuery the parser of query parameters. The
-// library has one parser per process, and its handlers read it without a lock, so it
-// is set once, before the first handler is made.
+// refuseUnknownParameters makes strictQuery the parser of query parameters. The library has one parser per
+// process, and its handlers read it without a lock. So it is set once, before the first handler is created.
 var refuseUnknownParameters = sync.OnceFunc(func() { runtime.NewServeMux(runtime.SetQueryParameterParser(strictQuery{})) })
 
-// v1 serves the gRPC API by the generated handlers.
+// v1 serves the gRPC API through the generated handlers.
 func (g *Gateway) v1() (http.Handler, error) {
-	json := &runtime.JSONPb{
-		MarshalOptions:   protojson.MarshalOptions{UseProtoNames: true},
-		UnmarshalOptions: protojson.UnmarshalOptions{}, // an unknown field is an error that names it
-	}
+	encode := &runtime.JSONPb{MarshalOptions: protojson.MarshalOptions{UseProtoNames: true}}
 	refuseUnknownParameters()
+	routes, err := restRoutes()
+	if err != nil {
+		return nil, err
+	}
 	mux := runtime.NewServeMux(
-		runtime.WithMarshalerOption(runtime.MIMEWildcard, json),
-		runtime.WithMarshalerOption(eventStream, &sse{JSONPb: json}),
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, strictJSON{encode}),
+		runtime.WithMarshalerOption(eventStream, &sse{JSONPb: encode}),
 		runtime.WithErrorHandler(handleError),
+		runtime.WithRoutingErrorHandler(handleRouting),
 		runtime.WithIncomingHeaderMatcher(func(string) (string, bool) { return "", false }),
 		runtime.WithMetadata(func(_ context.Context, r *http.Request) metadata.MD { return metadataOf(r) }),
 		runtime.WithOutgoingTrailerMatcher(func(string) (string, bool) { return "", false }),
 		runtime.WithOutgoingHeaderMatcher(func(string) (string, bool) { return "", false }),
 		runtime.WithForwardResponseOption(trailers),
+		runtime.WithForwardResponseOption(etag),
 		runtime.WithDisablePathLengthFallback(),
 	)
 	if err := controlrest.RegisterAgentControlHandlerClient(g.ctx, mux, controlv1.NewAgentControlClient(routed{})); err != nil {
@@ -60,18 +65,21 @@ func (g *Gateway) v1() (http.Handler, error) {
 				rq.key, _, _ = strings.Cut(id, "/")
 			}
 		}
-		// known has read these parameters; the generated handlers would refuse them,
-		// because no message has them.
+		// The handler known has already read these parameters. The generated handlers would refuse them,
+		// because no message has such a field.
 		if q := r.URL.Query(); q.Has("cluster_id") || q.Has("access_token") {
 			q.Del("cluster_id")
 			q.Del("access_token")
 			r.URL.RawQuery = q.Encode()
 		}
+		if !routes.admit(w, r) {
+			return
+		}
 		if !streams(r) {
 			limit := g.opt.CallTimeout
 			if slow(r) {
 				limit = max(limit, slowLimit)
-				_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // the server's own is for shorter calls
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // a slow call takes longer than the server's write deadline allows
 			}
 			ctx, cancel := context.WithTimeout(r.Context(), limit)
 			defer cancel()
@@ -84,35 +92,95 @@ func (g *Gateway) v1() (http.Handler, error) {
 	}), nil
 }
 
-// slowLimit bounds the calls that slow reports. persysctl waits as long for a
-// recovery.
+// etag sets the header ETag in answers about one workload.
+func etag(_ context.Context, w http.ResponseWriter, m proto.Message) error {
+	var tag string
+	switch m := m.(type) {
+	case *controlv1.GetWorkloadResponse:
+		tag = m.GetWorkload().GetEtag()
+	case *controlv1.ApplyWorkloadResponse:
+		tag = m.GetEtag()
+	}
+	if tag != "" {
+		w.Header().Set("ETag", `"`+tag+`"`)
+	}
+	return nil
+}
+
+// condition returns the condition of a change: if_revision of its call. It comes from If-Match, with an etag that
+// a GET or an apply gave, or from If-None-Match: *, which means that the workload must not exist. ok is false if it
+// wrote an error. Reads have no condition.
+func condition(w http.ResponseWriter, r *http.Request) (revision string, ok bool) {
+	match, none := r.Header.Values("If-Match"), r.Header.Values("If-None-Match")
+	if len(match)+len(none) == 0 || r.Method == http.MethodGet {
+		return "", true
+	}
+	if len(match) == 0 && len(none) == 1 && strings.TrimSpace(none[0]) == "*" {
+		return "0", true
+	}
+	if len(none) == 0 && len(match) == 1 {
+		tag, opened := strings.CutPrefix(strings.TrimSpace(match[0]), `"`)
+		tag, closed := strings.CutSuffix(tag, `"`)
+		if opened && closed && tag != "" && !strings.ContainsAny(tag, `", `) {
+			return tag, true
+		}
+	}
+	refuse(w, http.StatusBadRequest, fmt.Sprintf(`the condition (If-Match %q, If-None-Match %q) must be If-Match with one ETag as GET gave it, in quotes, or If-None-Match: *`, match, none))
+	return "", false
+}
+
+// slowLimit is the deadline of slow calls. persysctl waits equally long for a recovery.
 const slowLimit = 15 * time.Minute
 
-// slow reports whether a call may take minutes: it reads or writes a whole etcd, or
-// stops a node's leftover instances, each with its grace period.
+// slow reports whether a call may take minutes, because it reads or writes a whole etcd, or stops leftover
+// instances of a node, each with its grace period.
 func slow(r *http.Request) bool {
 	node, ofNode := strings.CutPrefix(r.URL.Path, "/v1/nodes/")
 	return ofNode && strings.HasSuffix(node, "/gc") || strings.HasPrefix(r.URL.Path, "/v1/recovery")
 }
 
-// strictQuery refuses parameters that the request's message does not have, so that a
-// misspelt filter does not list everything.
-type strictQuery struct{ runtime.DefaultQueryParser }
-
-// Parse implements runtime.QueryParameterParser.
-func (q strictQuery) Parse(m proto.Message, values url.Values, filter *utilities.DoubleArray) error {
-	fields := m.ProtoReflect().Descriptor().Fields()
-	for key := range values {
-		name, _, _ := strings.Cut(key, ".")
-		name, _, _ = strings.Cut(name, "[")
-		if fields.ByTextName(name) == nil && fields.ByJSONName(name) == nil {
-			return fmt.Errorf("unknown parameter %q; /docs lists those of %s", key, m.ProtoReflect().Descriptor().Name())
-		}
+// handleRouting answers a request that matches no route.
+func handleRouting(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, code int) {
+	text := fmt.Sprintf("no route %s %s; /docs shows all of them", r.Method, r.URL.Path)
+	if code == http.StatusBadRequest {
+		text = fmt.Sprintf("the path %q is not valid", r.URL.EscapedPath())
 	}
-	return q.DefaultQueryParser.Parse(m, values, filter)
+	refuse(w, code, text)
 }
 
-// metadataOf is the call's metadata from an HTTP request: the request id.
+// maxWord is the largest length of a path and of a parameter in bytes. The ids and words of the API are much
+// shorter.
+const maxWord = 4 << 10
+
+// textFault names the part of a request's URL that no message of the API can carry, because it is not UTF-8,
+// contains a control character or is longer than maxWord; "" if there is none. The query parameter
+// access_token may be longer.
+func textFault(r *http.Request) string {
+	odd := func(s string) bool { return !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) }
+	if len(r.URL.Path) > maxWord {
+		return fmt.Sprintf("the path %.40q… has %d bytes, at most %d", r.URL.Path, len(r.URL.Path), maxWord)
+	}
+	if odd(r.URL.Path) {
+		return fmt.Sprintf("the path %q must be UTF-8 without control characters", r.URL.EscapedPath())
+	}
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return "the query is not valid: " + err.Error()
+	}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		for _, value := range append(values[key], key) {
+			if len(value) > maxWord && key != "access_token" {
+				return fmt.Sprintf("parameter %.40q has %d bytes, at most %d", key, len(value), maxWord)
+			}
+		}
+		if odd(key) || slices.ContainsFunc(values[key], odd) {
+			return fmt.Sprintf("parameter %q must be UTF-8 without control characters (got %q)", key, values[key])
+		}
+	}
+	return ""
+}
+
+// metadataOf returns the metadata of a call from an HTTP request: the request id.
 func metadataOf(r *http.Request) metadata.MD {
 	md := metadata.MD{}
 	if id := r.Header.Get("Idempotency-Key"); id != "" {
@@ -133,7 +201,7 @@ func apply[Req, Resp any](do func(context.Context, Req, ...grpc.CallOption) (Res
 	return func(ctx context.Context, req Req) (Resp, error) { return do(ctx, req) }
 }
 
-// openapiDocument is generated, in api/rest.
+// openapiDocument is generated by api/rest.
 var openapiDocument = rest.OpenAPI
 
 //go:embed docs.html

@@ -27,18 +27,18 @@ import (
 type Webhook struct {
 	// Path on the public listener, default /webhooks/github.
 	Path string
-	// Secret is the key of signatures; Secrets overrides it by "owner/name", without regard
-	// to case. A repository without a secret is refused.
+	// Secret is the key of the signatures. Secrets overrides it by "owner/name", regardless of case.
+	// Deliveries of a repository without a secret are refused.
 	Secret  string
 	Secrets map[string]string
-	// ReplayTTL is how long a delivery id is remembered, default 5 min. The id of a delivery that
-	// could not be forwarded is forgotten, so that it can be sent again.
+	// ReplayTTL is the time for which a delivery is remembered, by its id and by its repository and body;
+	// default 5 min. A delivery that could not be forwarded is forgotten, so that it can be sent again.
 	ReplayTTL time.Duration
 	// Forward is the URL that accepted deliveries are posted to. Without it every
 	// delivery is refused.
 	Forward string
-	// Retries is the number of tries after the first one to forward a delivery, default 5.
-	// Backoff is the first pause between tries, default 1 s; it doubles.
+	// Retries is the number of tries after the first one, default 5. Backoff is the first pause between
+	// tries, default 1 s; it doubles.
 	Retries int
 	Backoff time.Duration
 	// Client posts deliveries. The default has a timeout of 10 s and follows no redirect
@@ -46,7 +46,8 @@ type Webhook struct {
 	Client *http.Client
 }
 
-// checkPath refuses a path that no request can have, and patterns of http.ServeMux. "" is valid.
+// checkPath refuses a path that no request can have, and a path that is a pattern for http.ServeMux. "" is
+// valid.
 func checkPath(p string) error {
 	if under := strings.TrimSuffix(p, "/") + "/x"; strings.ContainsAny(p, " \t{}?#") || p != "" && path.Join("/", under) != under {
 		return fmt.Errorf("webhook.public_path %q must begin with / and hold no blank, {, }, ? or #, and no segment that is empty, . or ..", p)
@@ -54,7 +55,7 @@ func checkPath(p string) error {
 	return nil
 }
 
-// checkSecrets refuses two secrets for one repository: names differ in case only.
+// checkSecrets refuses two secrets for one repository, whose names differ only in case.
 func checkSecrets(secrets map[string]string) error {
 	as := make(map[string]string, len(secrets))
 	for _, repo := range slices.Sorted(maps.Keys(secrets)) {
@@ -70,13 +71,21 @@ func checkSecrets(secrets map[string]string) error {
 const (
 	maxDelivery    = 1 << 20
 	deliveryQueue  = 1024
-	deliveryIDs    = 100_000 // ids remembered at most
+	deliveryKeys   = 200_000 // maximum number of remembered keys, two for each delivery
 	forwardWorkers = 2
 )
 
 type delivery struct {
 	id, event string
+	repo      string
 	body      []byte
+}
+
+// keys returns the keys under which a delivery is remembered: its id, and its repository with its body. The
+// signature covers only the body, so a captured delivery could be repeated under another id.
+func (d delivery) keys() [2]string {
+	sum := sha256.Sum256(d.body)
+	return [2]string{"id " + d.id, "body " + strings.ToLower(d.repo) + " " + string(sum[:])}
 }
 
 // receiver checks deliveries, refuses repeated ones and forwards the others.
@@ -88,8 +97,8 @@ type receiver struct {
 
 	mu    sync.Mutex
 	seen  map[string]time.Time
-	order []string // ids of seen, oldest first
-	over  bool     // run has ended
+	order []string // keys of the map seen, oldest first
+	over  bool     // run has ended: no further delivery is accepted
 }
 
 func newReceiver(w Webhook, log *slog.Logger) *receiver {
@@ -108,8 +117,8 @@ func newReceiver(w Webhook, log *slog.Logger) *receiver {
 	return &receiver{Webhook: w, log: log, queue: make(chan delivery, deliveryQueue), now: time.Now, seen: map[string]time.Time{}}
 }
 
-// asPost stops at a redirect that turns the POST into a GET (301, 302, 303): the GET would
-// succeed without the delivery.
+// asPost refuses to follow a redirect that turns the POST into a GET (301, 302, 303), because the GET would
+// succeed without sending the delivery.
 func asPost(r *http.Request, via []*http.Request) error {
 	if r.Method != http.MethodPost || len(via) >= 10 {
 		return http.ErrUseLastResponse
@@ -119,7 +128,7 @@ func asPost(r *http.Request, via []*http.Request) error {
 
 func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rc.Forward == "" {
-		refuse(w, http.StatusNotImplemented, "nobody takes webhooks here: set forgery.webhook_forward_url")
+		refuse(w, http.StatusNotImplemented, "this gateway does not forward webhooks: set forgery.webhook_forward_url")
 		return
 	}
 	d, code, err := rc.check(r)
@@ -127,12 +136,12 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, code, err.Error())
 		return
 	}
-	if !rc.remember(d.id) {
-		refuse(w, http.StatusConflict, fmt.Sprintf("delivery %q was received before", d.id))
+	if !rc.remember(d) {
+		refuse(w, http.StatusConflict, fmt.Sprintf("delivery %q, or one with the same body, was received before", d.id))
 		return
 	}
 	if err := rc.accept(d); err != nil {
-		rc.forget(d.id) // so that the sender may try again
+		rc.forget(d) // forget the delivery, so that the sender may try again
 		w.Header().Set("Retry-After", "10")
 		refuse(w, http.StatusServiceUnavailable, err.Error())
 		return
@@ -140,12 +149,12 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"status": "accepted"})
 }
 
-// accept queues a delivery. It fails when the queue is full or the gateway ends.
+// accept queues a delivery. It fails if the queue is full or the gateway is closing.
 func (rc *receiver) accept(d delivery) error {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
 	if rc.over {
-		return errors.New("the gateway is about to end")
+		return errors.New("the gateway is shutting down")
 	}
 	select {
 	case rc.queue <- d:
@@ -198,17 +207,18 @@ func (rc *receiver) check(r *http.Request) (delivery, int, error) {
 	mac := hmac.New(sha256.New, []byte(secret))
 	_, _ = mac.Write(body)
 	want := "sha256=" + hex.EncodeToString(mac.Sum(nil))
-	// The same answer for an unknown repository and a wrong signature: callers must not learn
+	// The answer is the same for an unknown repository and a wrong signature, so that callers do not learn
 	// which repositories are configured.
 	if secret == "" || !hmac.Equal([]byte(want), []byte(r.Header.Get("X-Hub-Signature-256"))) {
 		return d, http.StatusUnauthorized, errors.New("the signature X-Hub-Signature-256 is missing or wrong")
 	}
-	d.body = body
+	d.body, d.repo = body, repo
 	return d, 0, nil
 }
 
-// remember records a delivery id, and reports whether it is new.
-func (rc *receiver) remember(id string) bool {
+// remember records the keys of a delivery. It reports whether all of them are new.
+func (rc *receiver) remember(d delivery) bool {
+	keys := d.keys()
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
 	now := rc.now()
@@ -219,30 +229,33 @@ func (rc *receiver) remember(id string) bool {
 	for len(rc.order) > 0 && now.Sub(rc.seen[rc.order[0]]) > rc.ReplayTTL {
 		oldest()
 	}
-	if _, again := rc.seen[id]; again {
-		return false
+	for _, k := range keys {
+		if _, again := rc.seen[k]; again {
+			return false
+		}
 	}
-	if len(rc.order) >= deliveryIDs {
-		oldest()
+	for _, k := range keys {
+		if len(rc.order) >= deliveryKeys {
+			oldest()
+		}
+		rc.seen[k] = now
+		rc.order = append(rc.order, k)
 	}
-	rc.seen[id] = now
-	rc.order = append(rc.order, id)
 	return true
 }
 
-func (rc *receiver) forget(id string) {
+// forget drops all keys of a delivery.
+func (rc *receiver) forget(d delivery) {
+	keys := d.keys()
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
-	delete(rc.seen, id)
-	for i := len(rc.order) - 1; i >= 0; i-- {
-		if rc.order[i] == id {
-			rc.order = append(rc.order[:i], rc.order[i+1:]...)
-			return
-		}
+	for _, k := range keys {
+		delete(rc.seen, k)
 	}
+	rc.order = slices.DeleteFunc(rc.order, func(k string) bool { return slices.Contains(keys[:], k) })
 }
 
-// run forwards until ctx ends.
+// run forwards deliveries until ctx ends.
 func (rc *receiver) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for range forwardWorkers {
@@ -259,7 +272,7 @@ func (rc *receiver) run(ctx context.Context) {
 	}
 	<-ctx.Done()
 	rc.mu.Lock()
-	rc.over = true // the listener may still receive deliveries
+	rc.over = true // accept refuses the deliveries that the listener still receives
 	rc.mu.Unlock()
 	wg.Wait()
 	if n := len(rc.queue); n > 0 {
@@ -275,7 +288,7 @@ func (rc *receiver) forward(ctx context.Context, d delivery) {
 			return
 		}
 		if try >= rc.Retries || ctx.Err() != nil {
-			rc.forget(d.id) // so that it may be sent again
+			rc.forget(d) // forget the delivery, so that the sender may try again
 			rc.log.Error("a webhook delivery could not be forwarded", "delivery", d.id, "event", d.event, "tries", try+1, "error", err)
 			return
 		}

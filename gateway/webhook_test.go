@@ -3,6 +3,9 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,14 +18,20 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Signatures, sizes and forwarding are tested on the whole program (cmd/internal/gatewayd). These
-// tests reach the bounds that take too long there.
+// Signatures, sizes and forwarding are tested with the whole program (cmd/internal/gatewayd). These tests
+// check limits that would take too long there.
 
-// deliver posts a signed delivery to a receiver whose run has not begun.
-func deliver(rc *receiver, id string) *httptest.ResponseRecorder {
-	r := httptest.NewRequest(http.MethodPost, "/webhooks/github", strings.NewReader(`{"repository":{"full_name":"a/b"}}`))
+// deliver posts a signed delivery whose body contains its id. The receiver may not be running yet.
+func deliver(rc *receiver, id string) *httptest.ResponseRecorder { return deliverAs(rc, id, id, "a/b") }
+
+// deliverAs posts a signed delivery with the id in its header and another text in its body.
+func deliverAs(rc *receiver, id, text, repo string) *httptest.ResponseRecorder {
+	body := fmt.Sprintf(`{"repository":{"full_name":%q},"text":%q}`, repo, text)
+	mac := hmac.New(sha256.New, []byte("hush"))
+	_, _ = mac.Write([]byte(body))
+	r := httptest.NewRequest(http.MethodPost, "/webhooks/github", strings.NewReader(body))
 	r.Header = http.Header{"Content-Type": {"application/json"}, "X-Github-Delivery": {id}, "X-Github-Event": {"push"},
-		"X-Hub-Signature-256": {"sha256=34da1b88279fd22228ff0a565675024a77cf8e19f1bb1080fa32ca197d099f9a"}}
+		"X-Hub-Signature-256": {"sha256=" + hex.EncodeToString(mac.Sum(nil))}}
 	w := httptest.NewRecorder()
 	rc.ServeHTTP(w, r)
 	return w
@@ -38,7 +47,7 @@ func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
 		code  int
 	}{
 		{0, "a", 200}, {59 * time.Second, "a", 409}, {time.Second, "a", 409}, {0, "b", 200},
-		// The repeated delivery did not extend the time.
+		// The repeated delivery did not extend the time for which its key is remembered.
 		{time.Second, "a", 200}, {0, "b", 409}, {59 * time.Second, "b", 409}, {time.Second, "b", 200},
 	} {
 		now = now.Add(c.after)
@@ -46,17 +55,42 @@ func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
 			t.Errorf("delivery %s, %s later: %d %s, want %d", c.id, c.after, w.Code, w.Body, c.code)
 		}
 	}
-	if n := len(rc.seen); n != 2 || len(rc.order) != n {
-		t.Errorf("%d ids are remembered in %d places, want 2", n, len(rc.order))
+	if n := len(rc.seen); n != 4 || len(rc.order) != n {
+		t.Errorf("%d keys are remembered in %d places, want 4", n, len(rc.order))
 	}
-	for i := range deliveryIDs + 10 {
-		rc.remember(fmt.Sprint("x", i))
+	numbered := func(i int) delivery { return delivery{id: fmt.Sprint("x", i), body: []byte(fmt.Sprint(i))} }
+	for i := range deliveryKeys/2 + 10 {
+		rc.remember(numbered(i))
 	}
-	if len(rc.seen) != deliveryIDs || len(rc.order) != deliveryIDs {
-		t.Errorf("%d ids are remembered, want at most %d", len(rc.seen), deliveryIDs)
+	if len(rc.seen) != deliveryKeys || len(rc.order) != deliveryKeys {
+		t.Errorf("%d keys are remembered, want at most %d", len(rc.seen), deliveryKeys)
 	}
-	if rc.remember("x10") {
-		t.Error("of too many the newest are forgotten, not the oldest")
+	if rc.remember(numbered(10)) {
+		t.Error("the newest keys were forgotten instead of the oldest")
+	}
+}
+
+// TestACapturedDeliveryIsRefusedUnderAnotherID: the signature covers the body and not the id, so a captured
+// delivery may be repeated under another id.
+func TestACapturedDeliveryIsRefusedUnderAnotherID(t *testing.T) {
+	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
+	for _, c := range []struct {
+		name, id, text, repo string
+		code                 int
+	}{
+		{"the first delivery", "a", "push", "a/b", 200},
+		{"the same body under another id", "b", "push", "a/b", 409},
+		{"another body under the same id", "a", "other", "a/b", 409},
+		{"the same text of another repository", "c", "push", "a/c", 200},
+		{"a refused delivery leaves no key", "b", "third", "a/b", 200},
+	} {
+		if w := deliverAs(rc, c.id, c.text, c.repo); w.Code != c.code {
+			t.Errorf("%s: %d %s, want %d", c.name, w.Code, w.Body, c.code)
+		}
+	}
+	rc.forget(delivery{id: "a", repo: "A/B", body: []byte(`{"repository":{"full_name":"a/b"},"text":"push"}`)})
+	if w := deliver(rc, "push"); w.Code != 200 {
+		t.Errorf("a forgotten delivery: %d %s", w.Code, w.Body)
 	}
 }
 
@@ -67,7 +101,7 @@ func TestSecretsIgnoreTheCaseOfRepositories(t *testing.T) {
 	}{{"hush", 200}, {"another", 401}} {
 		rc := newReceiver(Webhook{Secret: "hush", Secrets: map[string]string{"A/B": c.own}, Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
 		if w := deliver(rc, "d"); w.Code != c.code {
-			t.Errorf("signed with hush, its own is %s: %d, want %d", c.own, w.Code, c.code)
+			t.Errorf("signed with the secret hush instead of its own %s: %d, want %d", c.own, w.Code, c.code)
 		}
 	}
 }
@@ -88,12 +122,12 @@ func TestAFullQueueAnswersWithRetryAfter(t *testing.T) {
 	}
 	for range 2 { // a refused delivery is not remembered
 		if w := deliver(rc, "late"); w.Code != 503 || w.Header().Get("Retry-After") != "10" || !strings.Contains(w.Body.String(), "1024 deliveries are waiting") {
-			t.Errorf("one more: %d %v %s", w.Code, w.Header(), w.Body)
+			t.Errorf("a delivery to a full queue was answered %d %v %s, want 503", w.Code, w.Header(), w.Body)
 		}
 	}
 	<-rc.queue
 	if w := deliver(rc, "late"); w.Code != 200 {
-		t.Errorf("once there is room: %d %s", w.Code, w.Body)
+		t.Errorf("a delivery to a queue with room again was answered %d %s, want 200", w.Code, w.Body)
 	}
 }
 
@@ -103,8 +137,8 @@ func TestDeliveriesAreRefusedAfterTheEnd(t *testing.T) {
 	cancel()
 	rc.run(ctx)
 	for range 2 {
-		if w := deliver(rc, "d"); w.Code != 503 || !strings.Contains(w.Body.String(), "about to end") {
-			t.Errorf("at the end of the gateway: %d %s", w.Code, w.Body)
+		if w := deliver(rc, "d"); w.Code != 503 || !strings.Contains(w.Body.String(), "shutting down") {
+			t.Errorf("a delivery to a gateway that is closing was answered %d %s, want 503", w.Code, w.Body)
 		}
 	}
 }
@@ -116,7 +150,7 @@ func TestABadPathIsAnError(t *testing.T) {
 	} {
 		o := Options{Clusters: []Cluster{{ID: ""}}, Webhook: Webhook{Path: p}}
 		if _, err := New(t.Context(), o); strings.Contains(err.Error(), fmt.Sprintf("webhook.public_path %q", p)) == good {
-			t.Errorf("%q: got %v, want it good: %v", p, err, good)
+			t.Errorf("path %q: got %v, want it accepted: %v", p, err, good)
 		}
 		if good { // ServeMux panics on a bad pattern
 			http.NewServeMux().Handle("POST "+newReceiver(o.Webhook, nil).Path, http.NotFoundHandler())
@@ -135,7 +169,7 @@ func TestForwardingGivesUp(t *testing.T) {
 	client := srv.Client()
 	t.Cleanup(client.CloseIdleConnections)
 	rc := newReceiver(Webhook{Forward: srv.URL, Retries: 3, Backoff: 20 * time.Millisecond, Client: client}, slog.New(slog.NewTextHandler(&log, nil)))
-	rc.remember("d1")
+	rc.remember(delivery{id: "d1"})
 	rc.forward(t.Context(), delivery{id: "d1", event: "push"})
 	if len(tries) != 4 {
 		t.Fatalf("%d tries, want the first and 3 more", len(tries))
@@ -144,18 +178,18 @@ func TestForwardingGivesUp(t *testing.T) {
 	for i := range 3 {
 		next := <-tries
 		if next.Sub(last) < pause {
-			t.Errorf("pause %d was %s, want %s at least: each is twice the one before", i+1, next.Sub(last), pause)
+			t.Errorf("pause %d was %s, want at least %s: each pause is twice the previous one", i+1, next.Sub(last), pause)
 		}
 		last, pause = next, 2*pause
 	}
 	if !strings.Contains(log.String(), "could not be forwarded") || !strings.Contains(log.String(), "delivery=d1") || !strings.Contains(log.String(), "tries=4") {
-		t.Errorf("it is lost without a word: %s", log.String())
+		t.Errorf("the log does not name the lost delivery: %s", log.String())
 	}
-	if !rc.remember("d1") {
-		t.Error("what is lost cannot be delivered again")
+	if !rc.remember(delivery{id: "d1"}) {
+		t.Error("a lost delivery must be accepted again")
 	}
 
-	// Closing the gateway ends the tries, too.
+	// The tries also end when the gateway is closed.
 	ctx, cancel := context.WithCancel(t.Context())
 	rc.Backoff = time.Hour
 	done := make(chan struct{})
@@ -179,10 +213,10 @@ func TestARedirectThatDropsTheBodyIsAnError(t *testing.T) {
 		rc := newReceiver(Webhook{Forward: srv.URL + "/old"}, slog.New(slog.DiscardHandler))
 		err := rc.post(t.Context(), delivery{id: "d", event: "push", body: []byte("{}")})
 		if there == "" && (err == nil || !strings.Contains(err.Error(), fmt.Sprint(code)) || len(got) != 0) {
-			t.Errorf("%d, which loses the body: %v, %d requests", code, err, len(got))
+			t.Errorf("redirect %d, which drops the body, returned %v and %d deliveries arrived; want an error and none", code, err, len(got))
 		}
 		if there != "" && (err != nil || <-got != there) {
-			t.Errorf("%d, which keeps the body: %v", code, err)
+			t.Errorf("redirect %d, which keeps the body, returned %v, or the delivery did not arrive", code, err)
 		}
 		rc.Client.CloseIdleConnections()
 		srv.Close()

@@ -10,7 +10,7 @@ bin="$PWD/.cache/bin/golangci-lint"
 if ! "$bin" version 2>/dev/null | grep -qF "$version"; then
 	echo "building golangci-lint $version" >&2
 	mkdir -p "${bin%/*}"
-	if ! GOBIN="${bin%/*}" go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$version"; then
+	if ! CGO_ENABLED=0 GOBIN="${bin%/*}" go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$version"; then
 		if [[ "${CI:-}" == true ]]; then
 			echo "golangci-lint cannot be built; is the Go module proxy reachable?" >&2
 			exit 1
@@ -19,4 +19,7 @@ if ! "$bin" version 2>/dev/null | grep -qF "$version"; then
 		exec make --no-print-directory vet fmt-check
 	fi
 fi
+# The linter reads the types of dependencies from compiled packages. With these flags they are the packages
+# that the tests are built from; otherwise all of them would be compiled once more for the linter.
+export CGO_ENABLED=1 GOFLAGS="${GOFLAGS:-} -trimpath -race"
 exec "$bin" run "$@" ./...

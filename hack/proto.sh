@@ -26,7 +26,8 @@ if ! command -v protoc >/dev/null; then
 	exit 1
 fi
 mkdir -p "$bin"
-(cd tools && GOFLAGS=-mod=readonly GOBIN="$bin" go install tool)
+# The flags are those of the programs under test, so that both share compiled packages.
+(cd tools && CGO_ENABLED=0 GOFLAGS="${GOFLAGS:-} -mod=readonly -trimpath" GOBIN="$bin" go install tool)
 
 shopt -s nullglob
 sources=(api/*/v1/*.proto)

@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// BenchmarkMirrorRate changes 20,000 workloads, 100 per log entry, as fast as etcd accepts
-// the writes. etcd syncs its log to disk. The benchmark reports changed workloads per
-// second and written keys per second. Every change also writes an event.
+// BenchmarkMirrorRate changes 20,000 workloads, 100 per log entry, as fast as etcd, which syncs its log to
+// disk, accepts the writes. The benchmark reports changed workloads per second and written keys per second.
+// Every change also writes an event.
 func BenchmarkMirrorRate(b *testing.B) {
 	e := startEtcd(b, currentEtcd(b), safe)
 	c := newCluster(b, "c1")
@@ -23,7 +23,7 @@ func BenchmarkMirrorRate(b *testing.B) {
 		list = append(list, put(name(i)))
 	}
 	c.do(list...)
-	for i := range 20 { // enough nodes for all workloads
+	for i := range 20 { // 20 nodes have room for all workloads
 		c.do(register(fmt.Sprintf("n%02d", i)))
 	}
 	list = nil
@@ -45,7 +45,7 @@ func BenchmarkMirrorRate(b *testing.B) {
 		}
 		c.do(list...)
 		changes += 100
-		// Keep the lag within the length of the change feed.
+		// Wait while the mirror is behind, so that the change feed still has all changes.
 		for r.Stats().LagIndex > 20 {
 			time.Sleep(time.Millisecond)
 		}
@@ -56,7 +56,7 @@ func BenchmarkMirrorRate(b *testing.B) {
 	b.ReportMetric(float64(changes)/s, "changes/s")
 	b.ReportMetric(float64(r.Stats().Records-keys)/s, "keys/s")
 	if r.Stats().Comparisons > 1 {
-		b.Error("the feed was outrun")
+		b.Error("the change feed dropped changes before the mirror had read them")
 	}
 }
 
@@ -79,7 +79,8 @@ func BenchmarkMirrorLag(b *testing.B) {
 	b.ReportMetric(float64(worst.Milliseconds()), "worst-lag-ms")
 }
 
-// BenchmarkFullComparison compares 20,000 workloads with an etcd that already holds them.
+// BenchmarkFullComparison measures a full comparison of 20,000 workloads with an etcd that already holds
+// them.
 func BenchmarkFullComparison(b *testing.B) {
 	e := startEtcd(b, currentEtcd(b), safe)
 	c := newCluster(b, "c1")
@@ -102,7 +103,8 @@ func BenchmarkFullComparison(b *testing.B) {
 
 func name(i int) string { return fmt.Sprintf("w%05d", i) }
 
-// awaitIndex waits until the mirror reports the current index. It does not compare keys.
+// awaitIndex waits until the mirror reports that etcd holds the state at the current index. It does not
+// compare keys.
 func (r *run) awaitIndex() {
 	r.t.Helper()
 	index := r.c.st.View().Info().Index

@@ -14,8 +14,8 @@ import (
 
 // Endpoint holds the addresses and credentials of an etcd cluster.
 type Endpoint struct {
-	Addresses []string // host:port or URL
-	Username  string   // empty: no authentication; requires Password
+	Addresses []string // host:port or URL of each member
+	Username  string   // user of etcd, with Password; empty: no authentication
 	Password  string
 	TLS       *tls.Config // nil: no TLS
 }
@@ -32,7 +32,7 @@ type Etcd interface {
 // fails while etcd is down; Client logs in at the first call that reaches etcd.
 type Client struct {
 	config clientv3.Config
-	made   chan *clientv3.Client // holds one value; nil until logged in
+	made   chan *clientv3.Client // holds one value: the clientv3 client after the first login, nil before
 	closed context.Context
 	close  context.CancelFunc
 }
@@ -54,7 +54,8 @@ func Dial(e Endpoint) (*Client, error) {
 		config: clientv3.Config{
 			Endpoints: e.Addresses, Username: e.Username, Password: e.Password, TLS: e.TLS,
 			DialTimeout: loginLimit, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: callLimit,
-			// The library's logger writes to stderr. Every call returns its error anyway.
+			// The etcd library would log to stderr. The mirror needs no such log, because every call returns
+			// its error.
 			Logger: zap.NewNop(),
 		},
 		made: make(chan *clientv3.Client, 1),
@@ -87,7 +88,7 @@ func (c *Client) client(ctx context.Context) (*clientv3.Client, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	defer func() { c.made <- made }() // also on error: Close must close the connection
+	defer func() { c.made <- made }() // put the client back also after an error: the next call needs it, and Close must close its connection
 	if c.closed.Err() != nil {
 		return nil, errors.New("etcd: the client is closed")
 	}
@@ -122,7 +123,7 @@ func (c *Client) denied(made *clientv3.Client, err error) {
 	now := <-c.made
 	if now == made {
 		now = nil
-		_ = made.Close() // the caller returns the original error
+		_ = made.Close() // the caller returns the permission error, which matters more than an error of Close
 	}
 	c.made <- now
 }

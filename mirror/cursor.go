@@ -7,26 +7,26 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// cursor is the value of the cursor key: it fences writers and stores the index to
-// resume from.
+// cursor is the value of the cursor key in etcd. It fences writers (a writer whose cursor is no longer there
+// cannot write) and stores the log index to resume from.
 type cursor struct {
 	Incarnation uint64 `json:"incarnation"`
 	Term        uint64 `json:"term"`
 	Index       uint64 `json:"index"`
 	Digest      string `json:"digest"` // state digest at Index, 16 hex digits
-	// Upto is set while one batch of changes is split over several transactions. Some
-	// records in etcd may then be as new as this index. 0: no record is newer than Index.
+	// Upto is set while one batch of changes is split over several transactions. Meanwhile some records in
+	// etcd are newer than Index, up to the index Upto. 0: no record is newer than Index.
 	Upto     uint64 `json:"upto,omitempty"`
 	Complete bool   `json:"complete"`
 	Format   int    `json:"format"`
 	Layout   Layout `json:"layout"`
-	Shape    string `json:"shape,omitempty"` // see Projection.shape
-	// Writer and Seq make every cursor value unique. A transaction that was abandoned
-	// after a timeout can therefore not pass the comparison later.
+	Shape    string `json:"shape,omitempty"` // hash of the settings that decide about keys and values, see Projection.shape
+	// Writer and Seq make every cursor value unique. If a transaction is abandoned after a timeout and
+	// reaches etcd later, the cursor there is another one, and etcd refuses the transaction.
 	Writer string `json:"writer"`
 	Seq    uint64 `json:"seq"`
 
-	raw string // the value in etcd; "": no cursor key
+	raw string // the cursor's text in etcd; "": the key does not exist
 }
 
 func (c *cursor) epoch() fsm.Epoch { return fsm.Epoch{Incarnation: c.Incarnation, Term: c.Term} }
@@ -40,7 +40,7 @@ func parseCursor(raw string) (cursor, error) {
 	return c, nil
 }
 
-// owner is the value of the owner key.
+// owner is the value of the owner key in etcd, which names the cluster that may write below the prefix.
 type owner struct {
 	ClusterID string `json:"clusterId"`
 

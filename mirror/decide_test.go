@@ -7,9 +7,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// decide returns the specified action for each content of etcd. The leader of cluster c1
-// has epoch 1000/5 and index 100.
-func TestDecide(t *testing.T) {
+// TestDecideByContentsOfEtcd: the function decide returns the right action for each content of etcd. The
+// leader of cluster c1 has epoch 1000/5 and index 100.
+func TestDecideByContentsOfEtcd(t *testing.T) {
 	at := func(incarnation, term, index uint64, change ...func(*cursor)) cursor {
 		c := cursor{
 			Incarnation: incarnation, Term: term, Index: index, Digest: digestText(7), Complete: true,
@@ -62,20 +62,20 @@ func TestDecide(t *testing.T) {
 		{"cursor of an earlier incarnation", found{owner: ours, data: true, cursor: at(999, 9, 90)}, attached, actCompare, nil},
 		{"cursor of an earlier incarnation, the state is empty", found{owner: ours, data: true, cursor: at(999, 9, 90)}, empty, actRefuse, ErrForeignData},
 		{"all workloads were deleted in this incarnation", found{owner: ours, data: true, cursor: at(1000, 4, 90)}, emptyAttached, actResume, nil},
-		{"unreadable cursor", found{owner: ours, data: true, cursor: cursor{raw: "?"}, unreadable: true}, attached, actCompare, nil},
+		{"an unreadable cursor", found{owner: ours, data: true, cursor: cursor{raw: "?"}, unreadable: true}, attached, actCompare, nil},
 		{"cursor of a later term", found{owner: ours, data: true, cursor: at(1000, 6, 110)}, attached, actRefuse, ErrDeposed},
 		{"cursor of a later incarnation", found{owner: ours, data: true, cursor: at(1001, 1, 10)}, attached, actRefuse, ErrDeposed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := decide(tt.f, tt.s)
 			if got != tt.want || !errors.Is(err, tt.err) {
-				t.Errorf("%d, %v; want %d, %v", got, err, tt.want, tt.err)
+				t.Errorf("decide returned action %d, error %v; want %d, %v", got, err, tt.want, tt.err)
 			}
 		})
 	}
 }
 
-// ModeFor follows the rules of fsm/DESIGN.md for the mirror.
+// TestModeFor: ModeFor returns the mode that fsm/DESIGN.md demands for each state of the mirror.
 func TestModeFor(t *testing.T) {
 	none, required, attached, virgin := Facts{}, Facts{Required: true}, Facts{Attached: true}, Facts{Empty: true}
 	for _, tt := range []struct {
@@ -93,6 +93,7 @@ func TestModeFor(t *testing.T) {
 		{"attached: unreachable means degraded", Unreachable, attached, fsm.ModeDegraded},
 		{"attached: failing means degraded", Failing, attached, fsm.ModeDegraded},
 		{"emptied", Emptied, attached, fsm.ModeRecovery},
+		{"another etcd than the attached one answers", Other, attached, fsm.ModeDegraded},
 		{"foreign data and an empty state", Foreign, virgin, fsm.ModeRecovery},
 		{"foreign data, endpoints set", Foreign, required, fsm.ModeRecovery},
 		{"foreign data, attached", Foreign, attached, fsm.ModeRecovery},
@@ -101,7 +102,7 @@ func TestModeFor(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got, _, ok := ModeFor(Health{State: tt.state, Reason: "why"}, tt.f)
 			if got != tt.want || ok != (tt.want != "") {
-				t.Errorf("%q, %v; want %q", got, ok, tt.want)
+				t.Errorf("ModeFor returns %q, %v; want %q", got, ok, tt.want)
 			}
 		})
 	}

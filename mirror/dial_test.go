@@ -22,9 +22,9 @@ import (
 	"github.com/persys/compute/mirror/mirrortest"
 )
 
-// The mirror works with a role that covers its prefix. With a wrong password it is
-// unreachable and reports the failed authentication.
-func TestCredentials(t *testing.T) {
+// The mirror works with an etcd role whose permissions cover only its prefix. With a wrong password its state
+// is unreachable, and the reason is the failed authentication.
+func TestMirrorWithCredentials(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -46,7 +46,7 @@ func TestCredentials(t *testing.T) {
 	r := c.start(wrong, o)
 	r.awaitState(Unreachable)
 	if reason := r.Stats().Health.Reason; !strings.Contains(reason, "authentication failed") {
-		t.Errorf("the reason does not say it: %s", reason)
+		t.Errorf("the reason does not name the failed authentication: %s", reason)
 	}
 	r.stop()
 
@@ -56,14 +56,14 @@ func TestCredentials(t *testing.T) {
 	}
 	defer right.Close()
 	r = c.start(right, o)
-	e.client = right // read the same keys with the same user
+	e.client = right // the test reads etcd as the user of the mirror
 	r.awaitEqual(e)
 	r.awaitState(Healthy)
 	c.do(put("web-2"))
 	r.awaitEqual(e)
 }
 
-// The mirror works with a server that requires client certificates, and fails without one.
+// The mirror works with a server that requires client certificates, and fails if it has no certificate.
 func TestTLSWithClientCertificates(t *testing.T) {
 	dir := t.TempDir()
 	pool, pair := certificates(t, dir)
@@ -177,7 +177,7 @@ func TestDialRefusesIncompleteEndpoints(t *testing.T) {
 		"a password and no name": {Addresses: []string{"127.0.0.1:1"}, Password: "secret"},
 	} {
 		if _, err := Dial(e); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("Dial with %s returned no error", name)
 		}
 	}
 }
@@ -191,13 +191,13 @@ func TestDialNeedsNoServer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := c.Get(ctx, "/"); err == nil {
-		t.Error("somebody answered")
+		t.Error("a call without a server succeeded")
 	}
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
 	if _, err := c.Txn(ctx).Commit(); err == nil {
-		t.Error("a closed client answered")
+		t.Error("a call on a closed client succeeded, want an error")
 	}
 }
 
@@ -213,12 +213,12 @@ func TestCallDuringCloseLeavesNoConnection(t *testing.T) {
 	}
 	c.close()
 	if _, err := c.client(t.Context()); err == nil {
-		t.Error("a closed client answered")
+		t.Error("a call on a closed client succeeded, want an error")
 	}
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
 	if s := made.ActiveConnection().GetState(); s != connectivity.Shutdown {
-		t.Errorf("the connection is %s", s)
+		t.Errorf("after Close the connection is in state %s, want shut down", s)
 	}
 }

@@ -18,14 +18,14 @@ import (
 // blocks as long as the server is down.
 const callLimit = 5 * time.Second
 
-// server calls etcd with a timeout per call and limits how long a call is repeated.
+// server calls etcd with a timeout for each call. It also limits how long a failed call is repeated.
 type server struct {
 	kv    Etcd
 	limit time.Duration // timeout of one call
 	bound time.Duration // timeout of one operation with all its retries
-	pause time.Duration // between two retries
+	pause time.Duration // wait between two retries
 
-	errors *atomic.Uint64 // failed calls; nil: do not count
+	errors *atomic.Uint64 // counts failed calls; nil: failed calls are not counted
 }
 
 // failed counts a failed call. It ignores calls that the caller cancelled.
@@ -35,7 +35,7 @@ func (s server) failed(ctx context.Context) {
 	}
 }
 
-// once reads a key or range without retries.
+// once reads a key or a range of keys without retries.
 func (s server) once(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
@@ -55,8 +55,8 @@ func (s server) get(ctx context.Context, key string, opts ...clientv3.OpOption) 
 	return r, err
 }
 
-// repeat calls fn until it succeeds, returns an error that is not transient, or the
-// bound has passed.
+// repeat calls fn until it succeeds, until it returns an error that is not transient, or until the time
+// s.bound has passed.
 func (s server) repeat(ctx context.Context, fn func() error) error {
 	deadline := time.Now().Add(s.bound)
 	for {
@@ -98,7 +98,8 @@ func (s server) compact(ctx context.Context, revision int64) error {
 	return nil
 }
 
-// look reads the cursor and the owner at one revision, and whether etcd holds data.
+// look reads the cursor key and the owner key at one revision of etcd, and whether etcd holds records of the
+// mirror.
 func (s server) look(ctx context.Context, ks keyspace, cluster string) (found, error) {
 	ops := []clientv3.Op{clientv3.OpGet(ks.cursor(cluster)), clientv3.OpGet(ks.owner())}
 	for _, dir := range dataDirs {
@@ -136,7 +137,7 @@ func firstValue(r *clientv3.TxnResponse, i int) string {
 	return ""
 }
 
-// transient reports whether the same call may succeed when it is repeated.
+// transient reports whether the same call to etcd may succeed when it is repeated.
 func transient(err error) bool {
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
@@ -155,7 +156,7 @@ func transient(err error) bool {
 	return false
 }
 
-// pager reads a range in pages and adapts the page length to the size of the values.
+// pager reads a range of keys in pages. It adapts the number of keys per page to the size of the values.
 type pager struct {
 	server server
 	key    string
@@ -165,18 +166,18 @@ type pager struct {
 	last   bool
 }
 
-// Keys per page, except for pageBytes.
+// Bounds of the number of keys per page.
 const (
 	pageStart = 256
 	pageMax   = 1024
-	pageBytes = 4 << 20 // if a page has more bytes, the next one is half as long
+	pageBytes = 4 << 20 // if a page has more bytes, the next page has half as many keys
 )
 
 func (s server) pages(key, end string) *pager {
 	return &pager{server: s, key: key, end: end, limit: pageStart}
 }
 
-// peek returns the next key and value without consuming it, or nil at the end.
+// peek returns the next key and value of the range without consuming it; nil at the end.
 func (p *pager) peek(ctx context.Context) (*mvccpb.KeyValue, error) {
 	if len(p.page) == 0 && !p.last {
 		r, err := p.server.get(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithLimit(p.limit))

@@ -23,7 +23,7 @@ import (
 // debianEtcd is Debian's etcd 3.4, the older of the two tested versions.
 const debianEtcd = "/usr/bin/etcd"
 
-// safe makes etcd sync its log to disk. Benchmarks use it.
+// safe is the option that makes etcd sync its log to disk. Benchmarks use it.
 const safe = "--unsafe-no-fsync=false"
 
 // currentEtcd returns the path of the current etcd version, built from tools/etcd.
@@ -87,7 +87,7 @@ func (e *etcd) dial() *Client {
 	return c
 }
 
-// admin returns the clientv3 client, for operations that Client does not have.
+// admin returns the clientv3 client, for operations that the type Client does not have.
 func (e *etcd) admin() *clientv3.Client {
 	e.t.Helper()
 	ctx, cancel := context.WithTimeout(e.t.Context(), 5*time.Second)
@@ -153,7 +153,7 @@ func (e *etcd) copyTo(dir string) {
 	e.start()
 }
 
-// replaceBy restarts the server with another data directory; "": an empty one.
+// replaceBy restarts the server with another data directory; with "", it starts with an empty one.
 func (e *etcd) replaceBy(dir string) {
 	e.t.Helper()
 	e.kill()
@@ -245,12 +245,12 @@ func differ(want, got map[string]string) string {
 		if g, ok := got[k]; !ok {
 			note("%s is missing", k)
 		} else if g != v {
-			note("%s is\n  %s, ought to be\n  %s", k, g, v)
+			note("key %s is\n  %s, but should be\n  %s", k, g, v)
 		}
 	}
 	for k := range got {
 		if _, ok := want[k]; !ok {
-			note("%s ought not to be there", k)
+			note("key %s should not exist", k)
 		}
 	}
 	if n > 5 {

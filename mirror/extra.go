@@ -12,10 +12,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Extra supplies additional keys that the mirror writes with the same fence and in the
-// same transactions as its own records, for example the DNS records for CoreDNS. Its
-// methods are pure and safe for concurrent use. Keys and directories do not include
-// ETCD_PREFIX.
+// Extra supplies additional keys that the mirror writes in the same fenced transactions as its own records,
+// for example the DNS records for CoreDNS. Its methods are pure and safe for concurrent use. Keys and
+// directories do not include ETCD_PREFIX.
 type Extra interface {
 	// Dirs returns the directories of the extra keys, such as "/a/b/". Directories must
 	// not overlap. The mirror removes all other keys from them.
@@ -38,19 +37,19 @@ func checkExtra(x Extra) error {
 		if !strings.HasPrefix(d, "/") || !strings.HasSuffix(d, "/") || len(d) < 3 {
 			return fmt.Errorf("mirror: directory %q of the extra keys must look like /a/", d)
 		}
-		others := append([]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries, dirEvents, dirDrifts, dirNamespaces, "/persys/mirror/"}, dirs[:i]...)
+		others := append([]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries, dirEvents, dirDrifts, dirNamespaces, dirBundles, "/persys/mirror/"}, dirs[:i]...)
 		for _, o := range others {
 			if strings.HasPrefix(d, o) || strings.HasPrefix(o, d) {
-				return fmt.Errorf("mirror: directory %q of the extra keys and %q overlap", d, o)
+				return fmt.Errorf("mirror: directory %q of the DNS records and directory %q overlap", d, o)
 			}
 		}
 	}
 	return nil
 }
 
-// shape returns a hash of the settings that change keys or values, apart from the
-// layout. A cursor of another shape leads to a full comparison. The hash is "" if no
-// such setting is used.
+// shape returns a hash of those settings that change keys or values: the domain and the directories of extra
+// keys. The layout is not included. A cursor with another shape leads to a full comparison. The shape is ""
+// if no such setting is used.
 func (p *Projection) shape() string {
 	if p.domain == "" && p.extra == nil {
 		return ""

@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// endpoints implements Extra. It writes the endpoint of each node under /where/nodes/.
+// endpoints implements Extra for tests. It writes the endpoint of each node under /where/nodes/.
 type endpoints struct{}
 
 func (endpoints) Dirs() []string { return []string{"/where/nodes/"} }
@@ -36,8 +36,8 @@ func (endpoints) of(v fsm.View, id string) KV {
 	return kv
 }
 
-// Extra keys follow the records of their nodes. They are added to a mirror that had none,
-// and keys beside their directories are not removed.
+// Extra keys follow the records of their nodes. If the mirror had no extra keys before, it adds them. It
+// removes no keys beside their directories.
 func TestExtraKeysFollowTheState(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -73,14 +73,14 @@ func TestExtraKeysFollowTheState(t *testing.T) {
 	c.do(register("b"))
 	extras("a", "b")
 	if n := r.Stats().Comparisons; n != 1 {
-		t.Errorf("%d full comparisons, want 1: that of the new keys", n)
+		t.Errorf("%d full comparisons were made, want 1 for the new keys", n)
 	}
 	r.stop()
 	c.do(removeNode("b"), register("c"))
 	r = c.start(e.client, o)
 	extras("a", "c")
 	if n := r.Stats().Comparisons; n != 0 {
-		t.Errorf("%d full comparisons after a restart with the same keys, want none", n)
+		t.Errorf("%d full comparisons were made after a restart with the same keys, want none", n)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestExtraDirectoriesMustNotOverlap(t *testing.T) {
 	} {
 		err := checkExtra(inDirs{dirs: tt.dirs})
 		if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
-			t.Errorf("%q: %v, want %q", tt.dirs, err, tt.err)
+			t.Errorf("directories %q: New returned %v, want %q", tt.dirs, err, tt.err)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// mirrored returns a cluster whose state is completely in etcd.
+// mirrored returns a cluster whose state is completely in etcd, and the running mirror.
 func mirrored(t *testing.T, e *etcd, o Options) (*cluster, *run) {
 	c := newCluster(t, "c1")
 	c.do(register("a"), register("b"))
@@ -28,19 +28,22 @@ func mirrored(t *testing.T, e *etcd, o Options) (*cluster, *run) {
 	r := c.start(e.client, o)
 	r.awaitEqual(e)
 	r.awaitState(Healthy)
-	if _, ok := c.Attached(); !ok {
-		t.Fatal("the full mirror was not recorded as attached")
-	}
+	testbed.Within(t, testbed.Patience, "the full mirror is recorded as attached", func() error {
+		if _, ok := c.Attached(); !ok {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 	testbed.Within(t, testbed.Patience, "the mirror has nothing left to do", func() error {
-		if n := r.Stats().Transactions; n < 3 { // claim, comparison, trim
-			return fmt.Errorf("%d transactions", n)
+		if n := r.Stats().Transactions; n < 3 { // the three transactions write the first cursor, the compared records, and the removal of old events
+			return fmt.Errorf("%d transactions were sent so far, want 3", n)
 		}
 		return nil
 	})
 	return c, r
 }
 
-func TestEtcdStopped(t *testing.T) {
+func TestMirrorResumesAfterEtcdStopped(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c, r := mirrored(t, e, quick)
 	e.kill()
@@ -48,7 +51,7 @@ func TestEtcdStopped(t *testing.T) {
 	c.random(rand.New(rand.NewPCG(3, 4)), 50)
 	testbed.Within(t, testbed.Patience, "the lag shows", func() error {
 		if s := r.Stats(); s.LagIndex == 0 || s.Lag == 0 {
-			return fmt.Errorf("%+v", s)
+			return fmt.Errorf("while etcd is down the mirror's statistics are %+v, want a lag", s)
 		}
 		return nil
 	})
@@ -56,21 +59,21 @@ func TestEtcdStopped(t *testing.T) {
 	r.awaitEqual(e)
 	r.awaitState(Healthy)
 	if got, want := r.told(), []State{Healthy, Unreachable, Healthy}; !slices.Equal(got, want) {
-		t.Errorf("the leader was told of %v, want %v", got, want)
+		t.Errorf("OnHealth received %v, want %v", got, want)
 	}
 	if s := r.Stats(); s.Comparisons != 1 {
-		t.Errorf("%d full comparisons: an etcd that kept its data needs none", s.Comparisons)
+		t.Errorf("%d full comparisons were made, want 1: an etcd that kept its data needs none after an outage", s.Comparisons)
 	}
 	testbed.Within(t, testbed.Patience, "the lag is gone", func() error {
 		if s := r.Stats(); s.LagIndex != 0 || s.Lag != 0 {
-			return fmt.Errorf("%+v", s)
+			return fmt.Errorf("after the outage the mirror's statistics are %+v, want no lag", s)
 		}
 		return nil
 	})
 }
 
-// A new leader writes the changes that were made while etcd was down and the old leader
-// stopped.
+// Changes that were made while etcd was down are written by a new leader, if the old leader stopped
+// meanwhile.
 func TestEtcdAndLeaderStopped(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c, r := mirrored(t, e, quick)
@@ -87,7 +90,7 @@ func TestEtcdAndLeaderStopped(t *testing.T) {
 }
 
 // The mirror is unreachable while etcd hangs, and recovers afterwards.
-func TestEtcdHangs(t *testing.T) {
+func TestMirrorRecoversAfterEtcdHung(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c, r := mirrored(t, e, quick)
 	e.signal(syscall.SIGSTOP)
@@ -115,14 +118,14 @@ func TestStateChangesAfterTwoProbes(t *testing.T) {
 		{func() bool { return j.probed(down) }, Healthy},
 		{func() bool { return j.probed(down) }, Unreachable},
 		{func() bool { return j.failed(down) }, Unreachable},
-		{func() bool { return j.probed(nil) }, Failing}, // etcd answers, but no write has succeeded yet
-		{j.caughtUp, Failing},                           // one probe is not enough
+		{func() bool { return j.probed(nil) }, Failing}, // etcd answers the probe, but no write has succeeded yet, so the mirror is still failing
+		{j.caughtUp, Failing},                           // two successful probes are needed
 		{func() bool { return j.probed(nil) }, Healthy},
 		{func() bool { return j.found(ErrEmptied) }, Emptied},
 		{func() bool { return j.probed(nil) }, Emptied},
 		{func() bool { return j.probed(down) }, Emptied},
 		{func() bool { return j.probed(down) }, Unreachable},
-		{func() bool { return j.probed(nil) }, Emptied}, // the last known contents of etcd
+		{func() bool { return j.probed(nil) }, Emptied}, // a probe does not change what is known about the contents of etcd
 		{func() bool { return j.found(fmt.Errorf("%w: c2", ErrForeignData)) }, Foreign},
 		{j.caughtUp, Healthy},
 		{func() bool { return j.failed(down) }, Failing},
@@ -131,23 +134,23 @@ func TestStateChangesAfterTwoProbes(t *testing.T) {
 		{func() bool { return j.probed(down) }, Healthy},
 		{func() bool { return j.probed(down) }, Unreachable},
 		{func() bool { return j.failed(context.DeadlineExceeded) }, Unreachable},
-		{func() bool { return j.probed(nil) }, Unreachable}, // the write failed because etcd was unreachable
+		{func() bool { return j.probed(nil) }, Unreachable}, // the last write failed because etcd was unreachable, so the state stays unreachable
 		{func() bool { return j.probed(nil) }, Unreachable},
 		{j.caughtUp, Healthy},
 	} {
 		was := j.health
 		changed := step.do()
 		if j.health.State != step.want {
-			t.Fatalf("step %d: %s, want %s", i, j.health.State, step.want)
+			t.Fatalf("after step %d the mirror is %s, want %s", i, j.health.State, step.want)
 		}
 		if changed != (was.State != step.want) || changed && !j.health.Since.After(was.Since) {
-			t.Errorf("step %d: changed %v, since %v", i, changed, j.health.Since)
+			t.Errorf("in step %d the judge reported a changed state: %v, since %v; want it true only if the state changed", i, changed, j.health.Since)
 		}
 	}
 }
 
 // The mirror is failing while etcd is out of space, and healthy again after space was freed.
-func TestNoSpace(t *testing.T) {
+func TestMirrorRecoversAfterEtcdWasFull(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		binary func(testing.TB) string
@@ -159,14 +162,14 @@ func TestNoSpace(t *testing.T) {
 			c.do(put("too-much"))
 			r.awaitState(Failing)
 			if reason := r.Stats().Health.Reason; !strings.Contains(reason, "space exceeded") {
-				t.Errorf("the reason does not say it: %s", reason)
+				t.Errorf("the reason does not name the full disk: %s", reason)
 			}
 			c.random(rand.New(rand.NewPCG(11, 12)), 30)
 			e.makeRoom()
 			r.awaitEqual(e)
 			r.awaitState(Healthy)
 			if got, want := r.told(), []State{Healthy, Failing, Healthy}; !slices.Equal(got, want) {
-				t.Errorf("the leader was told of %v, want %v", got, want)
+				t.Errorf("OnHealth received %v, want %v", got, want)
 			}
 		})
 	}
@@ -186,7 +189,7 @@ func (e *etcd) fill() {
 			return
 		}
 	}
-	e.t.Fatal("the server took everything")
+	e.t.Fatal("the server never ran out of space")
 }
 
 // makeRoom frees space as an operator does: delete, compact, defragment, disarm the alarm.
@@ -210,13 +213,13 @@ func (e *etcd) makeRoom() {
 }
 
 // An etcd that was attached and is empty now is not written until Restore is called.
-func TestEtcdWiped(t *testing.T) {
+func TestWipedEtcdIsNotWrittenBeforeRestore(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		wipe func(*etcd)
 	}{
-		{"its disk was lost", func(e *etcd) { e.replaceBy("") }},
-		{"somebody deleted all keys", func(e *etcd) { e.delete("", clientv3.WithPrefix()) }},
+		{"the disk of etcd was lost", func(e *etcd) { e.replaceBy("") }},
+		{"a person deleted all keys", func(e *etcd) { e.delete("", clientv3.WithPrefix()) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
@@ -225,11 +228,11 @@ func TestEtcdWiped(t *testing.T) {
 			r.awaitState(Emptied)
 			c.random(rand.New(rand.NewPCG(13, 14)), 10)
 			if all, err := e.contents("/"); err != nil || len(all) > 0 {
-				t.Errorf("something was written before anybody asked for it: %v %v", all, err)
+				t.Errorf("etcd was written before an operator called Restore: %v %v", all, err)
 			}
 			p, err := r.Preview(t.Context())
 			if err != nil || p.Create < 40 || p.Equal != 0 || p.Change != 0 || p.Remove != 0 || !p.Listed() {
-				t.Errorf("the preview says %d equal, %d to create, %d to change, %d to remove, %v", p.Equal, p.Create, p.Change, p.Remove, err)
+				t.Errorf("the preview has %d equal, %d to create, %d to change, %d to remove, %v; want only keys to create", p.Equal, p.Create, p.Change, p.Remove, err)
 			}
 			if err := r.Restore(t.Context()); err != nil {
 				t.Fatal(err)
@@ -237,20 +240,20 @@ func TestEtcdWiped(t *testing.T) {
 			r.awaitEqual(e)
 			r.awaitState(Healthy)
 			if got := r.told(); got[len(got)-1] != Healthy || !slices.Contains(got, Emptied) {
-				t.Errorf("the leader was told of %v", got)
+				t.Errorf("OnHealth received %v", got)
 			}
 			if id, _ := c.Attached(); id != r.etcdCluster.Load() {
-				t.Errorf("attached to %x, this is %x", id, r.etcdCluster.Load())
+				t.Errorf("after the restore the attached etcd is %x, want the etcd that was written, %x", id, r.etcdCluster.Load())
 			}
 		})
 	}
 }
 
-// The mirror repairs an etcd that was restored from an older backup without an operator.
+// The mirror repairs an etcd that was restored from an older backup; no operator has to act.
 func TestEtcdRestoredFromAnOlderSnapshot(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		kill bool // also stop the leader
+		kill bool // whether the test also stops the leader
 	}{{"under the same leader", false}, {"and the leader was killed", true}} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
@@ -273,17 +276,64 @@ func TestEtcdRestoredFromAnOlderSnapshot(t *testing.T) {
 	}
 }
 
-// An etcd that was never attached is filled if it is empty and refused if it holds data.
+// If another etcd answers than the attached one, the mirror does not write to it, not even by Restore, until
+// that etcd is attached.
+func TestAnotherEtcdIsNotWritten(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	c.mu.Lock()
+	c.attached, c.isAttached = 0xbad, true
+	c.mu.Unlock()
+	r := c.start(e.client, quick)
+	r.awaitState(Other)
+	if err := r.Restore(t.Context()); !errors.Is(err, ErrOtherEtcd) || !strings.Contains(err.Error(), "attached to bad") || !strings.Contains(err.Error(), "persysctl mirror detach") {
+		t.Errorf("Restore returned %v", err)
+	}
+	if all, err := e.contents("/"); err != nil || len(all) > 0 {
+		t.Errorf("the mirror wrote to another etcd: %v %v", all, err)
+	}
+	c.mu.Lock()
+	c.attached, c.isAttached = 0, false
+	c.mu.Unlock()
+	r.awaitEqual(e)
+	r.awaitState(Healthy)
+}
+
+func TestProbeTellsWhoseRecordsEtcdHolds(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	id, err := Probe(t.Context(), e.client, "", "c1", time.Second)
+	if err != nil || id == 0 {
+		t.Fatalf("Probe of an empty etcd returned %x, %v; want its id", id, err)
+	}
+	mirrored(t, e, quick)
+	if again, err := Probe(t.Context(), e.client, "", "c1", time.Second); err != nil || again != id {
+		t.Errorf("Probe of an etcd with the cluster's own records returned %x, %v; want its id", again, err)
+	}
+	if again, err := Probe(t.Context(), e.client, "", "c2", time.Second); !errors.Is(err, ErrForeignData) || again != id {
+		t.Errorf("Probe of an etcd with records of another cluster returned %x, %v; want its id and ErrForeignData", again, err)
+	}
+	e.put("/old/workloads/x", "{}")
+	if again, err := Probe(t.Context(), e.client, "/old", "c1", time.Second); !errors.Is(err, ErrForeignData) || again != id {
+		t.Errorf("Probe of an etcd with records without owner returned %x, %v; want its id and ErrForeignData", again, err)
+	}
+	e.kill()
+	if again, err := Probe(t.Context(), e.client, "", "c1", 200*time.Millisecond); err == nil || again != 0 {
+		t.Errorf("Probe of an unreachable etcd returned %x, %v; want 0 and an error", again, err)
+	}
+}
+
+// An etcd that was never attached is filled if it is empty. If it holds data, it is refused.
 func TestEtcdNeverAttached(t *testing.T) {
-	t.Run("empty", func(t *testing.T) {
+	t.Run("an empty etcd is filled", func(t *testing.T) {
 		e := startEtcd(t, currentEtcd(t))
 		_, r := mirrored(t, e, quick)
 		if got := r.told(); !slices.Equal(got, []State{Healthy}) {
-			t.Errorf("the leader was told of %v", got)
+			t.Errorf("OnHealth received %v", got)
 		}
 	})
 	for _, key := range []string{"/nodes/n1", "/workloads/x", "/workloads-spec/x", "/assignments/x"} {
-		t.Run("data under "+key, func(t *testing.T) {
+		t.Run("an etcd with data is refused, under "+key, func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
 			e.put(key, "{}")
 			c := newCluster(t, "c1")
@@ -291,7 +341,7 @@ func TestEtcdNeverAttached(t *testing.T) {
 			r := c.start(e.client, quick)
 			r.awaitState(Foreign)
 			if all, err := e.contents("/"); err != nil || len(all) != 1 {
-				t.Errorf("something was written: %v %v", all, err)
+				t.Errorf("the mirror wrote to a refused etcd: %v %v", all, err)
 			}
 			if err := r.Restore(t.Context()); err != nil {
 				t.Fatal(err)
@@ -301,7 +351,7 @@ func TestEtcdNeverAttached(t *testing.T) {
 	}
 }
 
-// Restore fails on a replica that does not run Run.
+// Restore fails on a replica on which Run is not running.
 func TestRestoreNeedsTheWriter(t *testing.T) {
 	c := newCluster(t, "c1")
 	m, err := New(quick, Deps{Store: c.st, Etcd: clientv3.NewKVFromKVClient(nil, nil), Attachment: c, Confirm: func(context.Context) error { return nil }, Log: discard()})

@@ -13,14 +13,14 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// gate delays transactions, as a paused process does, and can drop their responses.
+// gate delays transactions, as if the writing process were paused, and can drop their responses.
 type gate struct {
 	Etcd
-	hold    atomic.Pointer[chan struct{}] // if set, transactions wait until the channel is closed
-	held    chan struct{}                 // receives a value when a transaction waits
-	lose    atomic.Int64                  // number of responses to drop
+	hold    atomic.Pointer[chan struct{}] // if hold is set, transactions wait until the channel is closed
+	held    chan struct{}                 // held receives a value when a transaction begins to wait
+	lose    atomic.Int64                  // number of further transactions whose responses are dropped
 	limited atomic.Bool
-	allow   atomic.Int64 // number of transactions that may pass if limited is set
+	allow   atomic.Int64 // number of transactions that may still pass if limited is set
 	dropped atomic.Int64
 }
 
@@ -83,7 +83,7 @@ func TestDeposedWriterWritesNothing(t *testing.T) {
 	successor.do(remove("of-the-old-term", true), put("of-the-new-term"))
 	r := successor.start(e.client, quick)
 	r.awaitEqual(e)
-	r.stop() // stop the successor, so that its later writes do not count as writes of the deposed leader
+	r.stop() // stop the new leader, so that its later writes are not taken for writes of the deposed leader
 	before, err := e.contents("/")
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestDeposedWriterWritesNothing(t *testing.T) {
 	g.hold.Store(nil)
 	close(wake)
 	if err := <-sleeper.done; !errors.Is(err, ErrDeposed) {
-		t.Errorf("the deposed leader's Run returned %v", err)
+		t.Errorf("the deposed leader's Run returned %v, want ErrDeposed", err)
 	} else {
 		sleeper.done <- err
 	}
@@ -123,20 +123,20 @@ func TestUnconfirmedLeaderDoesNotWrite(t *testing.T) {
 	r = c.startAs(e.client, quick, false)
 	testbed.Within(t, testbed.Patience, "some sessions", func() error {
 		if n := r.Stats().Sessions; n < 3 {
-			return fmt.Errorf("%d so far", n)
+			return fmt.Errorf("the mirror began %d sessions so far, want 3", n)
 		}
 		return nil
 	})
 	if now := e.value("/persys/mirror/c1/cursor"); now != cursor {
-		t.Errorf("the cursor was taken over: %s", now)
+		t.Errorf("a leader without a Confirm wrote the cursor: %s", now)
 	}
 	if h := r.Stats().Health; h.State != Starting {
-		t.Errorf("etcd is blamed for it: %+v", h)
+		t.Errorf("the health of the mirror is %+v, want Starting: the missing leadership is no fault of etcd", h)
 	}
 }
 
 // The mirror stays correct when transactions take effect but their responses are lost.
-func TestLostResponses(t *testing.T) {
+func TestLostResponsesOfEtcd(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
 	g := &gate{Etcd: e.client}
@@ -146,23 +146,23 @@ func TestLostResponses(t *testing.T) {
 		g.lose.Store(int64(1 + i%2))
 		c.do(put(fmt.Sprintf("w%d", i)))
 		r.awaitEqual(e)
-		// A transaction takes effect before the writer gets a response. Wait for the response;
+		// The transaction takes effect in etcd before the writer gets its response. Wait for the response;
 		// otherwise the next change would be sent with the retry.
-		testbed.Within(t, testbed.Patience, "the writer hears of it", func() error {
+		testbed.Within(t, testbed.Patience, "the writer receives the response", func() error {
 			if heard, at := r.Stats().Index, c.st.View().Info().Index; heard < at {
-				return fmt.Errorf("of %d, the state is at %d", heard, at)
+				return fmt.Errorf("etcd has the state up to index %d, want index %d", heard, at)
 			}
 			return nil
 		})
 	}
 	if s := r.Stats(); g.dropped.Load() < 20 || s.Fenced != 0 || s.Comparisons != 1 {
-		t.Errorf("%d answers were lost, %d transactions fenced, %d comparisons", g.dropped.Load(), s.Fenced, s.Comparisons)
+		t.Errorf("%d responses were lost, want 20; %d transactions were fenced, want none; %d full comparisons were made, want one", g.dropped.Load(), s.Fenced, s.Comparisons)
 	}
 }
 
-// A leader stops between two transactions of a batch, and the next entry reverts the change
-// of the first one. The successor reads both entries as one batch, in which the retry record
-// is unchanged. It must write the record anyway.
+// A leader stops between two transactions of a batch. The next log entry reverts the change that the first
+// transaction wrote. The new leader reads both entries as one batch, in which the retry record is unchanged.
+// It must write that record anyway.
 func TestSuccessorRepairsHalfWrittenBatch(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -190,14 +190,14 @@ func TestSuccessorRepairsHalfWrittenBatch(t *testing.T) {
 	r.stop()
 	half := e.value("/retries/web")
 	if half != `{"attempts":3,"maxAttempts":5,"nextRetryAt":"0001-01-01T00:00:00Z"}` {
-		t.Fatalf("the first transaction did not hold the retry: %s", half)
+		t.Fatalf("the first transaction did not contain the retry record: %s", half)
 	}
 
-	c.do(c.says("web", "Running", "")) // success resets the attempts
+	c.do(c.says("web", "Running", "")) // the reported success resets the number of attempts
 	c.term++
 	r = c.start(e.client, quick)
 	r.awaitEqual(e)
 	if s := r.Stats(); s.Comparisons != 0 {
-		t.Error("the successor compared everything, so this test shows nothing")
+		t.Error("the successor made a full comparison, so this test checks nothing")
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// An import of arbitrary records returns a consistent state. Records that cannot be imported
-// are returned as Problems.
+// FuzzImport: an import of arbitrary records returns a consistent state. Records that cannot be imported are
+// returned as Problems.
 func FuzzImport(f *testing.F) {
 	whole := `{"id":"web","type":"docker-container","image":"nginx","status":"Running","assignedNode":"n1","metadata":{"created_at":"2026-01-02T03:04:05Z","failureObservedAt":"x"},"retry":{"attempts":-1,"maxAttempts":9},"createdAt":"2026-01-02 03:04:05"}`
 	own := `{"id":"web","type":"container","status":"Deleting","nodeId":"n1","persys":{"spec":"AAAA","content":"c1:x","demand":{"cpuMillicores":1,"ports":[{"port":80,"protocol":"tcp"}]}}}`
@@ -21,10 +21,10 @@ func FuzzImport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, id, record, status, node, cursor string) {
 		for _, text := range []string{record, cursor} {
 			if c, err := parseCursor(text); err == nil && c.raw != text {
-				t.Fatalf("cursor %q became %q", text, c.raw)
+				t.Fatalf("a cursor must keep its text, but %q was parsed as %q", text, c.raw)
 			}
 			if o, err := parseOwner(text); err == nil && o.ClusterID == "" {
-				t.Fatal("an owner without a cluster")
+				t.Fatal("parsing accepted an owner without a cluster")
 			}
 		}
 		for _, split := range []bool{false, true} {
@@ -54,7 +54,7 @@ func FuzzImport(f *testing.F) {
 				continue
 			}
 			if err := s.Check(); err != nil {
-				t.Fatalf("an import that does not hold together: %v (problems %v)", err, problems)
+				t.Fatalf("an import returned an inconsistent state: %v (problems %v)", err, problems)
 			}
 		}
 	})

@@ -10,28 +10,29 @@ import (
 // State is the state of the mirror.
 type State string
 
-// States of the mirror.
+// The states of the mirror.
 const (
 	Starting    State = "starting"    // etcd was not read yet
 	Healthy     State = "healthy"     // etcd answers and the mirror is up to date
 	Unreachable State = "unreachable" // etcd does not answer its probes
 	Failing     State = "failing"     // etcd answers but writes fail, e.g. NOSPACE
-	Emptied     State = "emptied"     // attached before; has neither cursor nor data now
-	Foreign     State = "foreign"     // holds data that is not of this cluster
+	Emptied     State = "emptied"     // etcd was attached before and has neither cursor nor data now
+	Foreign     State = "foreign"     // etcd holds data that does not belong to this cluster
+	Other       State = "other"       // another etcd answers than the one that is attached
 )
 
-// Health is a state with its reason and the time at which it began.
+// Health is a State of the mirror with its reason and the time at which it began.
 type Health struct {
 	State  State
 	Reason string
 	Since  time.Time
 }
 
-// Facts are the other inputs of ModeFor.
+// Facts are the inputs of ModeFor besides the Health.
 type Facts struct {
-	Attached bool // the state machine holds MirrorAttached
+	Attached bool // the replicated state has a record that an etcd was attached
 	Required bool // ETCD_ENDPOINTS is set
-	Empty    bool // the state machine holds no workloads
+	Empty    bool // the replicated state has no workloads
 }
 
 // ModeFor returns the mode for the health of the mirror, and the reason. ok is false
@@ -40,7 +41,7 @@ func ModeFor(h Health, f Facts) (mode fsm.Mode, reason string, ok bool) {
 	switch h.State {
 	case Healthy:
 		return fsm.ModeNormal, "", true
-	case Unreachable, Failing:
+	case Unreachable, Failing, Other:
 		if f.Attached || f.Required {
 			return fsm.ModeDegraded, h.Reason, true
 		}
@@ -56,22 +57,21 @@ func ModeFor(h Health, f Facts) (mode fsm.Mode, reason string, ok bool) {
 	return "", "", false
 }
 
-// Consecutive failed and successful probes that change the state.
+// Numbers of failed probes in a row, and of successful probes in a row, that change the state of the mirror.
 const (
 	failsUntilAway = 2
 	oksUntilBack   = 2
 )
 
-// judge derives the Health from probes and sessions. The clock is its only input from
-// outside.
+// judge computes the Health from the results of probes and sessions. Besides these it reads only the clock.
 type judge struct {
 	now func() time.Time
 
-	fails, oks int   // consecutive probes
-	probeErr   error // error of the last failed probe
+	fails, oks int   // numbers of consecutive failed and successful probes
+	probeErr   error // error of the last probe, if that probe failed
 	writeErr   error // error of the last session; nil if it did not fail
-	cond       error // ErrEmptied or ErrForeignData, wrapped
-	synced     bool  // the last session wrote the whole state
+	cond       error // ErrEmptied, ErrForeignData or ErrOtherEtcd, wrapped; nil if etcd may be written
+	synced     bool  // the last session has written the whole state to etcd
 	health     Health
 }
 
@@ -79,8 +79,7 @@ func newJudge(now func() time.Time) judge {
 	return judge{now: now, health: Health{State: Starting, Since: now()}}
 }
 
-// probed records the result of a probe. This method and the next three report whether
-// the state changed.
+// probed records the result of a probe. It reports whether the state of the mirror changed.
 func (j *judge) probed(err error) bool {
 	if err != nil {
 		j.fails, j.oks, j.probeErr = j.fails+1, 0, err
@@ -90,19 +89,19 @@ func (j *judge) probed(err error) bool {
 	return j.decide()
 }
 
-// failed records that a read or write failed or timed out.
+// failed records that a read or a write of a session failed or timed out.
 func (j *judge) failed(err error) bool {
 	j.writeErr, j.synced = err, false
 	return j.decide()
 }
 
-// found records that etcd holds contents that only an operator may replace.
+// found records that etcd has contents that only an operator may replace.
 func (j *judge) found(cond error) bool {
 	j.cond, j.writeErr, j.synced = cond, nil, false
 	return j.decide()
 }
 
-// caughtUp records that etcd holds the state.
+// caughtUp records that etcd holds the whole state.
 func (j *judge) caughtUp() bool {
 	j.cond, j.writeErr, j.synced = nil, nil, true
 	return j.decide()
@@ -113,16 +112,20 @@ func (j *judge) decide() bool {
 	switch {
 	case j.fails >= failsUntilAway:
 		h.State, h.Reason = Unreachable, "etcd does not answer: "+j.probeErr.Error()
+	case errors.Is(j.cond, ErrOtherEtcd):
+		h.State, h.Reason = Other, j.cond.Error()
 	case errors.Is(j.cond, ErrEmptied):
 		h.State, h.Reason = Emptied, j.cond.Error()
 	case j.cond != nil:
 		h.State, h.Reason = Foreign, j.cond.Error()
 	case j.writeErr != nil && h.State == Unreachable && transient(j.writeErr):
-		// The write failed because etcd was unreachable. Keep that state until the next write.
+		// The last write failed because etcd was unreachable. The state stays Unreachable until the next
+		// write.
 	case j.writeErr != nil:
 		h.State, h.Reason = Failing, "etcd fails: "+j.writeErr.Error()
 	case !j.synced:
-		// No new result: after an outage, a write must succeed before the state is healthy.
+		// After an outage, successful probes alone do not make the mirror healthy: a session must also have
+		// written the whole state.
 	case (h.State == Unreachable || h.State == Failing) && j.oks < oksUntilBack:
 	default:
 		h.State, h.Reason = Healthy, ""

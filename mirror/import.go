@@ -3,6 +3,7 @@ package mirror
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"math"
 	"net"
 	"slices"
@@ -21,9 +22,9 @@ type Translate func(*Workload) (*commandv1.WorkloadPut, error)
 // State converts the imported records into a state for fsm.Restored. It must be called
 // at most once. Records that cannot be converted are left out and returned as Problems.
 //
-// A workload that was written by this mirror is restored as stored, without parsing its
-// specification. Its order counts as accepted if the record shows that it was accepted,
-// so that agents do not get orders again for running workloads.
+// A workload that was written by this mirror is restored as stored, without parsing its specification. If the
+// record shows that the node accepted the order, the order counts as accepted here too. So agents get no new
+// orders for running workloads.
 func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Problem, error) {
 	a := fsm.Assemble(fsm.Origin{
 		ClusterID: orElse(i.Cluster, present.ClusterID), Shard: present.Shard, Incarnation: i.Incarnation,
@@ -42,13 +43,18 @@ func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Pr
 			problems = append(problems, Problem{dirNamespaces + n.Name, err.Error()})
 		}
 	}
+	for _, digest := range slices.Sorted(maps.Keys(i.Bundles)) {
+		if err := a.Bundle(&commandv1.Bundle{Digest: digest, Data: i.Bundles[digest]}); err != nil {
+			problems = append(problems, Problem{dirBundles + digest, err.Error()})
+		}
+	}
 	at := map[string]Time{}
 	for _, s := range i.Assignments {
 		at[s.WorkloadID] = s.CreatedAt
 	}
 	for k := range i.Workloads {
 		w := &i.Workloads[k]
-		m, err := workloadOf(w, at[w.ID], translate)
+		m, err := workloadOf(w, at[w.ID], present.Clock, translate)
 		if err == nil {
 			err = a.Workload(m)
 		}
@@ -63,7 +69,7 @@ func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Pr
 func namespaceOf(n *Namespace) *commandv1.NamespaceRecord {
 	return &commandv1.NamespaceRecord{
 		Put: &commandv1.PutNamespace{
-			Name: n.Name, Description: n.Description, Users: n.Users,
+			Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling,
 			Quota: &commandv1.Quota{CpuMillicores: n.Quota.CPUMillicores, MemoryMib: n.Quota.MemoryMiB, DiskGb: n.Quota.DiskGB, Workloads: n.Quota.Workloads},
 		},
 		CreatedAt: nanos(n.CreatedAt), UpdatedAt: nanos(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
@@ -91,11 +97,19 @@ func nodeOf(n *Node) *commandv1.NodeRecord {
 			f.Pools = append(f.Pools, &commandv1.Pool{Name: p.Name, Type: p.Type, TotalGb: p.TotalGB})
 		}
 		m.Cordoned, m.Draining, m.Fenced = o.Cordoned, o.Draining, o.Fenced
+		for _, l := range o.SetLabels {
+			m.Labels = append(m.Labels, &commandv1.NodeLabel{Key: l.Key, Value: l.Value, Removed: l.Removed})
+		}
+		for _, t := range o.SetTaints {
+			m.Taints = append(m.Taints, &commandv1.NodeTaint{Taint: taintOf(t.OwnTaint), Removed: t.Removed})
+		}
 	}
 	return m
 }
 
-func workloadOf(w *Workload, assigned Time, translate Translate) (*commandv1.WorkloadRecord, error) {
+// workloadOf converts the mirror's record of a workload to a record of the state. now is the time of the
+// import, Unix nanoseconds.
+func workloadOf(w *Workload, assigned Time, now int64, translate Translate) (*commandv1.WorkloadRecord, error) {
 	put, err := putOf(w, translate)
 	if err != nil {
 		return nil, err
@@ -107,24 +121,61 @@ func workloadOf(w *Workload, assigned Time, translate Translate) (*commandv1.Wor
 		FirstFailureAt: nanos(moment(w.Metadata, "failureObservedAt")), PreviousNode: text(w.Metadata, "previous_node"), Terminal: text(w.Metadata, "terminal_failure_reason") != "",
 	}
 	if w.Own != nil {
-		m.Restarts = w.Own.Restarts
+		m.Restarts, m.Adopted = w.Own.Restarts, w.Own.Adopted
+		m.JobSince = w.Own.JobSince
+		m.Owner, m.SealedFor = w.Own.Owner, w.Own.SealedFor
+		if m.Owner != "" {
+			m.Run = &commandv1.Run{ScheduledAt: w.Own.ScheduledAt, Key: w.Own.RunKey}
+		}
+		if r := w.Own.JobResult; r != nil {
+			m.JobResult = &commandv1.JobResult{Succeeded: r.Succeeded, At: r.At, Node: r.Node, Code: r.Code, Message: r.Message}
+			if x := r.Exit; x != nil {
+				m.JobResult.Exit = &commandv1.Exit{Code: x.Code, StartedAt: x.StartedAt, EndedAt: x.EndedAt, Output: x.Output}
+			}
+		}
 	}
 	if r := w.StatusInfo.Reason; r != nil {
 		m.ReasonCode, m.ReasonMessage, m.ReasonRetryable, m.ReasonAt = r.Code, r.Message, r.Retryable, nanos(r.LastTransition)
 	}
 	if put.GetDesired() == string(fsm.DesiredDeleted) && m.Node == "" {
-		m.Node = m.GetPreviousNode() // the workload may still exist there
+		m.Node = m.GetPreviousNode() // a workload that is being deleted may still run on its previous node
 	}
 	actual, accepted := seen(w)
 	m.Acknowledged = accepted
 	if s := fsm.Status(w.Status); s == fsm.StatusRunning || s == fsm.StatusStopped || w.Own == nil && (actual == fsm.ActualRunning || actual == fsm.ActualStopped) {
-		m.NextRetryAt, m.Terminal = 0, false // the retry is obsolete: the workload started or stopped since
+		m.NextRetryAt, m.Terminal = 0, false // the retry in the record is obsolete: the workload has started or stopped since
 	}
 	m.Actual = &commandv1.WorkloadReport{State: string(actual), Message: text(w.Metadata, "last_error"), ObservedAt: nanos(w.StatusInfo.LastUpdated)}
 	if actual == fsm.ActualFailed {
 		m.Actual.Code, m.Actual.Retryable = m.GetReasonCode(), m.GetReasonRetryable()
 	}
+	if w.Own == nil && m.Node != "" && put.GetDesired() != string(fsm.DesiredDeleted) {
+		adopt(m, w.RevisionID, now)
+	}
 	return m, nil
+}
+
+// unnamedRevision stands for the revision of an imported workload whose record names none. It is kept until
+// the node reports the revision that it runs.
+const unnamedRevision = "legacy"
+
+// adopt makes the instance on the workload's node count as running the imported specification. So the
+// workload gets no new order before its node has reported. The records of legacy v1 schedulers lag behind
+// their nodes. They may say Scheduled, Failed or Missing of a workload that runs, and name a revision that
+// was never sent.
+func adopt(m *commandv1.WorkloadRecord, revision string, now int64) {
+	m.Adopted = orElse(revision, unnamedRevision)
+	if len(m.Adopted) > fsm.MaxAdopted {
+		m.Adopted = unnamedRevision
+	}
+	m.Acknowledged, m.AcknowledgedAt = true, now
+	wanted := fsm.ActualRunning
+	if m.GetPut().GetDesired() == string(fsm.DesiredStopped) {
+		wanted = fsm.ActualStopped
+	}
+	if m.Actual.State != string(wanted) && m.GetNextRetryAt() == 0 && !m.GetTerminal() {
+		m.Actual.State, m.Actual.Code, m.Actual.Retryable = string(fsm.ActualUnknown), "", false
+	}
 }
 
 // putOf returns the stored specification of a workload: the bytes in its "persys" field,
@@ -133,7 +184,8 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 	desired := desiredOf(w)
 	if w.Own == nil {
 		if desired == fsm.DesiredDeleted {
-			// A deleted workload needs no specification. Its resource demand is kept.
+			// A deleted workload needs no specification. Its demand is kept, because the instance on the node
+			// still uses these resources.
 			return &commandv1.WorkloadPut{Id: w.ID, Content: "deleted", Desired: string(desired), Demand: &commandv1.Demand{
 				Type: orElse(w.Type, "container"), CpuMillicores: millicores(w.Resources.CPU), MemoryMib: int64(w.Resources.Memory), DiskGb: w.Resources.Disk,
 			}}, nil
@@ -145,17 +197,32 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 		put.Desired = string(desired)
 		return put, nil
 	}
-	if w.Own.Cut && desired != fsm.DesiredDeleted { // a deleted workload is not placed again
-		return nil, errors.New("persys: its constraints were too large for its record: apply it again")
+	// Without its constraints the workload must not be placed again. A workload that is being deleted is
+	// never placed again anyway.
+	if w.Own.Cut && desired != fsm.DesiredDeleted {
+		return nil, errors.New("persys: the record was too large to hold the constraints of the workload: apply it again")
 	}
 	o, d := w.Own, &w.Own.Demand
 	demand := &commandv1.Demand{
 		Type: w.Type, CpuMillicores: d.CPUMillicores, MemoryMib: d.MemoryMiB, DiskGb: d.DiskGB, StoragePool: d.Pool,
 		StorageDrivers: d.StorageDrivers, Tolerations: taintsOf(d.Tolerations), Group: d.Group,
-		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority,
+		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MacAddresses: d.MACAddresses,
+		Placement: placementOf(d.Placement), Tags: labelsOf(d.Tags),
+	}
+	if t := d.Template; t != nil {
+		demand.Template = &commandv1.Template{Kind: t.Kind}
+		if t.Kind == fsm.TemplateCron {
+			demand.Template.Cron = &commandv1.Cron{
+				Schedule: t.Schedule, TimeZone: t.TimeZone, Concurrency: t.Concurrency, StartingDeadline: t.StartingDeadline,
+				KeepSucceeded: t.KeepSucceeded, KeepFailed: t.KeepFailed,
+			}
+		}
+	}
+	if j := d.Job; j != nil {
+		demand.Job = &commandv1.Job{Parallelism: j.Parallelism, Deadline: j.Deadline, SuccessCodes: j.SuccessCodes, Ttl: j.TTL}
 	}
 	for _, p := range d.Ports {
-		demand.HostPorts = append(demand.HostPorts, &commandv1.Port{Port: uint32(p.Port), Protocol: p.Protocol})
+		demand.HostPorts = append(demand.HostPorts, &commandv1.Port{Port: uint32(p.Port), Protocol: p.Protocol, Address: p.Address})
 	}
 	for _, p := range d.PortNames {
 		demand.PortNames = append(demand.PortNames, &commandv1.PortName{
@@ -168,11 +235,11 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 	}
 	return &commandv1.WorkloadPut{
 		Id: w.ID, Spec: o.Spec, Content: o.Content, CallerRevision: o.CallerRevision, Demand: demand, Desired: string(desired),
-		Namespace: o.Namespace,
+		Namespace: o.Namespace, Bundle: o.Bundle,
 	}, nil
 }
 
-// desiredOf returns the desired state. A legacy v1 record may show a deletion only in
+// desiredOf returns the desired state of a workload record. A legacy v1 record may show a deletion only in
 // its status.
 func desiredOf(w *Workload) fsm.Desired {
 	word := strings.ToLower(strings.TrimSpace(w.DesiredState))
@@ -185,8 +252,7 @@ func desiredOf(w *Workload) fsm.Desired {
 	return fsm.DesiredRunning
 }
 
-// seen returns the last reported state of a workload, and whether that report is for
-// the newest order.
+// seen returns the last reported state of a workload, and whether that report is about the newest order.
 func seen(w *Workload) (actual fsm.Actual, accepted bool) {
 	word := w.StatusInfo.ActualState
 	if word == "" && w.Own == nil {
@@ -206,9 +272,13 @@ func seen(w *Workload) (actual fsm.Actual, accepted bool) {
 
 func taintsOf(list []OwnTaint) (out []*commandv1.Taint) {
 	for _, t := range list {
-		out = append(out, &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
+		out = append(out, taintOf(t))
 	}
 	return out
+}
+
+func taintOf(t OwnTaint) *commandv1.Taint {
+	return &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: nanos(t.Since)}
 }
 
 func labelsOf(m map[string]string) (out []*commandv1.Label) {
@@ -219,24 +289,24 @@ func labelsOf(m map[string]string) (out []*commandv1.Label) {
 	return out
 }
 
-// millicores converts cores and rounds, because a float may be slightly inexact.
+// millicores converts a number of cores to millicores. It rounds, because a float may be slightly inexact.
 func millicores(cores float64) int64 {
 	if math.IsNaN(cores) || cores < 0 || cores > 1e6 {
-		return -1 // not a number of cores: the state machine refuses it and names the field
+		return -1 // -1 stands for an invalid number of cores: the state machine refuses it and names the field
 	}
 	return int64(math.Round(cores * 1000))
 }
 
-// text returns a metadata value, or "" if it is not a string.
+// text returns a metadata value that is a string; otherwise "".
 func text(m map[string]any, key string) string {
 	s, _ := m[key].(string)
 	return s
 }
 
-// moment returns a metadata value as a time, unset if it is not a time.
+// moment returns a metadata value that is a time; otherwise the unset time.
 func moment(m map[string]any, key string) (t Time) {
 	if s := text(m, key); s != "" {
-		_ = t.UnmarshalJSON(encode(s)) // an invalid time counts as unset
+		_ = t.UnmarshalJSON(encode(s)) // an invalid time counts as unset, so the error is ignored
 	}
 	return t
 }

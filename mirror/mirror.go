@@ -19,43 +19,45 @@ import (
 type Options struct {
 	Prefix string // ETCD_PREFIX; default: no prefix
 	Layout Layout // MIRROR_LAYOUT; default LayoutWhole
-	Domain string // DOMAIN, for domainName of nodes; default: domainName is omitted
+	Domain string // DOMAIN, for the field domainName of nodes; default: that field is omitted
 
-	MaxEvents int           // events to keep, at most fsm.MaxEvents (the default)
+	MaxEvents int           // number of events to keep, at most fsm.MaxEvents (the default)
 	MaxAge    time.Duration // maximum age of an event by the clock of the state; default 7 days
 
-	ProbeEvery   time.Duration // interval of probes; default 3 s
+	ProbeEvery   time.Duration // time between two probes; default 3 s
 	CallLimit    time.Duration // timeout of one call; default 5 s
 	WriteBound   time.Duration // timeout of one transaction with all its retries; default 30 s
-	AuditEvery   time.Duration // interval of full comparisons; default 1 h
-	CompactEvery time.Duration // interval of compactions; default 5 min
-	// CompactBytes is the number of written bytes that triggers an earlier compaction, so
-	// that many writes do not fill etcd (default quota 2 GiB). Default 128 MiB.
+	AuditEvery   time.Duration // time between two full comparisons; default 1 h
+	CompactEvery time.Duration // time between two compactions; default 5 min
+	// CompactBytes is the number of written bytes after which etcd is compacted before CompactEvery is over.
+	// So many writes do not fill etcd (default quota 2 GiB). Default 128 MiB.
 	CompactBytes int
 }
 
-// Attachment reads and sets the replicated record MirrorAttached. The record exists once an
-// etcd cluster has held a complete mirror. The methods are safe for concurrent use.
+// Attachment reads and sets the attached etcd in the replicated state. The methods are safe for concurrent
+// use.
 type Attachment interface {
-	// Attached returns the id of the attached etcd cluster; ok is false if there is none.
-	Attached() (etcdCluster uint64, ok bool)
-	// MarkAttached commits the record. The mirror calls it again after an error.
+	// Attached returns the id of the only etcd cluster that may be written, 0 if any may, and
+	// whether it has held a complete mirror.
+	Attached() (etcdCluster uint64, held bool)
+	// MarkAttached records that an etcd cluster has held a complete mirror. After an error the mirror calls
+	// it again. It may take long, because the mirror goes on writing meanwhile.
 	MarkAttached(ctx context.Context, etcdCluster uint64) error
 }
 
-// Deps are the dependencies of a Mirror. OnHealth, Describe and Extra are optional.
+// Deps holds what a Mirror needs from its caller. OnHealth, Describe and Extra are optional.
 type Deps struct {
 	Store *store.Store
-	// Etcd is the client. The Mirror sets a deadline on every call.
+	// Etcd is the client of etcd. The Mirror sets a deadline on every call.
 	Etcd Etcd
-	// Confirm returns nil if this replica still leads (cluster/DESIGN.md). The mirror
-	// calls it before it writes its first cursor of a session.
+	// Confirm returns nil if this replica still leads (cluster/DESIGN.md). The mirror calls it before the
+	// first cursor of a session is written.
 	Confirm    func(context.Context) error
 	Attachment Attachment
 	Describe   Describe
 	Extra      Extra // additional keys; nil: none
-	// OnHealth is called when the state of the mirror changes; see ModeFor. Calls do not
-	// overlap, and states that are outdated by then are skipped. It may block until a
+	// OnHealth is called when the state of the mirror changes; see ModeFor. Calls do not overlap. If the
+	// state changes several times during a call, only the last state is passed on. OnHealth may block until a
 	// proposal is committed.
 	OnHealth func(context.Context, Health)
 	Log      *slog.Logger
@@ -69,19 +71,19 @@ type Mirror struct {
 	proj    *Projection
 	server  server
 
-	running     atomic.Pointer[chan struct{}] // closed when the current Run ends; nil: not running
+	running     atomic.Pointer[chan struct{}] // a channel that is closed when the current Run ends; nil: Run is not running
 	restores    chan *restore
-	probed      chan string // cursor value that the last probe read
+	probed      chan string // passes the cursor value that the last probe read to the session
 	etcdCluster atomic.Uint64
 
 	mu      sync.Mutex
 	judge   judge
 	stats   Stats
-	behind  time.Time // time at which the oldest unwritten change was taken from the feed; zero: none
-	taken   uint64    // index of the last batch from the feed
+	behind  time.Time // time when the oldest change that is not in etcd was taken from the feed; zero if there is none
+	taken   uint64    // index of the last batch that was taken from the feed
 	takenAt time.Time
-	marked  uint64 // etcd cluster for which MarkAttached succeeded in this leadership term
 	changed chan struct{}
+	written chan struct{} // wakes the goroutine that records the attachment; capacity 1
 }
 
 // Stats are counters and gauges for metrics.
@@ -89,12 +91,12 @@ type Stats struct {
 	Health       Health
 	Index        uint64        // index of the state in etcd
 	LagIndex     uint64        // log entries that are not in etcd yet; 0 if there are no unwritten changes
-	Lag          time.Duration // upper bound of the age of the oldest unwritten change; 0 if there is none
-	Records      uint64        // keys written or removed
+	Lag          time.Duration // the oldest unwritten change is at most this old; 0 if there is none
+	Records      uint64        // number of keys written or removed
 	Transactions uint64
-	Comparisons  uint64 // full comparisons
-	Fenced       uint64 // transactions refused because another writer changed the cursor
-	Errors       uint64 // failed calls, including retries and probes
+	Comparisons  uint64 // number of full comparisons
+	Fenced       uint64 // number of transactions that etcd refused because another writer had changed the cursor
+	Errors       uint64 // number of failed calls, including retries and probes
 	Sessions     uint64
 	Probe        time.Duration // duration of the last probe
 }
@@ -113,7 +115,7 @@ func New(o Options, d Deps) (*Mirror, error) {
 		return nil, fmt.Errorf("MIRROR_LAYOUT: %q is neither %s nor %s", o.Layout, LayoutWhole, LayoutBoth)
 	}
 	if o.MaxEvents < 0 || o.MaxEvents > fsm.MaxEvents {
-		return nil, fmt.Errorf("mirror: events to keep: %d is not in 0 to %d, of which the state keeps as many", o.MaxEvents, fsm.MaxEvents)
+		return nil, fmt.Errorf("mirror: MaxEvents: %d is not in 0 to %d, the number of events that the state keeps", o.MaxEvents, fsm.MaxEvents)
 	}
 	if d.Store == nil || d.Etcd == nil || d.Confirm == nil || d.Attachment == nil || d.Log == nil {
 		return nil, errors.New("mirror: Store, Etcd, Confirm, Attachment and Log are required")
@@ -156,10 +158,11 @@ func New(o Options, d Deps) (*Mirror, error) {
 		probed:   make(chan string),
 		judge:    newJudge(time.Now),
 		changed:  make(chan struct{}, 1),
+		written:  make(chan struct{}, 1),
 	}, nil
 }
 
-// Projection returns the mapping from records to keys that this mirror uses.
+// Projection returns the mapping of this mirror from records to keys.
 func (m *Mirror) Projection() *Projection { return m.proj }
 
 // Running reports whether Run is running on this replica.
@@ -184,17 +187,17 @@ func (m *Mirror) Stats() Stats {
 type leaderTerm struct {
 	epoch   fsm.Epoch
 	cluster string
-	writer  string // random id of this leadership term in cursor values
-	last    string // last cursor value that was confirmed as written
-	tried   string // cursor value of the last transaction; it may or may not have been written
+	writer  string // random id of this leadership term, part of its cursor values
+	last    string // last cursor value that is known to be in etcd
+	tried   string // cursor value of the last transaction, which may or may not have taken effect
 	restore *restore
-	fenced  bool // the last session ended with errFenced
+	fenced  bool // the last session ended with errFenced: etcd had another cursor
 }
 
 var (
-	errRestore    = errors.New("a restore was asked for")
+	errRestore    = errors.New("Restore was called")
 	errRunning    = errors.New("mirror: Run is running already")
-	errNotRunning = errors.New("mirror: this replica does not write the mirror now: ask the one that leads")
+	errNotRunning = errors.New("mirror: Run is not running on this replica: call the leader")
 )
 
 // Run writes the state to etcd until ctx ends. ctx should end with the leadership term.
@@ -218,9 +221,9 @@ func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 	}
 	st := &leaderTerm{epoch: epoch, cluster: info.ClusterID, writer: hex.EncodeToString(nonce)}
 	m.mu.Lock()
-	m.judge, m.behind, m.taken, m.marked = newJudge(time.Now), time.Now(), 0, 0
+	m.judge, m.behind, m.taken = newJudge(time.Now), time.Now(), 0
 	m.mu.Unlock()
-	// OnHealth of a later term must not be called with the state of this term.
+	// OnHealth of a later leadership term must not be called with the health of this term.
 	defer func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -231,6 +234,7 @@ func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { m.probe(ctx, st.cluster) })
 	wg.Go(func() { m.tell(ctx) })
+	wg.Go(func() { m.attach(ctx) })
 	defer wg.Wait()
 	defer cancel()
 	defer func() {
@@ -276,7 +280,7 @@ func (m *Mirror) formed(ctx context.Context) (fsm.Info, error) {
 	}
 }
 
-// session runs one session until it ends.
+// session runs one session (synchronise etcd, then follow the change feed) until it ends.
 func (m *Mirror) session(ctx context.Context, st *leaderTerm) error {
 	m.mu.Lock()
 	m.stats.Sessions++
@@ -292,6 +296,10 @@ func (m *Mirror) session(ctx context.Context, st *leaderTerm) error {
 	}
 	st.fenced = false
 	m.judged((*judge).caughtUp)
+	select {
+	case m.written <- struct{}{}:
+	default:
+	}
 	if st.restore != nil {
 		st.restore.done <- nil
 		st.restore = nil
@@ -299,7 +307,7 @@ func (m *Mirror) session(ctx context.Context, st *leaderTerm) error {
 	return s.stream(ctx)
 }
 
-// ended handles the error of a session. done: Run must return. pause: wait before the
+// ended handles the error that ended a session. With done, Run must return. With pause, Run waits before the
 // next session.
 func (m *Mirror) ended(st *leaderTerm, err error) (done, pause bool) {
 	again := st.fenced
@@ -315,8 +323,8 @@ func (m *Mirror) ended(st *leaderTerm, err error) (done, pause bool) {
 		m.stats.Fenced++
 		m.mu.Unlock()
 		m.deps.Log.Warn("the mirror is read again", "error", err, "epoch", st.epoch.String())
-		return false, again // fenced twice in a row: another process also writes
-	case errors.Is(err, ErrEmptied), errors.Is(err, ErrForeignData):
+		return false, again // two sessions in a row were fenced, so another process also writes
+	case errors.Is(err, ErrEmptied), errors.Is(err, ErrForeignData), errors.Is(err, ErrOtherEtcd):
 		m.judged(func(j *judge) bool { return j.found(err) })
 	case errors.Is(err, errUnconfirmed):
 		m.deps.Log.Warn("the mirror waits", "error", err, "epoch", st.epoch.String())
@@ -326,8 +334,8 @@ func (m *Mirror) ended(st *leaderTerm, err error) (done, pause bool) {
 	return false, true
 }
 
-// probe reads the cursor every ProbeEvery and updates the health. It passes the value to
-// the session if the session is idle.
+// probe reads the cursor every ProbeEvery and updates the health. If the session is idle, it passes the value
+// to the session.
 func (m *Mirror) probe(ctx context.Context, cluster string) {
 	tick := time.NewTicker(m.options.ProbeEvery)
 	defer tick.Stop()
@@ -349,7 +357,7 @@ func (m *Mirror) probe(ctx context.Context, cluster string) {
 			}
 			select {
 			case m.probed <- raw:
-			default: // the session is writing; its transaction checks the cursor
+			default: // the session is busy writing, and its transactions check the cursor themselves
 			}
 		}
 		select {
@@ -360,7 +368,7 @@ func (m *Mirror) probe(ctx context.Context, cluster string) {
 	}
 }
 
-// judged updates the health and wakes tell if the state changed.
+// judged updates the health. If the state of the mirror changed, it wakes the goroutine that runs tell.
 func (m *Mirror) judged(update func(*judge) bool) {
 	m.mu.Lock()
 	changed := update(&m.judge)
@@ -376,7 +384,7 @@ func (m *Mirror) judged(update func(*judge) bool) {
 	}
 }
 
-// tell calls OnHealth with the current health after each change of state.
+// tell calls OnHealth with the present health whenever the state of the mirror has changed.
 func (m *Mirror) tell(ctx context.Context) {
 	told := Starting
 	for {
@@ -395,23 +403,40 @@ func (m *Mirror) tell(ctx context.Context) {
 	}
 }
 
-// attach commits MirrorAttached. The caller has written the whole state to etcd.
-func (m *Mirror) attach(ctx context.Context, etcdCluster uint64) {
-	m.mu.Lock()
-	marked := m.marked
-	m.mu.Unlock()
-	if known, ok := m.deps.Attachment.Attached(); marked == etcdCluster || ok && known == etcdCluster || etcdCluster == 0 {
-		return
+// attach records the attached etcd once etcd has held the whole state. It tries again until that succeeds,
+// and records again after a detach.
+func (m *Mirror) attach(ctx context.Context) {
+	tick := time.NewTicker(m.options.ProbeEvery)
+	defer tick.Stop()
+	logged := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.written:
+		case <-tick.C:
+		}
+		m.mu.Lock()
+		synced := m.judge.synced
+		m.mu.Unlock()
+		id := m.etcdCluster.Load()
+		pin, held := m.deps.Attachment.Attached()
+		if !synced || id == 0 || held && pin == id || samePin(pin, id) != nil {
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, 3*m.options.CallLimit)
+		err := m.deps.Attachment.MarkAttached(limited, id)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			logged = ""
+		case err.Error() != logged:
+			logged = err.Error()
+			m.deps.Log.Warn("the attached etcd could not be recorded yet: until then the loss of etcd does not change the mode", "error", err)
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.options.CallLimit)
-	defer cancel()
-	if err := m.deps.Attachment.MarkAttached(ctx, etcdCluster); err != nil {
-		m.deps.Log.Warn("that the mirror is attached could not be recorded yet", "error", err)
-		return
-	}
-	m.mu.Lock()
-	m.marked = etcdCluster
-	m.mu.Unlock()
 }
 
 func (m *Mirror) newWriter(st *leaderTerm) writer {
@@ -433,7 +458,7 @@ func (m *Mirror) compared() {
 	m.mu.Unlock()
 }
 
-// pending records that a batch up to index was taken from the feed.
+// pending records that the changes up to index were taken from the feed and wait to be written.
 func (m *Mirror) pending(index uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -443,8 +468,8 @@ func (m *Mirror) pending(index uint64) {
 	}
 }
 
-// mirrored records that etcd holds all changes up to index. If newer changes exist, the
-// oldest of them was taken with the last batch.
+// mirrored records that etcd holds all changes up to index. The changes after index, if there are any, are in
+// the last batch that was taken from the feed.
 func (m *Mirror) mirrored(index uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -454,7 +479,7 @@ func (m *Mirror) mirrored(index uint64) {
 	}
 }
 
-// lost records that changes are no longer written from now on.
+// lost records that no more changes are written from now on.
 func (m *Mirror) lost() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

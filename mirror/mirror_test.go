@@ -44,7 +44,7 @@ func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 				c.random(rnd, 60)
 				r.awaitEqual(e)
 				c.random(rnd, 30)
-				r.stop() // while changes are being written
+				r.stop() // the leadership term ends while changes are being written
 				c.term++
 				c.random(rnd, 10)
 			}
@@ -52,14 +52,14 @@ func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 			r.awaitEqual(e)
 			r.awaitState(Healthy)
 			if n := r.Stats().Comparisons; n != 0 {
-				t.Errorf("the last leader compared everything %d times, it ought to resume", n)
+				t.Errorf("the last leader did %d full comparisons, but should have resumed", n)
 			}
 		})
 	}
 }
 
-// The node record shows the allocation when workloads come and go, although the node itself
-// does not change.
+// The node record shows the allocated resources after workloads come and go, although the record of the node
+// in the state does not change.
 func TestNodeRecordFollowsAllocation(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -76,12 +76,12 @@ func TestNodeRecordFollowsAllocation(t *testing.T) {
 		r.awaitEqual(e)
 	}
 	if n := r.Stats().Comparisons; n != 1 {
-		t.Errorf("%d full comparisons, so this shows nothing", n)
+		t.Errorf("%d full comparisons were made, want 1: a further one would hide a missing write", n)
 	}
 }
 
-// A change of an open drift is written without an event, also after the event of the drift
-// has expired.
+// A change of an open drift is written although it makes no event, also after the event of the drift has
+// expired.
 func TestChangedDriftIsWritten(t *testing.T) {
 	for _, events := range []int{1000, 1} {
 		t.Run(fmt.Sprintf("keeping %d events", events), func(t *testing.T) {
@@ -106,13 +106,13 @@ func TestChangedDriftIsWritten(t *testing.T) {
 			c.do(setDriftAs("a", "ghost", fsm.DriftOrphan, "Failed", true), setDriftAs("a", "ghost", fsm.DriftOrphan, "", false))
 			r.awaitEqual(e)
 			if n := r.Stats().Comparisons; n != 1 {
-				t.Errorf("%d full comparisons, so this shows nothing", n)
+				t.Errorf("%d full comparisons were made, want 1: a further one would hide a missing write", n)
 			}
 		})
 	}
 }
 
-// A changed drift with an expired event is written once in the transaction that also removes
+// A drift whose event has expired changes. Its record is written once, in the transaction that also removes
 // old events.
 func TestChangedDriftIsWrittenOnceAfterItsEventExpired(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
@@ -120,16 +120,16 @@ func TestChangedDriftIsWrittenOnceAfterItsEventExpired(t *testing.T) {
 	c.do(register("a"))
 	c.do(setDrift("a", "ghost", fsm.DriftOrphan, true))
 	c.now += int64(8 * 24 * time.Hour)
-	c.do(register("a")) // a command advances the clock of the state
+	c.do(register("a")) // this command advances the clock of the state, as any command does
 	o := quick
-	o.ProbeEvery = time.Hour // nothing is trimmed before the drift changes, and a failed session is not hidden by a retry
+	o.ProbeEvery = time.Hour // so nothing is removed before the drift changes, and a failed session stays visible, because there is no retry
 	o.CallLimit, o.WriteBound = 10*time.Second, testbed.Patience
 	r := c.start(e.client, o)
 	r.awaitEqual(e)
 	c.do(setDriftAs("a", "ghost", fsm.DriftOrphan, "Failed", true))
 	r.awaitEqual(e)
 	if n := r.Stats().Sessions; n != 1 {
-		t.Errorf("%d sessions", n)
+		t.Errorf("the mirror began %d sessions, want 1", n)
 	}
 }
 
@@ -168,13 +168,13 @@ func TestResumesAfterTheCursor(t *testing.T) {
 	c.do(put("late"))
 	r = c.start(e.client, quick)
 	r.awaitEqual(e)
-	// Expected: the record, retry and event of "late", and the first trim.
+	// These are written: the record, the retry and the event of "late", and the first removal of old events.
 	if s := r.Stats(); s.Comparisons != 0 || s.Records > 10 {
-		t.Errorf("%d keys were written and everything compared %d times", s.Records, s.Comparisons)
+		t.Errorf("the new leader wrote %d keys, want at most 10, and made %d full comparisons, want none", s.Records, s.Comparisons)
 	}
 }
 
-// A replica whose feed starts after the cursor does a full comparison.
+// A replica whose change feed begins after the cursor's index does a full comparison.
 func TestComparesIfTheFeedStartsLater(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -207,8 +207,7 @@ func TestFeedEndsAtASnapshot(t *testing.T) {
 	testbed.Until(t, "the second comparison to have ended", func() bool { return r.Stats().Comparisons == 2 })
 }
 
-// After a change of layout, keys of the old layout are removed and keys of the new one are
-// written.
+// After a change of the layout, the keys of the old layout are removed and those of the new one are written.
 func TestLayoutChange(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -220,12 +219,12 @@ func TestLayoutChange(t *testing.T) {
 		r.awaitEqual(e)
 		r.stop()
 		if got := e.value("/workloads-spec/web") != ""; got != (layout == LayoutBoth) {
-			t.Errorf("layout %s: a split record is there: %v", layout, got)
+			t.Errorf("with layout %s a split record exists: %v; want it only with both layouts", layout, got)
 		}
 	}
 }
 
-// A second cluster is refused under the same prefix and accepted under another prefix.
+// A second cluster is refused under the prefix of the first and accepted under another prefix.
 func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	first, second := newCluster(t, "c1"), newCluster(t, "c2")
@@ -246,7 +245,7 @@ func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	first.do(put("web-2"))
 	r1.awaitEqual(e)
 
-	// An operator restores the second cluster to the prefix while the first one still runs.
+	// An operator calls Restore for the second cluster under that prefix while the first cluster still runs.
 	r2.stop()
 	r2 = second.start(e.client, quick)
 	r2.awaitState(Foreign)
@@ -257,11 +256,11 @@ func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	r1.awaitState(Foreign)
 	r2.awaitEqual(e)
 	if e.value("/persys/mirror/c1/cursor") != "" {
-		t.Error("the former owner's cursor is still there")
+		t.Error("the former owner's cursor is still in etcd")
 	}
 }
 
-// counted records the largest transactions of an etcd client.
+// counted is an etcd client that records the sizes of the largest transactions.
 type counted struct {
 	Etcd
 	maxOps, maxBytes atomic.Int64
@@ -295,7 +294,7 @@ func raise(a *atomic.Int64, to int64) {
 	}
 }
 
-// Transactions stay within their limits with many records and with very large records.
+// Transactions stay within their limits for many records and for very large records.
 func TestTransactionsStayWithinLimits(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")
@@ -312,11 +311,11 @@ func TestTransactionsStayWithinLimits(t *testing.T) {
 	c.do(many...)
 	r.awaitEqual(e)
 	if ops, size := kv.maxOps.Load(), kv.maxBytes.Load(); ops > 100 || ops < 90 || size > 1<<20 || size < 600<<10 {
-		t.Errorf("the largest transactions had %d operations and %d bytes", ops, size)
+		t.Errorf("the largest transactions had %d operations and %d bytes; want them nearly full, and within 100 operations and 1 MiB", ops, size)
 	}
 }
 
-// A record that is too large omits fields but keeps the sealed specification.
+// Fields are left out of a record that is too large, but never the sealed specification.
 func TestLargeFieldIsOmitted(t *testing.T) {
 	w := &fsm.Workload{ID: "big", Spec: bytes.Repeat([]byte("s"), 512<<10), Content: "c1:aa", Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}
 	p := &Projection{layout: LayoutBoth, describe: func(*fsm.Workload) Fields {
@@ -324,16 +323,16 @@ func TestLargeFieldIsOmitted(t *testing.T) {
 	}}
 	for _, kv := range p.records(w) {
 		if len(kv.Value) > maxValue {
-			t.Errorf("%s has %d bytes", kv.Key, len(kv.Value))
+			t.Errorf("the record %s has %d bytes", kv.Key, len(kv.Value))
 		}
 	}
 	if got := p.whole(w); got.ComposeYAML != "" || got.Image != "image" || len(got.Own.Spec) != 512<<10 {
-		t.Errorf("kept: %d bytes of Compose, image %q, %d bytes of spec", len(got.ComposeYAML), got.Image, len(got.Own.Spec))
+		t.Errorf("the record has %d bytes of the Compose file, want none, image %q, and %d bytes of the specification, want all", len(got.ComposeYAML), got.Image, len(got.Own.Spec))
 	}
 }
 
-// Every record fits into a transaction, even if JSON escapes each byte as six. A record that
-// does not fit would stop the mirror.
+// Every record fits into a transaction, even if JSON escapes each byte as six bytes. A record that does not
+// fit would stop the mirror.
 func TestEveryRecordFitsIntoATransaction(t *testing.T) {
 	for _, size := range []int{60 << 10, 200 << 10, 512 << 10} {
 		text := strings.Repeat("<", size)
@@ -346,27 +345,27 @@ func TestEveryRecordFitsIntoATransaction(t *testing.T) {
 			p := &Projection{layout: LayoutBoth, describe: func(*fsm.Workload) Fields { return c.fields }}
 			for _, kv := range p.records(w) {
 				if len(kv.Value) > maxValue {
-					t.Errorf("%d bytes, %d constraints: %s has %d", size, len(c.demand.Constraints), kv.Key, len(kv.Value))
+					t.Errorf("with a spec of %d bytes and %d constraints the record %s has %d bytes, more than fit into a transaction", size, len(c.demand.Constraints), kv.Key, len(kv.Value))
 				}
 			}
-			// An import refuses a record whose constraints were omitted.
+			// An import refuses a record whose constraints were left out because of its size.
 			if r := p.whole(w); len(r.Own.Demand.Constraints) != len(w.Demand.Constraints) {
 				if _, err := putOf(r, nil); err == nil {
-					t.Errorf("%d bytes: taken without its constraints", size)
+					t.Errorf("a record of %d bytes was imported without its constraints", size)
 				}
 			}
 		}
 	}
 }
 
-// Old revisions in etcd are compacted after a time and after a number of written bytes.
+// Old revisions in etcd are compacted after a certain time, and after a certain number of written bytes.
 func TestRevisionsAreCompacted(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		tune func(*Options)
 	}{
-		{"after the interval", func(o *Options) { o.CompactEvery = 50 * time.Millisecond }},
-		{"after a number of written bytes", func(o *Options) { o.CompactBytes = 10_000 }},
+		{"compaction after the interval", func(o *Options) { o.CompactEvery = 50 * time.Millisecond }},
+		{"compaction after a number of written bytes", func(o *Options) { o.CompactBytes = 10_000 }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
@@ -385,7 +384,7 @@ func TestRevisionsAreCompacted(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if _, err := e.client.Get(ctx, "/other", clientv3.WithRev(first-1)); err == nil {
-					return errors.New("it can still be read")
+					return errors.New("the old revision can still be read")
 				}
 				return nil
 			})
@@ -396,18 +395,18 @@ func TestRevisionsAreCompacted(t *testing.T) {
 // Run returns the error that ended it.
 func TestRunReturnsTheCause(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
-	t.Run("the context ended", func(t *testing.T) {
+	t.Run("Run returns the error of its context", func(t *testing.T) {
 		r := newCluster(t, "c1").start(e.client, Options{Prefix: "x"})
 		r.awaitState(Healthy)
 		if err := r.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("Run returned %v", err)
 		}
-		// The health of one leadership term is not used in the next.
+		// The health that one leadership term found is not used in the next one.
 		if h := r.Stats().Health; h.State != Starting {
-			t.Errorf("after its end the mirror is %s", h.State)
+			t.Errorf("after the end of Run the mirror is %s, want Starting", h.State)
 		}
 	})
-	t.Run("the store was closed", func(t *testing.T) {
+	t.Run("Run returns ErrClosed after the store was closed", func(t *testing.T) {
 		c := newCluster(t, "c1")
 		r := c.start(e.client, Options{Prefix: "y"})
 		r.awaitState(Healthy)
@@ -418,7 +417,7 @@ func TestRunReturnsTheCause(t *testing.T) {
 			r.done <- err
 		}
 	})
-	t.Run("Run is already running", func(t *testing.T) {
+	t.Run("a second Run returns an error", func(t *testing.T) {
 		r := newCluster(t, "c1").start(e.client, Options{Prefix: "z"})
 		r.awaitState(Healthy)
 		if err := r.Run(t.Context(), r.c.epoch()); !errors.Is(err, errRunning) {
@@ -438,8 +437,8 @@ func TestOptionsAreChecked(t *testing.T) {
 		{"a prefix with a blank", Options{Prefix: "a b"}, "ETCD_PREFIX"},
 		{"a prefix with an empty segment", Options{Prefix: "a//b"}, "ETCD_PREFIX"},
 		{"an unknown layout", Options{Layout: "split"}, "MIRROR_LAYOUT"},
-		{"more events than the state keeps", Options{MaxEvents: fsm.MaxEvents + 1}, "events to keep"},
-		{"no log", Options{}, "Log"},
+		{"more events than the state keeps", Options{MaxEvents: fsm.MaxEvents + 1}, "MaxEvents"},
+		{"dependencies without a log", Options{}, "Log"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := New(tt.o, d); err == nil || !strings.Contains(err.Error(), tt.want) {

@@ -15,16 +15,16 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// format is the version of the projection. A cursor with another format leads to a full
-// comparison. Increase it when a JSON shape or a key changes.
+// format is the version of the keys and JSON shapes. A cursor with another format leads to a full comparison.
+// Increase format when a JSON shape or a key changes.
 const format = 3
 
-// maxValue is the maximum size of a value in bytes. It leaves room in a transaction of
-// maxBytes for the cursor and the comparisons.
+// maxValue is the maximum size of a value in bytes. It leaves 16 KiB of a transaction of maxBytes for the
+// cursor and the comparisons.
 const maxValue = maxBytes - 16<<10
 
-// Fields are the documented fields that come from the specification of a workload.
-// Secrets in them stay sealed.
+// Fields are those documented fields of a workload record that come from the specification. Secrets in them
+// stay sealed.
 type Fields struct {
 	Image          string
 	Command        []string
@@ -36,8 +36,8 @@ type Fields struct {
 	GitToken       string
 	EnvVars        map[string]string
 	LocalPath      string
-	Ports          []string // host:container/proto
-	Volumes        []string // host:container[:ro]
+	Ports          []string // ports, each in the form host:container/proto
+	Volumes        []string // mounts, each in the form host:container[:ro]
 	ManagedVolumes []ManagedVolume
 	Network        string
 	RestartPolicy  string
@@ -61,13 +61,13 @@ type Projection struct {
 	layout    Layout
 	domain    string
 	describe  Describe
-	extra     Extra // nil: no extra keys
+	extra     Extra // additional keys; nil: none
 	maxEvents uint64
 	maxAge    time.Duration
 }
 
-// Workload returns all keys of a workload: its record (three records in LayoutBoth), its
-// assignment and its retry. The Value is nil for a key that must not exist.
+// Workload returns all keys of a workload: its record (three records in LayoutBoth), its assignment and its
+// retry. A key that must not exist has a nil Value.
 func (p *Projection) Workload(w *fsm.Workload) []KV {
 	out := append(make([]KV, 0, 5), p.records(w)...)
 	return append(out, p.assignment(w), p.retry(w))
@@ -84,7 +84,7 @@ func (p *Projection) Gone(workload string) []KV {
 	return out
 }
 
-// records returns the records of the workload without assignment and retry.
+// records returns the records of the workload, but not its assignment and its retry.
 func (p *Projection) records(w *fsm.Workload) []KV {
 	r := p.whole(w)
 	out := []KV{{p.keys.key(dirWorkloads, w.ID), encode(r)}}
@@ -96,14 +96,14 @@ func (p *Projection) records(w *fsm.Workload) []KV {
 	return out
 }
 
-// mayGrow is the maximum ratio of the size of a record to the size of its specification.
-// The specification is included once as base64. Each byte may also appear in two fields
-// (the command does), and JSON escapes some bytes, such as <, as six.
+// mayGrow is the maximum ratio of the size of a record to the size of its specification. The specification is
+// included once as base64. Each byte may also appear in two fields, as the bytes of the container's command
+// do, and JSON escapes some bytes, such as <, as six bytes.
 const mayGrow = 16
 
-// whole returns the record under /workloads/. If the record is too large, most fields
-// that come from the specification are omitted; the sealed specification stays. If it is
-// still too large, the placement constraints are omitted and Cut is set.
+// whole returns the record of a workload under /workloads/. If it is too large, most fields that come from
+// the specification are omitted; the sealed specification stays. If it is then still too large, the placement
+// constraints are omitted and the field Cut is set.
 func (p *Projection) whole(w *fsm.Workload) *Workload {
 	f := p.describe(w)
 	r := p.wholeWith(w, f)
@@ -118,7 +118,7 @@ func (p *Projection) whole(w *fsm.Workload) *Workload {
 }
 
 func (p *Projection) wholeWith(w *fsm.Workload, f Fields) *Workload {
-	return &Workload{
+	out := &Workload{
 		ID: w.ID, Name: w.ID, Type: w.Demand.Type, RevisionID: w.Revision(),
 		AssignedNode: w.Node, NodeID: w.Node, Status: string(w.Status), DesiredState: string(w.Desired),
 		Image: f.Image, Command: strings.Join(f.Command, " "), CommandList: f.Command,
@@ -131,9 +131,14 @@ func (p *Projection) wholeWith(w *fsm.Workload, f Fields) *Workload {
 		Metadata: metadata(w, f.Metadata), Retry: retryOf(w), StatusInfo: statusInfo(w),
 		Own: &OwnWorkload{
 			Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
-			Restarts: w.Restarts, Namespace: w.Namespace, Demand: ownDemand(w.Demand),
+			Restarts: w.Restarts, Adopted: w.Adopted, Namespace: w.Namespace, Bundle: w.Bundle, Demand: ownDemand(w.Demand),
+			JobSince: w.JobSince, JobResult: ownResult(w.Result), Owner: w.Owner, SealedFor: w.SealedFor,
 		},
 	}
+	if r := w.Run; r != nil {
+		out.Own.ScheduledAt, out.Own.RunKey = r.ScheduledAt, r.Key
+	}
+	return out
 }
 
 // metadata returns the metadata keys of the contract (contract/state-etcd.md, "Workload
@@ -176,8 +181,8 @@ func metadata(w *fsm.Workload, callers map[string]string) map[string]any {
 	return m
 }
 
-// lastActions is the metadata key for the tasks of the agent at the time when the last
-// order timed out. It is not part of the contract.
+// lastActions is the metadata key for the tasks of the agent, as read when the last order timed out. It is
+// not part of the contract.
 const lastActions = "last_actions"
 
 func ownActions(list []fsm.AgentAction) []OwnAction {
@@ -248,8 +253,8 @@ func assignmentOf(w *fsm.Workload) Assignment {
 	return a
 }
 
-// Node returns all keys of a node: its record, its status and its lease. a is the total
-// of the resources allocated on the node.
+// Node returns all keys of a node: its record, its status and its lease. a is the sum of the resources that
+// are reserved on the node.
 func (p *Projection) Node(n *fsm.Node, a fsm.Alloc, shard string) []KV {
 	lease := "expired"
 	if n.Up {
@@ -258,7 +263,8 @@ func (p *Projection) Node(n *fsm.Node, a fsm.Alloc, shard string) []KV {
 	key := p.keys.key(dirNodes, n.ID)
 	return []KV{
 		p.nodeRecord(n, a, shard),
-		// Plain text: legacy v1 schedulers would read a JSON object here as a node.
+		// The values are plain text, because legacy v1 schedulers would read a JSON object below this prefix as
+		// a node.
 		{key + nodeStatusEnd, []byte(n.Status())},
 		{key + nodeLeaseEnd, fmt.Appendf(nil, "%d %s %s", n.Facts.LeaseSeconds, lease, clock(n.UpdatedAt))},
 	}
@@ -276,14 +282,14 @@ func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
 	if err != nil {
 		host, portText = f.Endpoint, ""
 	}
-	port, _ := strconv.Atoi(portText) // 0 if there is no port
+	port, _ := strconv.Atoi(portText) // if the endpoint has no port, the port is 0
 	r := &Node{
 		NodeID: n.ID, IPAddress: host, Username: "agent", Hostname: n.ID, OSName: "linux", KernelVersion: "unknown",
 		Status: string(n.Status()), Timestamp: f.Timestamp,
 		TotalCPU: cores(f.CPU), TotalMemory: f.Memory,
 		AvailableCPU: cores(max(f.CPU-a.CPU, 0)), AvailableMemory: max(f.Memory-a.Memory, 0),
 		LastHeartbeat: stamp(n.LastHeartbeat), StatusReason: n.Reason, StatusUpdatedBy: n.UpdatedBy,
-		StatusUpdatedAt: stamp(n.UpdatedAt), Labels: labelMap(f.Labels),
+		StatusUpdatedAt: stamp(n.UpdatedAt), Labels: labelMap(n.Labels()),
 		AgentPort: port, AgentGRPCPort: port, AgentEndpoint: f.Endpoint,
 		SupportedTypes: f.Types, SupportedStorage: f.StorageDrivers,
 		Own: &OwnNode{
@@ -294,6 +300,12 @@ func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
 	}
 	for _, pool := range f.Pools {
 		r.Own.Pools = append(r.Own.Pools, OwnPool{pool.Name, pool.Type, pool.Total})
+	}
+	for _, l := range n.Set.Labels {
+		r.Own.SetLabels = append(r.Own.SetLabels, OwnNodeKey{OwnTaint{Key: l.Key, Value: l.Value}, l.Removed})
+	}
+	for _, t := range n.Set.Taints {
+		r.Own.SetTaints = append(r.Own.SetTaints, OwnNodeKey{ownTaint(t.Taint), t.Removed})
 	}
 	if shard != "" {
 		if r.Labels == nil {
@@ -307,17 +319,27 @@ func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
 	return KV{p.keys.key(dirNodes, n.ID), encode(r)}
 }
 
-// Namespace returns the record of a namespace. The Value is nil if n is nil.
+// Namespace returns the record of a namespace. If n is nil, the Value is nil, which removes the record.
 func (p *Projection) Namespace(name string, n *fsm.Namespace) KV {
 	key := p.keys.key(dirNamespaces, name)
-	if n == nil || n.ModifyIndex == 0 { // the default namespace has no record until it is changed
+	if n == nil || n.ModifyIndex == 0 { // the default namespace has no record until a user changes it
 		return KV{Key: key}
 	}
 	return KV{key, encode(&Namespace{
-		Name: n.Name, Description: n.Description, Users: n.Users,
+		Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling,
 		Quota:     OwnQuota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads},
 		CreatedAt: stamp(n.CreatedAt), UpdatedAt: stamp(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
 	})}
+}
+
+// Bundle returns the record with the files of a Compose stack. If b is nil, the Value is nil, which removes
+// the record.
+func (p *Projection) Bundle(digest string, b *fsm.Bundle) KV {
+	kv := KV{Key: p.keys.key(dirBundles, digest)}
+	if b != nil {
+		kv.Value = b.Data
+	}
+	return kv
 }
 
 // Event returns the record of an event.
@@ -343,9 +365,9 @@ func (p *Projection) Event(e *fsm.Event) KV {
 	return KV{p.keys.event(e), encode(r)}
 }
 
-// Drift returns the drift record for an event of type DriftDetected or DriftResolved. The
-// record of an open drift shows its current values (openDrift). The record of a resolved
-// drift comes from its newest event and stays until retention removes that event.
+// Drift returns the drift record for an event of type DriftDetected or DriftResolved. The record of an open
+// drift shows its current values (openDrift). The record of a resolved drift is written from its newest event
+// and stays until that event is removed because of its age or number.
 func (p *Projection) Drift(e *fsm.Event) KV {
 	r := &Drift{NodeID: e.Node, WorkloadID: e.Workload, DriftType: e.Reason, DetectedAt: stamp(e.At)}
 	for _, d := range e.Details {
@@ -369,8 +391,8 @@ func (p *Projection) Drift(e *fsm.Event) KV {
 	return KV{p.keys.drift(e), encode(r)}
 }
 
-// floor returns the sequence number and the key of the oldest event to keep. If no event
-// is kept, it returns the next sequence number and the end of the prefix.
+// floor returns the sequence number and the key of the oldest event to keep. If no event is kept, it returns
+// the sequence number of the next event and the end of the prefix.
 func (p *Projection) floor(v fsm.View) (seq uint64, key string) {
 	info := v.Info()
 	at := func(seq uint64) (e *fsm.Event) {
@@ -382,7 +404,7 @@ func (p *Projection) floor(v fsm.View) (seq uint64, key string) {
 		low = info.EventSeq - p.maxEvents + 1
 	}
 	oldest := info.Clock - int64(p.maxAge)
-	// The clock never goes back, so events are sorted by time as well.
+	// The clock of the state never goes back, so the events are also sorted by time.
 	n := sort.Search(int(info.EventSeq+1-low), func(i int) bool {
 		e := at(low + uint64(i))
 		return e == nil || e.At >= oldest
@@ -393,13 +415,13 @@ func (p *Projection) floor(v fsm.View) (seq uint64, key string) {
 	return info.EventSeq + 1, string(p.keys) + prefixEnd(dirEvents)
 }
 
-// section is a directory of the mirror with all its records, keys ascending.
+// section is one directory of the mirror with all its records, sorted by key.
 type section struct {
 	dir string
 	all iter.Seq[KV]
 }
 
-// sections returns all directories of the mirror with their records for one state.
+// sections returns the directories of the mirror with the records that one state has in them.
 func (p *Projection) sections(v fsm.View) []section {
 	workloads := func(kv func(*fsm.Workload) KV) iter.Seq[KV] {
 		return func(yield func(KV) bool) {
@@ -438,12 +460,15 @@ func (p *Projection) sections(v fsm.View) []section {
 			return x.Value == nil || yield(x)
 		})
 	}})
+	out = append(out, section{dirBundles, func(yield func(KV) bool) {
+		v.Bundles(func(b *fsm.Bundle) bool { return yield(p.Bundle(b.Digest, b)) })
+	}})
 	out = append(out, p.extras(v)...)
-	// Drifts must be last: catchUpDrifts uses the last section.
+	// The drifts must be the last section, because catchUpDrifts uses the last one.
 	return append(out, section{dirDrifts, slices.Values(p.drifts(v))})
 }
 
-// All returns all keys and values for one state, directory by directory.
+// All returns all keys and values that the mirror holds for one state, directory by directory.
 func (p *Projection) All(v fsm.View) iter.Seq[KV] {
 	return func(yield func(KV) bool) {
 		for _, s := range p.sections(v) {
@@ -468,7 +493,7 @@ func (p *Projection) nodes(v fsm.View) (out []KV) {
 	return out
 }
 
-// drifts returns the drift records: the newest one per key.
+// drifts returns the drift records. If several events have the same key, the newest one counts.
 func (p *Projection) drifts(v fsm.View) (out []KV) {
 	newest := p.driftEvents(v)
 	for _, e := range newest {
@@ -491,8 +516,8 @@ func (p *Projection) driftEvents(v fsm.View) map[string]*fsm.Event {
 	return out
 }
 
-// openDrifts returns the open drifts as events with current values, by key. Retention
-// does not remove open drifts.
+// openDrifts returns the open drifts as events with their current values, by key. Retention never removes the
+// records of open drifts.
 func (p *Projection) openDrifts(v fsm.View) map[string]*fsm.Event {
 	out := map[string]*fsm.Event{}
 	v.Drifts("", func(d *fsm.Drift) bool {
@@ -510,10 +535,10 @@ func openDrift(v fsm.View, d *fsm.Drift) *fsm.Event {
 	}
 }
 
-// tellsOfDrift reports whether an event begins or ends a drift.
+// tellsOfDrift reports whether an event says that a drift began or ended.
 func tellsOfDrift(e *fsm.Event) bool {
-	// Events about leftover workloads have the type DriftDetected but open no drift: the node
-	// is ordered to remove the leftover at once.
+	// An event about an instance that a returned node still runs has the type DriftDetected too, but opens no
+	// drift: the node is ordered at once to remove the instance.
 	return (e.Type == fsm.EventDriftDetected || e.Type == fsm.EventDriftResolved) && e.Reason != fsm.CodeLeftBehind
 }
 
@@ -521,10 +546,20 @@ func ownDemand(d *fsm.Demand) OwnDemand {
 	out := OwnDemand{
 		CPUMillicores: d.CPU, MemoryMiB: d.Memory, DiskGB: d.Disk, Pool: d.Pool, StorageDrivers: d.StorageDrivers,
 		Labels: labelMap(d.Labels), Tolerations: ownTaints(d.Tolerations), Group: d.Group,
-		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority,
+		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MACAddresses: d.MACs,
+		Placement: ownPlacement(d.Placement), Tags: labelMap(d.Tags),
+	}
+	if t := d.Template; t != nil {
+		out.Template = &OwnTemplate{Kind: t.Kind}
+		if c := t.Cron; c != nil {
+			out.Template = &OwnTemplate{t.Kind, c.Schedule, c.Zone, c.Concurrency, c.StartingDeadline, c.KeepSucceeded, c.KeepFailed}
+		}
+	}
+	if j := d.Job; j != nil {
+		out.Job = &OwnJob{j.Parallelism, j.Deadline, j.SuccessCodes, j.TTL}
 	}
 	for _, p := range d.Ports {
-		out.Ports = append(out.Ports, OwnPort{p.Port, p.Protocol})
+		out.Ports = append(out.Ports, OwnPort{p.Port, p.Protocol, p.Address})
 	}
 	for _, p := range d.PortNames {
 		out.PortNames = append(out.PortNames, OwnPortName{p.Name, p.ContainerPort, p.Protocol, p.HostPort})
@@ -535,9 +570,25 @@ func ownDemand(d *fsm.Demand) OwnDemand {
 	return out
 }
 
+// ownResult converts the result of a finished job; nil if there is none.
+func ownResult(r *fsm.JobResult) *OwnJobResult {
+	if r == nil {
+		return nil
+	}
+	out := &OwnJobResult{Succeeded: r.Succeeded, At: r.At, Node: r.Node, Code: r.Code, Message: r.Message}
+	if x := r.Exit; x != nil {
+		out.Exit = &OwnExit{x.Code, x.StartedAt, x.EndedAt, x.Output}
+	}
+	return out
+}
+
+func ownTaint(t fsm.Taint) OwnTaint {
+	return OwnTaint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: stamp(t.Since)}
+}
+
 func ownTaints(list []fsm.Taint) (out []OwnTaint) {
 	for _, t := range list {
-		out = append(out, OwnTaint{t.Key, t.Value, t.Effect})
+		out = append(out, ownTaint(t))
 	}
 	return out
 }
@@ -570,7 +621,7 @@ func orElse(a, b string) string {
 	return b
 }
 
-// encode returns v as JSON. It panics if v cannot be encoded; all shapes can.
+// encode returns v as JSON. It panics if v cannot be encoded; all shapes of this package can.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -17,11 +17,12 @@ type Imported struct {
 	Cluster     string // id of the cluster that owns the mirror; "" if written by legacy v1 peers
 	Incarnation uint64 // incarnation of the cluster; 0 if written by legacy v1 peers
 	Index       uint64 // index of the state; 0 if written by legacy v1 peers
-	Complete    bool   // the cursor is complete and has no "upto"
+	Complete    bool   // etcd holds the whole state: the cursor is complete and has no "upto"
 	Nodes       []Node
 	Namespaces  []Namespace
-	Workloads   []Workload   // including assignment and retry records
-	Assignments []Assignment // of existing workloads only
+	Bundles     map[string][]byte // sealed files of Compose stacks by their digest
+	Workloads   []Workload        // workloads with their assignment and retry records
+	Assignments []Assignment      // assignments of workloads that have a record
 	Events      int
 	Drifts      int
 	Problems    []Problem
@@ -33,11 +34,11 @@ type Problem struct {
 	Reason string
 }
 
-// Read reads the content of an etcd under a prefix. In an etcd that this mirror wrote, a
-// workload comes from its whole record. In an etcd of legacy v1 peers, the split records
-// take precedence, because later versions do not update the whole record. If only one
-// form exists, Read uses that form. Unreadable records are returned as Problems. Read
-// fails if the prefix is invalid or etcd cannot be read.
+// Read reads the content of an etcd under a prefix. A workload may have a whole record, under /workloads/,
+// and split records, under /workloads-spec/ and /workloads-status/. In an etcd that this mirror wrote, the
+// whole record counts. In an etcd of legacy v1 peers the split records count, because later versions do not
+// update the whole record. If only one form exists, Read uses it. Unreadable records are returned as
+// Problems. Read fails if the prefix is invalid or etcd cannot be read.
 func Read(ctx context.Context, kv Etcd, prefix string) (Imported, error) {
 	keys, err := newKeyspace(prefix)
 	if err != nil {
@@ -47,7 +48,9 @@ func Read(ctx context.Context, kv Etcd, prefix string) (Imported, error) {
 		server: server{kv: kv, limit: callLimit, bound: 2 * callLimit, pause: callLimit / 10}, keys: keys,
 		nodes: map[string]Node{}, whole: map[string]Workload{}, specs: map[string]Workload{}, statuses: map[string]WorkloadStatus{},
 		assignments: map[string]Assignment{}, retries: map[string]Retry{}, namespaces: map[string]Namespace{},
+		volumes: map[string]Volume{}, attachments: map[string]VolumeUse{},
 	}
+	r.out.Bundles = map[string][]byte{}
 	if err := r.identity(ctx); err != nil {
 		return Imported{}, err
 	}
@@ -62,6 +65,9 @@ func Read(ctx context.Context, kv Etcd, prefix string) (Imported, error) {
 		{dirAssignments, func(id string, v []byte) error { return decodeInto(r.assignments, id, v) }},
 		{dirRetries, func(id string, v []byte) error { return decodeInto(r.retries, id, v) }},
 		{dirNamespaces, func(name string, v []byte) error { return decodeInto(r.namespaces, name, v) }},
+		{dirBundles, func(digest string, v []byte) error { r.out.Bundles[digest] = v; return nil }},
+		{dirVolumes, func(id string, v []byte) error { return decodeInto(r.volumes, id, v) }},
+		{dirAttachments, func(id string, v []byte) error { return decodeInto(r.attachments, id, v) }},
 		{dirEvents, func(string, []byte) error { r.out.Events++; return nil }},
 		{dirDrifts, func(string, []byte) error { r.out.Drifts++; return nil }},
 	} {
@@ -78,14 +84,16 @@ type reader struct {
 	out         Imported
 	nodes       map[string]Node
 	whole       map[string]Workload
-	specs       map[string]Workload // the spec record has a subset of the fields of Workload
+	specs       map[string]Workload // the split spec record has a subset of the fields of Workload
 	statuses    map[string]WorkloadStatus
 	assignments map[string]Assignment
 	retries     map[string]Retry
 	namespaces  map[string]Namespace
+	volumes     map[string]Volume
+	attachments map[string]VolumeUse
 }
 
-// identity reads the owner and the cursor if they exist.
+// identity reads the owner key and the cursor key, if they exist.
 func (r *reader) identity(ctx context.Context) error {
 	g, err := r.server.get(ctx, r.keys.owner())
 	if err != nil || len(g.Kvs) == 0 {
@@ -129,7 +137,7 @@ func (r *reader) scan(ctx context.Context, dir string, take func(id string, valu
 	}
 }
 
-// node decodes a node record and skips the plain text keys below it.
+// node decodes a node record and skips the plain-text keys below the key of the node.
 func (r *reader) node(id string, value []byte) error {
 	if strings.HasSuffix(id, nodeStatusEnd) || strings.HasSuffix(id, nodeLeaseEnd) {
 		return nil
@@ -140,18 +148,18 @@ func (r *reader) node(id string, value []byte) error {
 func decodeInto[T any](m map[string]T, id string, value []byte) error {
 	var v T
 	if err := json.Unmarshal(value, &v); err != nil {
-		return fmt.Errorf("not the documented JSON: %w", err)
+		return fmt.Errorf("the value is not the documented JSON: %w", err)
 	}
 	m[id] = v
 	return nil
 }
 
-// finish merges the records and sorts the lists.
+// finish merges the records that belong to one workload or node, and sorts the lists.
 func (r *reader) finish() Imported {
 	for id, n := range r.nodes {
 		n.NodeID = orElse(n.NodeID, id)
 		if n.Status == "Active" {
-			n.Status = string(fsm.NodeReady) // legacy v1 name of Ready
+			n.Status = string(fsm.NodeReady) // legacy v1 peers call the state Ready "Active"
 		}
 		r.out.Nodes = append(r.out.Nodes, n)
 	}
@@ -174,7 +182,7 @@ func (r *reader) finish() Imported {
 		_, whole := r.whole[id]
 		if _, spec := r.specs[id]; !whole && !spec {
 			r.out.Problems = append(r.out.Problems, Problem{
-				r.keys.key(dirStatuses, id), fmt.Sprintf("a status (%s) without a specification", s.Status),
+				r.keys.key(dirStatuses, id), fmt.Sprintf("there is a status record (%s), but no specification", s.Status),
 			})
 		}
 	}
@@ -186,8 +194,8 @@ func (r *reader) finish() Imported {
 	return r.out
 }
 
-// split merges the spec and status records. Fields that these lack (contract: "lost") come
-// from the whole record if it exists.
+// split merges the spec record and the status record of a workload. Fields that neither of them has (the
+// contract calls them "lost") come from the whole record, if it exists.
 func (r *reader) split(id string, w, whole Workload) Workload {
 	s := r.statuses[id]
 	w.AssignedNode, w.NodeID, w.Status, w.Logs = s.AssignedNode, s.NodeID, s.Status, s.Logs
@@ -216,6 +224,26 @@ func (r *reader) workload(id string, w Workload) {
 	if retry, ok := r.retries[id]; ok {
 		w.Retry = retry
 	}
-	w.Logs = "" // unbounded, and not part of the state
+	w.Logs = "" // logs may be of any size, and the state has none
+	if w.Own == nil && len(w.ManagedVolumes) == 0 && (w.VM == nil || len(w.VM.ManagedVolumes) == 0) {
+		w.ManagedVolumes = r.attached(id)
+	}
 	r.out.Workloads = append(r.out.Workloads, w)
+}
+
+// attached returns the managed volumes of a workload, sorted by name. It finds them in the records of volumes
+// and attachments. The split records of a workload do not contain them.
+func (r *reader) attached(id string) (out []ManagedVolume) {
+	for _, a := range r.attachments {
+		v, ok := r.volumes[a.VolumeID]
+		if a.WorkloadID != id || !ok || v.Name == "" || a.Phase == "Detached" {
+			continue
+		}
+		out = append(out, ManagedVolume{
+			Name: v.Name, Driver: v.Driver, SizeGB: v.SizeGB, AccessMode: v.AccessMode, FSType: v.FSType,
+			MountPath: a.MountPath, ReadOnly: a.ReadOnly, RetainPolicy: v.RetainPolicy,
+		})
+	}
+	slices.SortFunc(out, func(a, b ManagedVolume) int { return strings.Compare(a.Name, b.Name) })
+	return slices.CompactFunc(out, func(a, b ManagedVolume) bool { return a.Name == b.Name })
 }

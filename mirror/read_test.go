@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// existing is the content of an etcd of legacy v1 peers: split keys, one workload in the
-// older layout, random event ids.
+// existing is the content of an etcd of legacy v1 peers: split records, one workload that has only a whole
+// record, and random event ids.
 var existing = map[string]string{
 	"/nodes/n1": `{"nodeId":"n1","ipAddress":"10.0.0.1","username":"agent","hostname":"n1","osName":"linux","kernelVersion":"unknown","status":"Active",` +
 		`"timestamp":"2026-01-02T03:04:05Z","resources":{},"totalCpu":4,"totalMemory":8192,"availableCpu":3.5,"availableMemory":8000,"hypervisor":{"type":"","status":""},` +
@@ -46,48 +46,48 @@ func TestReadLegacyEtcd(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got.Cluster != "" || got.Complete || got.Index != 0 {
-				t.Errorf("taken for one of ours: %q %v", got.Cluster, got.Complete)
+				t.Errorf("records of a legacy v1 peer count as records of this mirror: %q %v", got.Cluster, got.Complete)
 			}
 			if len(got.Nodes) != 1 || got.Nodes[0].Status != "Ready" || got.Nodes[0].LastHeartbeat.Nanosecond() != 123456789 {
-				t.Errorf("nodes: %+v", got.Nodes)
+				t.Errorf("the read nodes are %+v", got.Nodes)
 			}
 			var ids []string
 			for _, w := range got.Workloads {
 				ids = append(ids, w.ID)
 			}
 			if want := []string{"split", "unplaced", "whole"}; !slices.Equal(ids, want) {
-				t.Fatalf("workloads %v, want %v", ids, want)
+				t.Fatalf("Read returned workloads %v, want %v", ids, want)
 			}
 			split, whole := got.Workloads[0], got.Workloads[2]
 			if split.Image != "nginx:1" || split.Status != "Running" || len(split.ManagedVolumes) != 1 {
-				t.Errorf("the split records did not win where they say something: %+v", split)
+				t.Errorf("a field of the split record must replace the same field of the workload record: %+v", split)
 			}
 			if split.AssignedNode != "n1" || split.Retry.Attempts != 2 {
-				t.Errorf("assignment and retry are not merged in: %+v", split)
+				t.Errorf("assignment and retry are not merged: %+v", split)
 			}
 			if want := time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC); !split.CreatedAt.Equal(want) || !whole.CreatedAt.Equal(want) {
-				t.Errorf("made at %v and %v", split.CreatedAt, whole.CreatedAt)
+				t.Errorf("Read returned %v and %v as the times of creation, want 2025-01-01 for both", split.CreatedAt, whole.CreatedAt)
 			}
 			if len(got.Assignments) != 1 || got.Assignments[0].Reason != "failover" {
-				t.Errorf("assignments: %+v", got.Assignments)
+				t.Errorf("the read assignments are %+v", got.Assignments)
 			}
 			if got.Events != 1 || got.Drifts != 1 {
-				t.Errorf("%d events, %d drifts", got.Events, got.Drifts)
+				t.Errorf("Read counted %d events and %d drifts, want one of each", got.Events, got.Drifts)
 			}
 			if len(got.Problems) != 2 || got.Problems[0].Key != prefix+"/workloads-status/orphan" || got.Problems[1].Key != prefix+"/workloads/broken" {
-				t.Errorf("problems: %+v", got.Problems)
+				t.Errorf("Read returned problems %+v", got.Problems)
 			}
 		})
 	}
 }
 
-// Reading the mirror back gives a state with the same records.
+// The records of a mirror that are read back give a state with the same records.
 func TestReadOwnMirror(t *testing.T) {
 	for _, layout := range []Layout{LayoutWhole, LayoutBoth} {
 		t.Run(string(layout), func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
 			c := newCluster(t, "c1")
-			c.do(register("a"), register("b"), put("web"), put("db"))
+			c.do(register("a"), register("b"), put("web"), withFiles(put("db"), "a"))
 			c.do(c.assign("web", "a"))
 			placed := put("placed")
 			placed.GetPutWorkloads().Workloads[0].Namespace = "n1"
@@ -104,7 +104,7 @@ func TestReadOwnMirror(t *testing.T) {
 			}
 			v := c.st.View()
 			if got.Cluster != "c1" || !got.Complete || got.Index != v.Info().Index || len(got.Problems) > 0 {
-				t.Errorf("cluster %q, complete %v, index %d (%d), %v", got.Cluster, got.Complete, got.Index, v.Info().Index, got.Problems)
+				t.Errorf("Read returned cluster %q, want c1, complete %v, want true, index %d, want %d; problems %v", got.Cluster, got.Complete, got.Index, v.Info().Index, got.Problems)
 			}
 			back, problems, err := got.State(here, nil)
 			if err != nil || len(problems) > 0 {
@@ -112,18 +112,18 @@ func TestReadOwnMirror(t *testing.T) {
 			}
 			sameRecords(t, back, c.st.State(), r.Projection())
 			if len(back.NamespacesOf("ada")) != 3 || back.UseOf("n1").Workloads != 1 {
-				t.Errorf("ada acts in %v, n1 uses %+v", back.NamespacesOf("ada"), back.UseOf("n1"))
+				t.Errorf("after the import user ada may act in %v, want three namespaces; the use of node n1 is %+v, want one workload", back.NamespacesOf("ada"), back.UseOf("n1"))
 			}
 			w, _ := v.Workload("web")
 			if i := slices.IndexFunc(got.Workloads, func(w Workload) bool { return w.ID == "web" }); i < 0 ||
 				string(got.Workloads[i].Own.Spec) != string(w.Spec) || got.Workloads[i].Own.Content != w.Content {
-				t.Errorf("the specification is not what was stored")
+				t.Errorf("the specification differs from the stored one")
 			}
 		})
 	}
 }
 
-// A drift record comes from the newest event of its key and is removed with that event.
+// A drift record is written from the newest event with its key, and is removed with that event.
 func TestDriftRecordComesFromTheNewestEvent(t *testing.T) {
 	p := projection(LayoutWhole)
 	event := func(seq uint64, workload, status string) *fsm.Event {
@@ -145,17 +145,17 @@ func TestDriftRecordComesFromTheNewestEvent(t *testing.T) {
 		for _, kv := range p.drifts(v) {
 			keys = append(keys, kv.Key)
 			if strings.Contains(kv.Key, "web") && !strings.Contains(string(kv.Value), "second") {
-				t.Errorf("not the newest: %s", kv.Value)
+				t.Errorf("the drift record is not the newest: %s", kv.Value)
 			}
 		}
 		if got := strings.Join(keys, " "); got != tt.want {
-			t.Errorf("keeping %d: %s, want %s", tt.keep, got, tt.want)
+			t.Errorf("with %d kept events the drift records are %s, want %s", tt.keep, got, tt.want)
 		}
 	}
 }
 
-// The record of an open drift shows its current values and needs no event. The record of a
-// resolved drift stays until its event expires.
+// The record of an open drift shows its current values, even without an event. The record of a resolved drift
+// stays until its event expires.
 func TestOpenDriftsStay(t *testing.T) {
 	p := projection(LayoutWhole)
 	ended := &fsm.Event{
@@ -181,11 +181,11 @@ func TestOpenDriftsStay(t *testing.T) {
 		`/drifts/a/web/missing_on_agent {"nodeId":"a","workloadId":"web","driftType":"missing_on_agent","detectedAt":"` + at + `","action":"retry_and_reconcile","resolved":true}`,
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got  %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("the drift records are\n     %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// history is a view with only events and drifts.
+// history is a View that has only events and drifts.
 type history struct {
 	fsm.View
 	list []*fsm.Event

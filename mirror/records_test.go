@@ -47,7 +47,7 @@ func projection(layout Layout) *Projection {
 }
 
 // Every documented record equals its golden file byte by byte.
-func TestGolden(t *testing.T) {
+func TestRecordsEqualTheirGoldenFiles(t *testing.T) {
 	running := &fsm.Workload{
 		ID: "web-1", Spec: []byte("sealed bytes"), Content: "c1:" + strings.Repeat("0123456789abcdef", 4), CallerRevision: "r42", Restarts: 2,
 		Demand: &fsm.Demand{
@@ -145,13 +145,13 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(b.Bytes(), want) {
-				t.Errorf("not as in %s:\n%s", path, b.String())
+				t.Errorf("the records differ from %s:\n%s", path, b.String())
 			}
 		})
 	}
 }
 
-// A record has the keys of the contract in their order, and "persys".
+// A record has exactly the keys of the contract, in their order, and the key "persys".
 func TestOnlyDocumentedKeys(t *testing.T) {
 	for _, tt := range []struct {
 		shape any
@@ -189,13 +189,13 @@ func TestOnlyDocumentedKeys(t *testing.T) {
 				}
 			}
 			if got := strings.Join(keys, " "); got != tt.want {
-				t.Errorf("an empty one has %s,\nwant %s", got, tt.want)
+				t.Errorf("an empty record has the keys %s,\nwant %s", got, tt.want)
 			}
 		})
 	}
 }
 
-func TestTimes(t *testing.T) {
+func TestTimesOfRecords(t *testing.T) {
 	want := time.Date(2026, 1, 2, 3, 4, 5, 600_000_000, time.UTC)
 	for _, tt := range []struct {
 		text string
@@ -215,19 +215,19 @@ func TestTimes(t *testing.T) {
 		t.Run(tt.text, func(t *testing.T) {
 			var got Time
 			if err := json.Unmarshal([]byte(tt.text), &got); err != nil || !got.Equal(tt.want) {
-				t.Errorf("%v, %v; want %v", got, err, tt.want)
+				t.Errorf("the time was read as %v, error %v; want %v", got, err, tt.want)
 			}
 		})
 	}
 	for _, bad := range []string{`"yesterday"`, `5`, `"2026-13-01T00:00:00Z"`} {
 		var got Time
 		if err := json.Unmarshal([]byte(bad), &got); err == nil {
-			t.Errorf("%s was read as %v", bad, got)
+			t.Errorf("the invalid time %s was read as %v", bad, got)
 		}
 	}
 }
 
-// The keys of every section are sorted; the comparison with etcd requires it.
+// The keys of every directory of the mirror are sorted; the comparison with etcd requires it.
 func TestSectionsAreSorted(t *testing.T) {
 	c := newCluster(t, "c1")
 	for _, id := range []string{"a", "a-b", "a.c", "a0", "B", "z"} {
@@ -240,11 +240,11 @@ func TestSectionsAreSorted(t *testing.T) {
 			for kv := range s.all {
 				keys = append(keys, kv.Key)
 				if !strings.HasPrefix(kv.Key, s.dir) {
-					t.Errorf("%s is listed under %s", kv.Key, s.dir)
+					t.Errorf("the key %s is listed under %s", kv.Key, s.dir)
 				}
 			}
 			if !slices.IsSorted(keys) {
-				t.Errorf("%s: %v", s.dir, keys)
+				t.Errorf("the keys of %s are not sorted: %v", s.dir, keys)
 			}
 		}
 	}
@@ -252,7 +252,7 @@ func TestSectionsAreSorted(t *testing.T) {
 
 // Retention keeps the newest events, limited by number and by age.
 func TestRetentionFloor(t *testing.T) {
-	c := newCluster(t, "c1") // one event, then one per node; the clock advances 1 s per event
+	c := newCluster(t, "c1") // there is one event, then one per node; the clock advances 1 s per event
 	for i := range 9 {
 		c.do(register(fmt.Sprintf("n%d", i)))
 	}
@@ -263,7 +263,7 @@ func TestRetentionFloor(t *testing.T) {
 		age  time.Duration
 		want uint64
 	}{
-		{"all events", 100, time.Hour, 1},
+		{"no event exceeds a limit", 100, time.Hour, 1},
 		{"limit equal to the number of events", last, time.Hour, 1},
 		{"limit below the number of events", last - 1, time.Hour, 2},
 		{"limit of one event", 1, time.Hour, last},
@@ -276,23 +276,24 @@ func TestRetentionFloor(t *testing.T) {
 			p.maxEvents, p.maxAge = tt.max, tt.age
 			seq, key := p.floor(c.st.View())
 			if seq != tt.want || !strings.HasSuffix(key, fmt.Sprintf("-%020d", tt.want)) {
-				t.Errorf("%d %s, want %d", seq, key, tt.want)
+				t.Errorf("the oldest kept event is %d (%s), want %d", seq, key, tt.want)
 			}
 		})
 	}
 }
 
-// The workload record lists the tasks of the agent when an order timed out.
+// The workload record lists the tasks of the agent that were read when an order timed out.
 func TestLastActionsAreInTheRecord(t *testing.T) {
 	w := fsm.Bare("web")
 	w.Actions = []fsm.AgentAction{{TaskID: "t1", Workload: "web", Type: "apply_workload", Status: "failed", Error: "boom", CreatedAt: 1_700_000_000}}
 	want := `"last_actions":[{"taskId":"t1","actionType":"apply_workload","status":"failed","error":"boom","createdAt":"2023-11-14T22:13:20Z"}]`
 	if got := string(encode(metadata(w, nil))); !strings.Contains(got, want) {
-		t.Errorf("%s, want %s in it", got, want)
+		t.Errorf("the record is %s, want %s in it", got, want)
 	}
 }
 
-// The workload record names the node that accepted the order, or the error of the dispatch.
+// The workload record names the node that accepted the order, or the error with which the order could not be
+// delivered.
 func TestRecordShowsTheResultOfTheOrder(t *testing.T) {
 	for _, c := range []struct {
 		fact string
@@ -301,7 +302,7 @@ func TestRecordShowsTheResultOfTheOrder(t *testing.T) {
 	}{
 		{"ordered", fsm.Workload{Node: "node-a"}, nil},
 		{"accepted", fsm.Workload{Node: "node-a", Acknowledged: true}, map[string]any{"admitted_on_node": "node-a"}},
-		{"dispatch failed", fsm.Workload{Node: "node-a", Reason: fsm.Reason{Code: fsm.CodeDispatchFailed, Message: "connection refused"}},
+		{"the order could not be dispatched", fsm.Workload{Node: "node-a", Reason: fsm.Reason{Code: fsm.CodeDispatchFailed, Message: "connection refused"}},
 			map[string]any{"dispatch_failed": "connection refused"}},
 	} {
 		c.w.Demand, c.w.Actual = &fsm.Demand{}, &fsm.Observation{}

@@ -7,15 +7,14 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// restore is a request to the running session.
+// restore is a request of Restore to the running session.
 type restore struct {
-	done chan error // receives one value from Run
+	done chan error // Run sends the result of the restore once
 }
 
-// Restore overwrites etcd with the state, whatever etcd holds. Use it in recovery mode if
-// the state machine is right, after a Preview. It returns nil when etcd is equal to the
-// state. It returns an error if the session fails, if ctx ends, or if Run is not running
-// on this replica.
+// Restore overwrites etcd with the state, whatever etcd holds. Use it in recovery mode after a Preview, if
+// the state of this cluster is the right one. It returns nil when etcd is equal to the state. It returns an
+// error if the session fails, if ctx ends, or if Run is not running on this replica.
 func (m *Mirror) Restore(ctx context.Context) error {
 	ended := m.running.Load()
 	if ended == nil {
@@ -37,28 +36,29 @@ func (m *Mirror) Restore(ctx context.Context) error {
 	}
 }
 
-// Values of Difference.Kind.
+// Values of Difference.Kind: what a restore or an import would do.
 const (
 	Create = "create"
 	Change = "change"
 	Remove = "remove"
 )
 
-// maxListed is the maximum number of differences that a Preview lists. All are counted.
+// maxListed is the maximum number of differences that a Preview lists. Differences beyond it are only counted.
 const maxListed = 1000
 
-// Difference is a key (in etcd) or a record (of an import) that would change.
+// Difference is one change that a restore or an import would make: of a key in etcd, or of a record in the
+// state.
 type Difference struct {
-	Kind string // Create, Change or Remove
+	Kind string // kind of the change: Create, Change or Remove
 	Key  string
-	Old  []byte // JSON or text; nil if the key does not exist
-	New  []byte // nil if the key will be removed
+	Old  []byte // JSON or text before the change; nil if the key does not exist
+	New  []byte // JSON or text after the change; nil if the key will be removed
 }
 
 // Preview is the effect that a restore or an import would have.
 type Preview struct {
 	Equal, Create, Change, Remove int
-	Differences                   []Difference // the first 1,000
+	Differences                   []Difference // the first 1,000 differences
 }
 
 // Listed reports whether every difference is in Differences.
@@ -85,8 +85,8 @@ func (p *Preview) note(key string, before, after []byte) {
 	}
 }
 
-// Preview returns the changes that Restore would make to etcd now. It writes nothing and
-// works on every replica.
+// Preview returns the changes that Restore would make to etcd now. It writes nothing, and any replica can run
+// it.
 func (m *Mirror) Preview(ctx context.Context) (Preview, error) {
 	return m.preview(ctx, m.deps.Store.View())
 }

@@ -23,19 +23,18 @@ type session struct {
 
 	feed   *store.Cursor
 	index  uint64 // etcd holds all changes up to this index
-	fed    uint64 // index of the last batch from the feed
-	dirty  uint64 // records in etcd may be as new as this index; 0: none is newer than index
-	floor  string // key of the oldest event in etcd; "": not known
+	fed    uint64 // index of the last batch that was read from the feed
+	dirty  uint64 // some records in etcd may be newer than index, up to this index; 0: none is newer
+	floor  string // key of the oldest event in etcd; "" if it is not known
 	drifts map[string]uint64
-	// Revisions of etcd at the session start and at the last compaction. One interval of
-	// history stays in etcd.
+	// Revisions of etcd when the session started and at the last compaction. A compaction removes only the
+	// revisions before the last one, so etcd keeps the history of one interval.
 	revision, compactTo int64
-	compacted           int // bytes sent by the writer before the last compaction
+	compacted           int // number of bytes that were sent up to the last compaction (writer.sent)
 }
 
-// open reads the cursor, writes the cursor of this term and synchronises etcd with the
-// state. stream then follows the feed. With force, open ignores the result of decide and
-// overwrites the contents of etcd.
+// open reads the cursor, writes the cursor of this term and synchronises etcd with the state. stream then
+// follows the feed. With force, open ignores what decide returns and overwrites the contents of etcd.
 func (s *session) open(ctx context.Context, force bool) error {
 	v := s.m.deps.Store.View()
 	info := v.Info()
@@ -43,7 +42,10 @@ func (s *session) open(ctx context.Context, force bool) error {
 	if err != nil {
 		return err
 	}
-	_, attached := s.m.deps.Attachment.Attached()
+	pin, attached := s.m.deps.Attachment.Attached()
+	if err := samePin(pin, f.etcdCluster); err != nil {
+		return err
+	}
 	act, err := decide(f, standing{
 		cluster: s.st.cluster, epoch: s.st.epoch, index: info.Index, digest: info.Digest, layout: s.m.proj.layout, shape: s.m.proj.shape(),
 		empty: v.WorkloadCount() == 0, attached: attached,
@@ -94,7 +96,7 @@ func (s *session) open(ctx context.Context, force bool) error {
 		return err
 	}
 	s.st.last = s.w.cur.raw
-	s.m.attach(ctx, f.etcdCluster)
+	s.m.etcdCluster.Store(f.etcdCluster)
 	return nil
 }
 
@@ -104,7 +106,7 @@ func (s *session) confirm(ctx context.Context) error {
 	return s.m.deps.Confirm(ctx)
 }
 
-// commit sends the collected operations. next must be based on the current cursor.
+// commit sends the collected operations and the cursor next, which must be derived from the current cursor.
 func (s *session) commit(ctx context.Context, next cursor) error {
 	if err := s.w.commit(ctx, next); err != nil {
 		return err
@@ -113,8 +115,8 @@ func (s *session) commit(ctx context.Context, next cursor) error {
 	return nil
 }
 
-// reached returns the cursor for a state that etcd holds completely. Upto is set if some
-// records are newer.
+// reached returns the cursor for a state that etcd holds completely. If some records in etcd are newer, its
+// Upto is set.
 func (s *session) reached(info fsm.Info) cursor {
 	next := s.w.cur
 	next.Index, next.Digest, next.Complete, next.Upto = info.Index, digestText(info.Digest), true, 0
@@ -124,11 +126,10 @@ func (s *session) reached(info fsm.Info) cursor {
 	return next
 }
 
-// add adds one record. It first commits the collected operations if the transaction is
-// full.
+// add adds one record to the current transaction. If the transaction is full, add commits it first.
 func (s *session) add(ctx context.Context, kv KV, upto uint64) error {
 	if len(kv.Value) > maxValue {
-		return fmt.Errorf("mirror: %s has %d bytes, at most %d fit into a transaction", kv.Key, len(kv.Value), maxValue)
+		return fmt.Errorf("mirror: record %s has %d bytes, at most %d fit into a transaction", kv.Key, len(kv.Value), maxValue)
 	}
 	if s.w.full(kv) {
 		next := s.w.cur
@@ -141,7 +142,7 @@ func (s *session) add(ctx context.Context, kv KV, upto uint64) error {
 	return nil
 }
 
-// compareAll makes etcd equal to a state by comparing all keys.
+// compareAll makes etcd equal to a state. It compares all keys.
 func (s *session) compareAll(ctx context.Context, v fsm.View) error {
 	info := v.Info()
 	_, err := differences(ctx, s.m.server, s.m.proj.keys, s.m.proj.sections(v), func(st step) error {
@@ -160,8 +161,8 @@ func (s *session) compareAll(ctx context.Context, v fsm.View) error {
 	return nil
 }
 
-// catchUpDrifts compares only the drift records. The feed cannot show which of them etcd
-// still holds, because they end when retention drops their event, and that is no change.
+// catchUpDrifts compares only the drift records. The change feed does not show which of them etcd still has
+// to hold: a record is removed when retention drops its event, and the feed has no change for that.
 func (s *session) catchUpDrifts(ctx context.Context, v fsm.View) error {
 	s.noteHistory(v)
 	sections := s.m.proj.sections(v)
@@ -176,8 +177,9 @@ func (s *session) catchUpDrifts(ctx context.Context, v fsm.View) error {
 	return s.commit(ctx, next)
 }
 
-// noteHistory stores the drifts of a state. It resets the floor, so that the next batch
-// removes old events: after a resume, etcd may hold events that are too old.
+// noteHistory remembers in s.drifts which event each drift record of a state comes from. It resets s.floor,
+// the oldest event in etcd, so that the next batch removes old events: after a resume, etcd may hold events
+// that are too old.
 func (s *session) noteHistory(v fsm.View) {
 	s.drifts, s.floor = map[string]uint64{}, ""
 	for key, e := range s.m.proj.driftEvents(v) {
@@ -185,19 +187,21 @@ func (s *session) noteHistory(v fsm.View) {
 	}
 }
 
-// touched lists the records that a batch changed, each once.
+// touched lists each record that a batch of changes has changed once.
 type touched struct {
-	order     []string                 // workloads, in the order of their first change
-	workloads map[string]*fsm.Workload // value before the batch; nil: did not exist
-	nodes     map[string]bool          // true: the record changed; false: only the allocation changed
+	order     []string                 // changed workloads, in the order of their first change
+	workloads map[string]*fsm.Workload // record before the batch, by id; nil: the workload did not exist
+	nodes     map[string]bool          // changed nodes by id; true: the node record changed; false: only its allocated resources changed
 	events    []*fsm.Event
-	drifts    map[string]*fsm.Drift // drifts that are open after the batch
-	// namespaces holds the values after the batch; nil: deleted.
+	drifts    map[string]*fsm.Drift // drifts that are open after the batch, by key
+	// namespaces and bundles hold the records after the batch, by name or digest; nil: the record was
+	// deleted.
 	namespaces map[string]*fsm.Namespace
+	bundles    map[string]*fsm.Bundle
 }
 
 func collect(changes []fsm.Change) touched {
-	t := touched{workloads: map[string]*fsm.Workload{}, nodes: map[string]bool{}, drifts: map[string]*fsm.Drift{}, namespaces: map[string]*fsm.Namespace{}}
+	t := touched{workloads: map[string]*fsm.Workload{}, nodes: map[string]bool{}, drifts: map[string]*fsm.Drift{}, namespaces: map[string]*fsm.Namespace{}, bundles: map[string]*fsm.Bundle{}}
 	promised := func(node string) {
 		if node != "" && !t.nodes[node] {
 			t.nodes[node] = false
@@ -230,9 +234,11 @@ func collect(changes []fsm.Change) touched {
 			t.nodes[c.Key] = true
 		case fsm.TableNamespace:
 			t.namespaces[c.Key] = c.NewNamespace()
+		case fsm.TableBundle:
+			t.bundles[c.Key] = c.NewBundle()
 		case fsm.TableDrift:
 			if t.drifts[c.Key] = c.NewDrift(); c.NewDrift() == nil {
-				delete(t.drifts, c.Key) // a closed drift is written with its event
+				delete(t.drifts, c.Key) // a closed drift is written with the event that reports it
 			}
 		case fsm.TableEvent:
 			t.events = append(t.events, c.NewEvent())
@@ -241,16 +247,21 @@ func collect(changes []fsm.Change) touched {
 	return t
 }
 
-// apply writes one batch: every changed record, with its value in the view of the batch.
-// If etcd may hold records that are newer than the last batch (exact is false), apply also
-// writes the keys that the batch did not change.
+// apply writes one batch: every changed record, with its value in the view of the batch. If etcd may already
+// hold newer records than the last batch (exact is false), apply writes all keys of the changed records, also
+// those whose values the batch did not change.
 func (s *session) apply(ctx context.Context, b store.Batch) error {
 	exact := s.fed >= s.dirty
 	s.fed = b.Index
 	if b.Index <= s.index {
-		return nil // a full comparison already wrote this batch
+		return nil // the changes of this batch are in etcd already, written by the full comparison
 	}
 	p, t := s.m.proj, collect(b.Changes)
+	for digest, bundle := range t.bundles {
+		if err := s.add(ctx, p.Bundle(digest, bundle), b.Index); err != nil {
+			return err
+		}
+	}
 	for _, id := range t.order {
 		before := t.workloads[id]
 		w, ok := b.View.Workload(id)
@@ -315,8 +326,8 @@ func (s *session) addAll(ctx context.Context, kvs []KV, upto uint64) error {
 	return nil
 }
 
-// history writes new events and changed drifts, and removes events and drifts that are
-// past retention.
+// history writes new events and changed drifts, and removes events and drift records that are too old to be
+// kept.
 func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	p, index := s.m.proj, v.Info().Index
 	oldest, floor := p.floor(v)
@@ -324,7 +335,7 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	for _, e := range t.events {
 		if e.Seq < oldest {
 			if tellsOfDrift(e) {
-				s.drifts[p.keys.drift(e)] = e.Seq // an open drift is written below
+				s.drifts[p.keys.drift(e)] = e.Seq // the record of an open drift is written further below, with its current values
 			}
 			continue
 		}
@@ -348,10 +359,11 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	if floor == s.floor {
 		return nil
 	}
-	var open map[string]*fsm.Event // built when the first drift with an expired event is found
+	var open map[string]*fsm.Event // the open drifts, listed when the first drift with an expired event is found
 	for key, seq := range s.drifts {
-		// A drift with an expired event is written again if it is open and deleted if not. Skip
-		// drifts written above: an etcd transaction must not put one key twice.
+		// The event of this drift has expired. If the drift is open, its record is written again, otherwise
+		// it is deleted. Drifts that were written above are skipped, because an etcd transaction must not put
+		// one key twice.
 		if _, written := newest[key]; written || seq >= oldest {
 			continue
 		}
@@ -384,14 +396,14 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	return nil
 }
 
-// taken is the result of one read of the feed.
+// taken is what one read of the change feed returned.
 type taken struct {
 	store.Batch
 	err error
 }
 
-// follow reads batches from the feed, one ahead of the writer, until ctx ends or the feed
-// fails. The goroutine closes the channel when it ends.
+// follow starts a goroutine that reads batches from the feed, one ahead of the writer, until ctx ends or the
+// feed fails. The goroutine then closes the returned channel.
 func (s *session) follow(ctx context.Context) <-chan taken {
 	out := make(chan taken)
 	go func() {
@@ -414,14 +426,14 @@ func (s *session) follow(ctx context.Context) <-chan taken {
 	return out
 }
 
-// stream writes the changes of the feed to etcd until an error occurs or ctx ends.
+// stream writes the changes from the change feed to etcd until an error occurs or ctx ends.
 func (s *session) stream(ctx context.Context) error {
 	defer s.feed.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	batches := s.follow(ctx)
 	defer func() {
 		cancel()
-		for range batches { // wait for the goroutine of follow
+		for range batches { // wait until the goroutine of follow has ended
 		}
 	}()
 	o := &s.m.options
@@ -455,7 +467,8 @@ func (s *session) stream(ctx context.Context) error {
 			if raw == s.w.cur.raw {
 				continue
 			}
-			// The probe may have read the cursor before the last write. Read it again.
+			// The probe may have read the cursor before the session's last write, so the session reads it
+			// again.
 			f, err := s.m.server.look(ctx, s.m.proj.keys, s.st.cluster)
 			if err != nil {
 				return err
@@ -470,7 +483,6 @@ func (s *session) stream(ctx context.Context) error {
 			if err := s.trim(ctx); err != nil {
 				return err
 			}
-			s.m.attach(ctx, s.m.etcdCluster.Load())
 		case <-audit.C:
 			if err := s.compareAll(ctx, s.m.deps.Store.View()); err != nil {
 				return err
@@ -481,7 +493,8 @@ func (s *session) stream(ctx context.Context) error {
 	}
 }
 
-// trim removes expired events and drifts when there are no changes.
+// trim removes events and drift records that are too old. It is for times without changes, when no batch
+// removes them.
 func (s *session) trim(ctx context.Context) error {
 	if err := s.history(ctx, s.m.deps.Store.View(), touched{}); err != nil || len(s.w.ops) == 0 {
 		return err
@@ -489,20 +502,20 @@ func (s *session) trim(ctx context.Context) error {
 	return s.commit(ctx, s.w.cur)
 }
 
-// compact removes the revisions from before the last compaction. Without compaction, etcd
+// compact removes from etcd's history the revisions before the last compaction. Without compaction, etcd
 // keeps every version of every key and fills up, unless its auto-compaction is enabled.
 func (s *session) compact(ctx context.Context) {
 	s.compacted = s.w.sent
 	to := s.compactTo
 	f, err := s.m.server.look(ctx, s.m.proj.keys, s.st.cluster)
 	if err != nil {
-		return // probe updates the health
+		return // an error of the compaction is ignored, because the next probe updates the health
 	}
 	s.compactTo = f.revision
 	if to == 0 {
 		to = s.revision
 	}
 	if err := s.m.server.compact(ctx, to); err != nil {
-		s.m.deps.Log.Warn("old revisions in etcd were not given up; it may run full", "error", err)
+		s.m.deps.Log.Warn("old revisions in etcd were not compacted; etcd may run out of space", "error", err)
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// JSON shapes of docs/contract/state-etcd.md, "Value shapes". Times are RFC 3339 with up to
-// nine decimals; an unset time is 0001-01-01T00:00:00Z. The key "persys" is not part of the
-// contract. It holds the data that has no documented key, so that an import of this mirror
-// loses nothing. Legacy v1 peers ignore it.
+// JSON shapes of docs/contract/state-etcd.md, "Value shapes". Times are RFC 3339 with up to nine decimals; an
+// unset time is 0001-01-01T00:00:00Z. The key "persys" is not part of the contract. It holds the data that
+// has no documented key, so that an import of what this mirror wrote loses nothing. Legacy v1 peers ignore
+// it.
 
-// Time is written as RFC 3339. When it is read, the zone may be missing (then UTC), a blank
-// may replace the T, and the text may be empty.
+// Time is written as RFC 3339. When it is read, the zone may be missing (then UTC), a blank may stand instead
+// of the T, and the text may be empty.
 type Time struct{ time.Time }
 
 // timeForms are the accepted layouts, tried in order. Fractional seconds are accepted in
@@ -66,8 +66,8 @@ type Node struct {
 	Resources        NodeUse           `json:"resources"`
 	TotalCPU         float64           `json:"totalCpu"`        // cores
 	TotalMemory      int64             `json:"totalMemory"`     // MiB
-	AvailableCPU     float64           `json:"availableCpu"`    // unallocated cores
-	AvailableMemory  int64             `json:"availableMemory"` // unallocated MiB
+	AvailableCPU     float64           `json:"availableCpu"`    // cores that no workload reserves
+	AvailableMemory  int64             `json:"availableMemory"` // MiB of memory that no workload reserves
 	Hypervisor       Runtime           `json:"hypervisor"`
 	ContainerEngine  Runtime           `json:"containerEngine"`
 	DockerSwarm      Swarm             `json:"dockerSwarm"`
@@ -86,21 +86,21 @@ type Node struct {
 	Own *OwnNode `json:"persys,omitempty"`
 }
 
-// NodeUse is the measured use of a node. The mirror does not store it and writes {}.
+// NodeUse is the measured use of a node's resources. The mirror does not know it and writes {}.
 type NodeUse struct {
 	CPU    float64 `json:"cpu_usage,omitempty"`
 	Memory float64 `json:"memory_usage,omitempty"`
 	Disk   float64 `json:"disk_usage,omitempty"`
 }
 
-// Runtime describes a hypervisor or container engine. The mirror writes empty strings.
+// Runtime describes a hypervisor or container engine. The mirror does not know it and writes empty strings.
 type Runtime struct {
 	Type    string `json:"type"`
 	Status  string `json:"status"`
 	Version string `json:"version,omitempty"`
 }
 
-// Swarm is the state of Docker Swarm. The mirror writes it as not active.
+// Swarm is the state of Docker Swarm on a node. The mirror always writes that it is not active.
 type Swarm struct {
 	Active         bool   `json:"active"`
 	NodeID         string `json:"nodeId"`
@@ -109,7 +109,7 @@ type Swarm struct {
 	ManagerAddress string `json:"managerAddress,omitempty"`
 }
 
-// OwnNode holds the data of a node that has no documented key.
+// OwnNode holds the data of a node for which the contract has no key.
 type OwnNode struct {
 	Pools        []OwnPool  `json:"pools,omitempty"`
 	Taints       []OwnTaint `json:"taints,omitempty"`
@@ -122,6 +122,9 @@ type OwnNode struct {
 	Cordoned     bool       `json:"cordoned,omitempty"`
 	Draining     bool       `json:"draining,omitempty"`
 	Fenced       bool       `json:"fenced,omitempty"`
+
+	SetLabels []OwnNodeKey `json:"setLabels,omitempty"`
+	SetTaints []OwnNodeKey `json:"setTaints,omitempty"`
 }
 
 // OwnPool is a storage pool. Sizes are in GB.
@@ -133,9 +136,17 @@ type OwnPool struct {
 
 // OwnTaint is a taint of a node or a toleration of a workload.
 type OwnTaint struct {
-	Key    string `json:"key"`
-	Value  string `json:"value,omitempty"`
-	Effect string `json:"effect,omitempty"`
+	Key     string `json:"key"`
+	Value   string `json:"value,omitempty"`
+	Effect  string `json:"effect,omitempty"`
+	Seconds uint32 `json:"seconds,omitempty"` // only for NoExecute: workloads leave this number of seconds after Since
+	Since   Time   `json:"since,omitzero"`    // only for NoExecute: when the node got the taint
+}
+
+// OwnNodeKey is a label or taint that a user has set, or removed if Removed is set.
+type OwnNodeKey struct {
+	OwnTaint
+	Removed bool `json:"removed,omitempty"`
 }
 
 // Workload is the record under /workloads/<id>.
@@ -162,16 +173,16 @@ type Workload struct {
 	Labels         map[string]string `json:"labels,omitempty"`
 	CreatedAt      Time              `json:"createdAt"`
 	LocalPath      string            `json:"localPath,omitempty"`
-	Ports          []string          `json:"ports,omitempty"`   // host:container/proto
-	Volumes        []string          `json:"volumes,omitempty"` // host:container[:ro]
+	Ports          []string          `json:"ports,omitempty"`   // ports, each in the form host:container/proto
+	Volumes        []string          `json:"volumes,omitempty"` // mounts, each in the form host:container[:ro]
 	ManagedVolumes []ManagedVolume   `json:"managedVolumes,omitempty"`
 	Network        string            `json:"network,omitempty"`
 	RestartPolicy  string            `json:"restartPolicy,omitempty"`
-	Logs           string            `json:"logs,omitempty"` // never written, because it is unbounded
+	Logs           string            `json:"logs,omitempty"` // never written, because logs may be of any size
 	Metadata       map[string]any    `json:"metadata,omitempty"`
 	Retry          Retry             `json:"retry"`
 	StatusInfo     StatusInfo        `json:"statusInfo"`
-	Usage          json.RawMessage   `json:"usage,omitempty"` // never written, because heartbeats must not cause writes
+	Usage          json.RawMessage   `json:"usage,omitempty"` // not written, because a heartbeat must not cause a write
 	VM             *VM               `json:"vm,omitempty"`
 
 	Own *OwnWorkload `json:"persys,omitempty"`
@@ -253,6 +264,25 @@ type ManagedVolume struct {
 	RetainPolicy string `json:"retainPolicy,omitempty"`
 }
 
+// Volume is the record of legacy v1 peers under /volumes/<driver>:<name>.
+type Volume struct {
+	Name         string `json:"name"`
+	Driver       string `json:"driver"`
+	SizeGB       int64  `json:"sizeGb"`
+	AccessMode   string `json:"accessMode"`
+	FSType       string `json:"fsType"`
+	RetainPolicy string `json:"retainPolicy"`
+}
+
+// VolumeUse is the record of legacy v1 peers under /attachments/<node>/<workload>/<volume>.
+type VolumeUse struct {
+	VolumeID   string `json:"volumeId"`
+	WorkloadID string `json:"workloadId"`
+	MountPath  string `json:"mountPath"`
+	ReadOnly   bool   `json:"readOnly"`
+	Phase      string `json:"phase"`
+}
+
 // VM is a virtual machine.
 type VM struct {
 	Name            string            `json:"name,omitempty"`
@@ -294,24 +324,34 @@ type CloudInit struct {
 // OwnWorkload holds those data of a workload for which the contract has no key: the sealed
 // specification and the resources that the planner counts for it.
 type OwnWorkload struct {
-	Spec           []byte    `json:"spec,omitempty"` // base64
-	Content        string    `json:"content"`
-	CallerRevision string    `json:"callerRevision,omitempty"`
-	Restarts       uint32    `json:"restarts,omitempty"`
-	Namespace      string    `json:"namespace,omitempty"` // empty: namespace "default"
-	Demand         OwnDemand `json:"demand"`
-	Cut            bool      `json:"cut,omitempty"` // the constraints were omitted because the record was too large
+	Spec           []byte        `json:"spec,omitempty"` // base64
+	Content        string        `json:"content"`
+	CallerRevision string        `json:"callerRevision,omitempty"`
+	Restarts       uint32        `json:"restarts,omitempty"`
+	Adopted        string        `json:"adopted,omitempty"`   // adopted revision: the one that the node runs since the time of legacy v1 schedulers
+	Namespace      string        `json:"namespace,omitempty"` // empty: namespace "default"
+	Bundle         string        `json:"bundle,omitempty"`    // digest of the files under /persys/bundles
+	JobSince       int64         `json:"jobSince,omitempty"`  // first assignment of a job, Unix nanoseconds
+	JobResult      *OwnJobResult `json:"jobResult,omitempty"`
+	Owner          string        `json:"owner,omitempty"`       // template that the workload was created from
+	SealedFor      string        `json:"sealedFor,omitempty"`   // id for which the secrets in spec are sealed; empty: the id of the workload
+	ScheduledAt    int64         `json:"scheduledAt,omitempty"` // time of the schedule of a run, Unix nanoseconds
+	RunKey         string        `json:"runKey,omitempty"`      // key of the user who started the run
+	Demand         OwnDemand     `json:"demand"`
+	Cut            bool          `json:"cut,omitempty"` // the constraints were omitted because the record was too large
 }
 
 // Namespace is the record under /persys/namespaces/<name>.
 type Namespace struct {
-	Name        string   `json:"name"`
-	Description string   `json:"description,omitempty"`
-	Quota       OwnQuota `json:"quota"`
-	Users       []string `json:"users,omitempty"`
-	CreatedAt   Time     `json:"createdAt"`
-	UpdatedAt   Time     `json:"updatedAt"`
-	UpdatedBy   string   `json:"updatedBy,omitempty"`
+	Name         string   `json:"name"`
+	Description  string   `json:"description,omitempty"`
+	Quota        OwnQuota `json:"quota"`
+	Users        []string `json:"users,omitempty"`
+	MaxPriority  int32    `json:"maxPriority,omitempty"`
+	AllowScaling bool     `json:"allowScaling,omitempty"`
+	CreatedAt    Time     `json:"createdAt"`
+	UpdatedAt    Time     `json:"updatedAt"`
+	UpdatedBy    string   `json:"updatedBy,omitempty"`
 }
 
 // OwnQuota is the quota of a namespace; 0: unlimited.
@@ -338,6 +378,80 @@ type OwnDemand struct {
 	OnLostLease    string            `json:"onLostLease,omitempty"`
 	Priority       int32             `json:"priority,omitempty"`
 	PortNames      []OwnPortName     `json:"portNames,omitempty"`
+	MACAddresses   []string          `json:"macAddresses,omitempty"`
+	Job            *OwnJob           `json:"job,omitempty"`      // set for a job
+	Template       *OwnTemplate      `json:"template,omitempty"` // set for a template, from which runs are created
+	Placement      *OwnPlacement     `json:"placement,omitempty"`
+	Tags           map[string]string `json:"tags,omitempty"`
+}
+
+// OwnPlacement holds the rules of a workload about its place.
+type OwnPlacement struct {
+	Spread     []OwnSpread   `json:"spread,omitempty"`
+	Affinities []OwnAffinity `json:"affinities,omitempty"`
+	Policy     string        `json:"policy,omitempty"`
+}
+
+// OwnSpread is one spread rule.
+type OwnSpread struct {
+	By      string `json:"by"`
+	MaxSkew int32  `json:"maxSkew"`
+	Must    bool   `json:"must,omitempty"`
+}
+
+// OwnAffinity is one affinity or anti-affinity rule. It has one of Node, Workload, Group and Tag.
+type OwnAffinity struct {
+	Anti     bool           `json:"anti,omitempty"`
+	Node     *OwnConstraint `json:"node,omitempty"`
+	Workload string         `json:"workload,omitempty"`
+	Group    string         `json:"group,omitempty"`
+	Tag      *OwnTag        `json:"tag,omitempty"`
+	By       string         `json:"by,omitempty"`
+	Must     bool           `json:"must,omitempty"`
+	Weight   int32          `json:"weight,omitempty"`
+}
+
+// OwnTag is a tag that an affinity rule names.
+type OwnTag struct {
+	Key   string `json:"key"`
+	Value string `json:"value,omitempty"`
+}
+
+// OwnTemplate says when runs are created from a template. Durations are nanoseconds.
+type OwnTemplate struct {
+	Kind             string `json:"kind"`
+	Schedule         string `json:"schedule,omitempty"`
+	TimeZone         string `json:"timeZone,omitempty"`
+	Concurrency      string `json:"concurrency,omitempty"`
+	StartingDeadline int64  `json:"startingDeadline,omitempty"`
+	KeepSucceeded    uint32 `json:"keepSucceeded,omitempty"`
+	KeepFailed       uint32 `json:"keepFailed,omitempty"`
+}
+
+// OwnJob holds the settings of a job. Durations are nanoseconds.
+type OwnJob struct {
+	Parallelism  uint32  `json:"parallelism,omitempty"`
+	Deadline     int64   `json:"deadline,omitempty"`
+	SuccessCodes []int32 `json:"successCodes,omitempty"`
+	TTL          int64   `json:"ttl,omitempty"`
+}
+
+// OwnJobResult is the result of a finished job. Times are Unix nanoseconds.
+type OwnJobResult struct {
+	Succeeded bool     `json:"succeeded"`
+	At        int64    `json:"at"`
+	Exit      *OwnExit `json:"exit,omitempty"`
+	Node      string   `json:"node,omitempty"`
+	Code      string   `json:"code,omitempty"`
+	Message   string   `json:"message,omitempty"`
+}
+
+// OwnExit is how an instance ended. Times are Unix nanoseconds.
+type OwnExit struct {
+	Code      int32  `json:"code"`
+	StartedAt int64  `json:"startedAt,omitempty"`
+	EndedAt   int64  `json:"endedAt,omitempty"`
+	Output    string `json:"output,omitempty"`
 }
 
 // OwnPortName is a named port of a workload.
@@ -363,6 +477,7 @@ type OwnAction struct {
 type OwnPort struct {
 	Port     uint16 `json:"port"`
 	Protocol string `json:"protocol"`
+	Address  string `json:"address,omitempty"`
 }
 
 // OwnConstraint is a placement rule.
@@ -372,7 +487,7 @@ type OwnConstraint struct {
 	Values []string `json:"values,omitempty"`
 }
 
-// Retry is the record under /retries/<workload>. It is also part of Workload.
+// Retry is the record under /retries/<workload>. The record under /workloads/<id> also contains it.
 type Retry struct {
 	Attempts    int32 `json:"attempts"`
 	MaxAttempts int32 `json:"maxAttempts"`

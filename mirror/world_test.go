@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// cluster is a state machine with a log that the test writes. It also implements Attachment.
+// cluster is a state machine that applies the commands of a test. It also implements Attachment.
 type cluster struct {
 	t  testing.TB
 	id string
@@ -44,7 +44,7 @@ func newCluster(t testing.TB, id string) *cluster {
 	return c
 }
 
-// fork returns a second replica at the same index. Its change feed starts there.
+// fork returns a second replica with the state at the same index. Its change feed begins there.
 func (c *cluster) fork() *cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +63,7 @@ func (c *cluster) do(list ...fsm.Command) {
 	}
 }
 
-// try applies commands in one log entry.
+// try applies commands as one log entry and returns their results.
 func (c *cluster) try(list ...fsm.Command) (out []fsm.Result) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +122,7 @@ func (c *cluster) start(kv Etcd, o Options) *run {
 	return c.startAs(kv, o, true)
 }
 
-// startAs runs a mirror whose leadership is confirmed if lead is set.
+// startAs runs a mirror for one leadership term. Its leadership is confirmed only if lead is set.
 func (c *cluster) startAs(kv Etcd, o Options, lead bool) *run {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(c.t.Context())
@@ -166,7 +166,7 @@ func (r *run) stop() error {
 	r.cancel()
 	err, ok := <-r.done
 	if ok {
-		r.done <- err // for the next call of stop
+		r.done <- err // put the error back, so that the next call of stop receives it too
 	}
 	return err
 }
@@ -177,7 +177,7 @@ func (r *run) deposed() {
 	r.lead = false
 }
 
-// told returns the states that OnHealth received.
+// told returns the states of the mirror that OnHealth received.
 func (r *run) told() []State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -188,7 +188,7 @@ func (r *run) awaitState(s State) {
 	r.t.Helper()
 	testbed.Within(r.t, testbed.Patience, "the mirror is "+string(s), func() error {
 		if h := r.Stats().Health; h.State != s {
-			return fmt.Errorf("it is %s: %s", h.State, h.Reason)
+			return fmt.Errorf("the mirror is %s: %s", h.State, h.Reason)
 		}
 		return nil
 	})
@@ -235,7 +235,7 @@ func (r *run) awaitEqual(e *etcd) {
 }
 
 func owned(key string) bool {
-	for _, dir := range [...]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries, dirEvents, dirDrifts, dirNamespaces} {
+	for _, dir := range [...]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries, dirEvents, dirDrifts, dirNamespaces, dirBundles} {
 		if strings.HasPrefix(key, dir) {
 			return true
 		}
@@ -243,7 +243,7 @@ func owned(key string) bool {
 	return false
 }
 
-// describe implements Describe for tests.
+// describe is a Describe for tests.
 func describe(w *fsm.Workload) Fields {
 	return Fields{
 		Image: "registry.example/" + w.ID + ":1", Command: []string{"serve", "--port", "80"},
@@ -337,14 +337,16 @@ func (c *cluster) random(rnd *rand.Rand, n int) {
 		for range 1 + rnd.IntN(5) {
 			list = append(list, c.randomCommand(rnd))
 		}
-		c.try(list...) // refused commands are expected
+		c.try(list...) // the state machine may refuse random commands
 	}
 }
 
 func (c *cluster) randomCommand(rnd *rand.Rand) fsm.Command {
 	id := [...]string{"w0", "w1", "w1-a", "w1.b", "w2", "w3", "w4", "w5"}[rnd.IntN(8)]
 	node := [...]string{"a", "a-b", "a.c", "b"}[rnd.IntN(4)]
-	switch rnd.IntN(21) {
+	switch rnd.IntN(22) {
+	case 21:
+		return withFiles(putSpec(id, []byte("spec"), fmt.Sprintf("c1:%020d", rnd.IntN(3))), [...]string{"a", "b"}[rnd.IntN(2)])
 	case 18:
 		c := putSpec(id, []byte("spec"), "c1:00000000000000000009")
 		c.GetPutWorkloads().Workloads[0].Namespace = [...]string{"n1", "n2"}[rnd.IntN(2)]
@@ -379,6 +381,14 @@ func (c *cluster) randomCommand(rnd *rand.Rand) fsm.Command {
 	return removeNode(node)
 }
 
+// withFiles makes a put refer to a bundle and brings the bundle.
+func withFiles(c fsm.Command, digit string) fsm.Command {
+	b := &commandv1.Bundle{Digest: strings.Repeat(digit, 64), Data: []byte("sealed files " + digit)}
+	c.GetPutWorkloads().Bundles = []*commandv1.Bundle{b}
+	c.GetPutWorkloads().Workloads[0].Bundle = b.Digest
+	return c
+}
+
 func putNamespace(name string, cpu int64) fsm.Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{
 		Name: name, Description: "of " + name, Quota: &commandv1.Quota{CpuMillicores: cpu}, Users: []string{"ada"},
@@ -390,7 +400,7 @@ func setDrift(node, workload, kind string, open bool) fsm.Command {
 	return setDriftAs(node, workload, kind, "Running", open)
 }
 
-// setDriftAs is setDrift with the status that the agent reports.
+// setDriftAs opens or closes a drift for which the agent reports the given status.
 func setDriftAs(node, workload, kind, status string, open bool) fsm.Command {
 	set, list := &commandv1.SetDrifts{}, []*commandv1.Drift{{Node: node, Workload: workload, Type: kind, AgentStatus: status, Action: fsm.ActionInvestigate}}
 	if set.Closed = list; open {

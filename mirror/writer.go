@@ -14,15 +14,16 @@ const (
 	maxOps   = 100
 	maxBytes = 1 << 20
 
-	opCost     = 24   // upper bound of the protobuf framing of one operation
-	cursorCost = 2048 // upper bound of the cursor operation and the comparisons
+	opCost     = 24   // upper bound of the bytes that protobuf adds to one operation
+	cursorCost = 2048 // upper bound of the bytes of the cursor operation and the comparisons
 )
 
-// errFenced means that the cursor in etcd is not the last one of this writer.
-var errFenced = errors.New("the cursor in etcd is not the one written last")
+// errFenced means that the cursor in etcd is not the value that this writer wrote last, so another writer has
+// written.
+var errFenced = errors.New("the cursor in etcd is not the one that this replica wrote last")
 
-// writer collects operations and sends them in fenced transactions. A writer must not be
-// used after an error, because its cursor may be outdated.
+// writer collects operations and sends them in transactions that etcd refuses if the cursor has changed. A
+// writer must not be used after an error, because its cursor may be outdated.
 type writer struct {
 	server  server
 	keys    keyspace
@@ -34,15 +35,15 @@ type writer struct {
 
 	ops   []clientv3.Op
 	bytes int
-	sent  int // bytes sent since the session began
+	sent  int // number of bytes sent since the session began
 }
 
-// full reports whether kv does not fit into the current transaction.
+// full reports whether the current transaction has no room for kv.
 func (w *writer) full(kv KV) bool {
 	return len(w.ops)+1 >= maxOps || w.bytes+len(kv.Key)+len(kv.Value)+opCost+cursorCost > maxBytes
 }
 
-// add adds one record to the transaction. The caller must commit first if it is full.
+// add adds one record to the transaction. The caller must commit first if the transaction is full.
 func (w *writer) add(kv KV) {
 	if kv.Value == nil {
 		w.ops = append(w.ops, clientv3.OpDelete(kv.Key))
@@ -58,28 +59,27 @@ func (w *writer) addRange(from, until string) {
 	w.bytes += len(from) + len(until) + opCost
 }
 
-// claim writes the first cursor of this writer if etcd is unchanged since f was read. It
-// also takes over the owner key.
+// claim writes the first cursor of this writer and the owner key, if etcd is unchanged since f was read.
 func (w *writer) claim(ctx context.Context, f found, next cursor) error {
 	w.cur = f.cursor
 	cmps := []clientv3.Cmp{same(w.keys.cursor(w.cluster), f.cursor.raw), same(w.keys.owner(), f.owner.raw)}
 	if f.owner.raw != w.owner.raw {
 		w.ops = append(w.ops, clientv3.OpPut(w.keys.owner(), w.owner.raw))
-		if f.owner.ClusterID != "" { // the cursor of the former owner is no longer valid
+		if f.owner.ClusterID != "" { // the cursor of the cluster that owned this prefix before is deleted
 			w.ops = append(w.ops, clientv3.OpDelete(w.keys.cursor(f.owner.ClusterID)))
 		}
 	}
 	return w.send(ctx, cmps, next)
 }
 
-// commit sends the collected operations with the next cursor.
+// commit sends the collected operations together with the cursor next as one transaction.
 func (w *writer) commit(ctx context.Context, next cursor) error {
 	return w.send(ctx, []clientv3.Cmp{same(w.keys.cursor(w.cluster), w.cur.raw), same(w.keys.owner(), w.owner.raw)}, next)
 }
 
-// send repeats one transaction until it succeeds, is refused, or the bound has passed.
-// Retries are safe: every attempt compares the same value and writes the same next value,
-// so at most one attempt takes effect.
+// send repeats one transaction until it succeeds, until etcd refuses it, or until the time limit for retries
+// is over. Retries are safe: every attempt compares the same value and writes the same next value, so at most
+// one attempt takes effect.
 func (w *writer) send(ctx context.Context, cmps []clientv3.Cmp, next cursor) error {
 	next.Seq = w.cur.Seq + 1
 	next.raw = string(encode(&next))
@@ -92,7 +92,7 @@ func (w *writer) send(ctx context.Context, cmps []clientv3.Cmp, next cursor) err
 		switch {
 		case err != nil:
 			return err
-		case !r.Succeeded && firstValue(r, 0) != next.raw: // if equal, an earlier attempt took effect
+		case !r.Succeeded && firstValue(r, 0) != next.raw: // the transaction failed, but etcd has the new cursor value: an earlier attempt took effect
 			return fmt.Errorf("%w: %s", errFenced, orElse(firstValue(r, 0), "there is none"))
 		}
 		w.count(len(w.ops))
@@ -102,7 +102,7 @@ func (w *writer) send(ctx context.Context, cmps []clientv3.Cmp, next cursor) err
 	})
 }
 
-// same requires that a key still has the value raw; raw "" requires that it does not exist.
+// same returns the condition that a key still has the value raw; if raw is "", that the key does not exist.
 func same(key, raw string) clientv3.Cmp {
 	if raw == "" {
 		return clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
@@ -110,14 +110,14 @@ func same(key, raw string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(key), "=", raw)
 }
 
-// step is a difference between the state and etcd in one key.
+// step is one key whose values in the state and in etcd differ.
 type step struct {
-	kv  KV // expected value; nil: the key must not exist
+	kv  KV // value in the state; nil: the key must not exist
 	old []byte
 }
 
-// differences compares sections with etcd page by page and calls fn for every key that
-// differs. It returns the number of equal keys.
+// differences compares sections (directories with their records) with etcd page by page, and calls fn for
+// every key that differs. It returns the number of equal keys.
 func differences(ctx context.Context, s server, keys keyspace, sections []section, fn func(step) error) (equal int, err error) {
 	for _, sec := range sections {
 		n, err := compareSection(ctx, s, keys, sec, fn)
@@ -131,8 +131,8 @@ func differences(ctx context.Context, s server, keys keyspace, sections []sectio
 
 func compareSection(ctx context.Context, s server, keys keyspace, sec section, fn func(step) error) (equal int, err error) {
 	have := s.pages(string(keys)+sec.dir, string(keys)+prefixEnd(sec.dir))
-	// until advances to key and reports all keys before it to fn as surplus. It returns the
-	// pair of key, or nil if etcd does not have it. The key "" stands for the end.
+	// until reports to fn all keys of etcd before key: they are not in the state. It returns the pair of key
+	// in etcd, or nil if there is none. The key "" stands for the end of the section.
 	until := func(key string) (*mvccpb.KeyValue, error) {
 		for {
 			kv, err := have.peek(ctx)

@@ -20,25 +20,25 @@ import (
 	"time"
 )
 
-// Validity of CA certificates.
+// Validity of the CA certificates: the root's, and the issuing authority's.
 const (
 	RootLife      = 10 * 365 * 24 * time.Hour
 	AuthorityLife = 2 * 365 * 24 * time.Hour
-	// Backdate is how long before its issue a certificate is already valid. It allows for an
-	// issuer's clock that is an hour ahead and a user's clock that is an hour behind. IssuedAt
-	// subtracts it.
+	// Backdate is the time by which NotBefore of a certificate lies before its issue. So a certificate is
+	// valid at once even if the issuer's clock is an hour ahead and a user's clock is an hour behind.
+	// IssuedAt adds Backdate again.
 	Backdate = 2 * time.Hour
-	// maxHosts is the most names in a certificate request.
+	// maxHosts is the maximum number of names in a certificate request.
 	maxHosts = 64
 )
 
-// IssuedAt returns when an Authority issued a certificate.
+// IssuedAt returns the time at which an Authority issued a certificate: NotBefore plus Backdate.
 func IssuedAt(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(Backdate) }
 
-// Life returns the validity of a certificate of an Authority.
+// Life returns the validity of a certificate of an Authority, from its issue to NotAfter.
 func Life(cert *x509.Certificate) time.Duration { return cert.NotAfter.Sub(IssuedAt(cert)) }
 
-// RenewAt returns when a certificate of an Authority should be renewed: after two thirds of its
+// RenewAt returns the time at which a certificate of an Authority should be renewed: after two thirds of its
 // validity.
 func RenewAt(cert *x509.Certificate) time.Time {
 	return IssuedAt(cert).Add(Life(cert) * 2 / 3)
@@ -50,13 +50,13 @@ func Fingerprint(der []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Root signs authorities. Its key should be stored offline.
+// Root is the root CA of a cluster. It signs issuing authorities. Its key should be stored offline.
 type Root struct {
 	Cert *x509.Certificate
 	key  crypto.Signer
 }
 
-// NewRoot makes the root of a cluster.
+// NewRoot makes a root CA with a new key for a cluster.
 func NewRoot(cluster string, now time.Time) (*Root, error) {
 	cert, key, err := signAuthority("Persys root CA "+cluster, cluster, nil, nil, now, RootLife)
 	if err != nil {
@@ -65,14 +65,14 @@ func NewRoot(cluster string, now time.Time) (*Root, error) {
 	return &Root{cert, key}, nil
 }
 
-// Authority issues certificates for one cluster. It is signed by a root.
+// Authority is the issuing CA of one cluster. It issues the certificates, and is itself signed by a Root.
 type Authority struct {
 	Cert, Root *x509.Certificate
 	Cluster    string
 	key        crypto.Signer
 }
 
-// NewAuthority makes an issuing authority for a cluster.
+// NewAuthority makes an issuing authority for a cluster, with a new key and signed by r.
 func (r *Root) NewAuthority(cluster string, now time.Time) (*Authority, error) {
 	cert, key, err := signAuthority("Persys issuing CA "+cluster, cluster, r.Cert, r.key, now, AuthorityLife)
 	if err != nil {
@@ -85,6 +85,9 @@ func (r *Root) NewAuthority(cluster string, now time.Time) (*Authority, error) {
 func signAuthority(name, cluster string, parent *x509.Certificate, by crypto.Signer, now time.Time, life time.Duration) (*x509.Certificate, crypto.Signer, error) {
 	if !validName(cluster, "") {
 		return nil, nil, fmt.Errorf("cluster %q does not match [A-Za-z0-9][A-Za-z0-9_.-]{0,127}", cluster)
+	}
+	if net.ParseIP(cluster) != nil || strings.HasSuffix(cluster, ".") || strings.Contains(cluster, "..") {
+		return nil, nil, fmt.Errorf("cluster %q is an IP address or has an empty label; its CA could not be limited to it", cluster)
 	}
 	key, _, err := makeKey()
 	if err != nil {
@@ -103,11 +106,16 @@ func signAuthority(name, cluster string, parent *x509.Certificate, by crypto.Sig
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 		MaxPathLen:            1,
+		// The CA may only issue identities of its own cluster. The name constraints are not marked
+		// critical, because a browser that does not support URI name constraints would otherwise refuse a
+		// gateway's chain.
+		PermittedURIDomains: []string{cluster},
 	}
 	if parent == nil {
 		parent, by = tmpl, key
 	} else {
 		tmpl.MaxPathLen, tmpl.MaxPathLenZero = 0, true
+		tmpl.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
 		if tmpl.NotAfter.After(parent.NotAfter) {
 			tmpl.NotAfter = parent.NotAfter
 		}
@@ -120,14 +128,14 @@ func signAuthority(name, cluster string, parent *x509.Certificate, by crypto.Sig
 	return cert, key, err
 }
 
-// ID returns the fingerprint of the authority's certificate.
+// ID returns the id of the authority, which is the fingerprint of its certificate.
 func (a *Authority) ID() string { return Fingerprint(a.Cert.Raw) }
 
-// Key returns the private key in PKCS #8.
+// Key returns the private key of the authority in PKCS #8.
 func (a *Authority) Key() ([]byte, error) { return x509.MarshalPKCS8PrivateKey(a.key) }
 
-// ParseAuthority reads an authority from DER: its certificate, its root's certificate, and its key
-// in PKCS #8. It checks that the three belong together.
+// ParseAuthority reads an authority from DER: its certificate, its root's certificate, and its key in PKCS
+// #8. It returns an error unless the three belong together.
 func ParseAuthority(cert, root, key []byte) (*Authority, error) {
 	a := &Authority{}
 	var err error
@@ -162,7 +170,7 @@ func ParseAuthority(cert, root, key []byte) (*Authority, error) {
 	return a, nil
 }
 
-// serviceName returns the common name of certificates of a role, which legacy v1 peers verify
+// serviceName returns the common name of a certificate for a role. Legacy v1 peers verify this name
 // (contract/semantics.md, section 13).
 func serviceName(r Role) string {
 	switch r {
@@ -176,8 +184,8 @@ func serviceName(r Role) string {
 	return "persysctl"
 }
 
-// NewRequest makes a key (PEM) and a certificate request for it (DER). The request holds the DNS
-// names and IP addresses of the holder.
+// NewRequest makes a key (PEM) and a certificate request for that key (DER). hosts are the DNS names and IP
+// addresses to request.
 func NewRequest(hosts []string) (keyPEM, csr []byte, err error) {
 	key, keyPEM, err := makeKey()
 	if err != nil {
@@ -199,7 +207,7 @@ func requestFor(key crypto.Signer, hosts []string) ([]byte, error) {
 	return x509.CreateCertificateRequest(rand.Reader, t, key)
 }
 
-// Covers reports whether a certificate contains all of the hosts.
+// Covers reports whether a certificate contains every one of the hosts.
 func Covers(cert *x509.Certificate, hosts []string) bool {
 	return !slices.ContainsFunc(hosts, func(h string) bool {
 		if ip := net.ParseIP(h); ip != nil {
@@ -218,13 +226,61 @@ func KeyHash(cert *x509.Certificate) []byte {
 // Issued is a certificate issued by an Authority.
 type Issued struct {
 	Cert    *x509.Certificate
-	Chain   []byte // PEM: the certificate, the authority's and the root's
-	KeyHash []byte // SHA-256 of the public key
+	Chain   []byte // PEM: the certificate, then the authority's, then the root's
+	KeyHash []byte // SHA-256 of the public key in the certificate
 }
 
-// Sign issues a certificate for the key of a request. The identity is id; from the request it takes
-// only the key and the hosts.
-func (a *Authority) Sign(csr []byte, id Identity, now time.Time, life time.Duration) (*Issued, error) {
+// Hosts selects which DNS names and IP addresses a certificate gets, in addition to localhost and the service
+// name. The zero value adds none.
+type Hosts struct {
+	// Requested adds the id of the identity, and the hosts that the certificate request lists.
+	Requested bool
+	// Given are additional hosts that the issuer adds, for example from a join token. They do not come from
+	// the requester.
+	Given []string
+	// From is the IP address of the machine that sent the request. It is added to the certificate only if
+	// the request lists it too.
+	From string
+}
+
+// of returns the DNS names and the IP addresses, in canonical form, for the certificate of identity
+// id.
+func (h Hosts) of(id string, req *x509.CertificateRequest) (names []string, addrs []net.IP) {
+	if h.Requested {
+		names, addrs = append(slices.Clone(req.DNSNames), id), slices.Clone(req.IPAddresses)
+	}
+	for _, host := range h.Given {
+		if ip := net.ParseIP(host); ip != nil {
+			addrs = append(addrs, ip)
+		} else {
+			names = append(names, host)
+		}
+	}
+	if ip := net.ParseIP(h.From); ip != nil && slices.ContainsFunc(req.IPAddresses, ip.Equal) {
+		addrs = append(addrs, ip)
+	}
+	return names, addrs
+}
+
+// ValidHost returns an error if a certificate for a role must not name the host, a DNS name or IP address. It
+// refuses the service names of other roles, because legacy v1 peers check nothing but the service name.
+func ValidHost(role Role, host string) error {
+	if net.ParseIP(host) != nil {
+		return nil
+	}
+	if !validName(host, "") {
+		return fmt.Errorf("host %q is not a DNS name", host)
+	}
+	first, _, _ := strings.Cut(host, ".")
+	if p, ok := LegacyMapping("").Names[first]; ok && p.Role != role {
+		return fmt.Errorf("host %q is the service name of a %s, not of a %s", host, p.Role, role)
+	}
+	return nil
+}
+
+// Sign issues a certificate for the key in a certificate request, with the identity id and the selected
+// hosts.
+func (a *Authority) Sign(csr []byte, id Identity, hosts Hosts, now time.Time, life time.Duration) (*Issued, error) {
 	req, err := x509.ParseCertificateRequest(csr)
 	if err != nil {
 		return nil, fmt.Errorf("certificate request: %w", err)
@@ -252,12 +308,16 @@ func (a *Authority) Sign(csr []byte, id Identity, now time.Time, life time.Durat
 		t.NotAfter = a.Cert.NotAfter
 	}
 	if !t.NotAfter.After(now) {
-		return nil, fmt.Errorf("the authority %s expired at %s: `persysctl ca rotate` makes another", a.ID()[:16], a.Cert.NotAfter.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("the authority %s expired at %s: `persysctl ca rotate` makes a new one", a.ID()[:16], a.Cert.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if id.Role != RoleUser {
 		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
-		if err := addHosts(t, id, req); err != nil {
-			return nil, err
+		if n := len(req.DNSNames) + len(req.IPAddresses); n > maxHosts {
+			return nil, fmt.Errorf("certificate request: %d hosts, limit %d", n, maxHosts)
+		}
+		names, addrs := hosts.of(id.ID, req)
+		if err := addHosts(t, id.Role, names, addrs); err != nil {
+			return nil, fmt.Errorf("certificate request: %w", err)
 		}
 	}
 	if t.SerialNumber, err = newSerial(); err != nil {
@@ -278,26 +338,16 @@ func (a *Authority) Sign(csr []byte, id Identity, now time.Time, life time.Durat
 	return out, nil
 }
 
-// addHosts copies the hosts of a request. It refuses service names of other roles, because legacy
-// v1 peers check nothing but the service name.
-func addHosts(t *x509.Certificate, id Identity, req *x509.CertificateRequest) error {
-	if n := len(req.DNSNames) + len(req.IPAddresses); n > maxHosts {
-		return fmt.Errorf("certificate request: %d hosts, limit %d", n, maxHosts)
-	}
-	names := append([]string{serviceName(id.Role), "localhost"}, req.DNSNames...)
-	for _, name := range append(names, id.ID) {
-		if !validName(name, "") {
-			return fmt.Errorf("certificate request: host %q is not a DNS name", name)
-		}
-		first, _, _ := strings.Cut(name, ".")
-		if p, ok := DefaultMapping("").Names[first]; ok && p.Role != id.Role {
-			return fmt.Errorf("certificate request: host %q is the service name of a %s, not of a %s", name, p.Role, id.Role)
+func addHosts(t *x509.Certificate, role Role, names []string, addrs []net.IP) error {
+	for _, name := range append([]string{serviceName(role), "localhost"}, names...) {
+		if err := ValidHost(role, name); err != nil {
+			return err
 		}
 		if !slices.Contains(t.DNSNames, name) {
 			t.DNSNames = append(t.DNSNames, name)
 		}
 	}
-	for _, ip := range append([]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, req.IPAddresses...) {
+	for _, ip := range append([]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, addrs...) {
 		if !slices.ContainsFunc(t.IPAddresses, ip.Equal) {
 			t.IPAddresses = append(t.IPAddresses, ip)
 		}

@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,18 +43,18 @@ func request(t testing.TB, hosts ...string) (keyPEM, csr []byte) {
 	return keyPEM, csr
 }
 
-func TestSign(t *testing.T) {
+func TestSignIssuesCertificates(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
 	_, csr := request(t, "node-a.example.com", "10.0.0.7")
 	agent := Identity{Role: RoleAgent, ID: "node-a"}
-	got, err := a.Sign(csr, agent, now, 24*time.Hour)
+	got, err := a.Sign(csr, agent, Hosts{Requested: true}, now, 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
 	id, err := FromCertificate(got.Cert, Mapping{Cluster: "c1"})
 	if err != nil || id.Role != RoleAgent || id.ID != "node-a" || id.Mapped {
-		t.Errorf("it names %+v, %v", id, err)
+		t.Errorf("the certificate has identity %+v, error %v, want agent node-a", id, err)
 	}
 	for _, host := range []string{"node-a", "node-a.example.com", "10.0.0.7", "compute-agent", "localhost", "127.0.0.1"} {
 		if err := got.Cert.VerifyHostname(host); err != nil {
@@ -69,28 +70,57 @@ func TestSign(t *testing.T) {
 		}
 	}
 	if n := strings.Count(string(got.Chain), "BEGIN CERTIFICATE"); n != 3 {
-		t.Errorf("the chain has %d certificates", n)
+		t.Errorf("the chain of the issued certificate has %d certificates, want 3", n)
 	}
 	if d := now.Sub(IssuedAt(got.Cert)); d < 0 || d > time.Second {
-		t.Errorf("issued %s ago", d)
+		t.Errorf("IssuedAt is %s ago", d)
 	}
 	if d := RenewAt(got.Cert).Sub(now); d < 15*time.Hour || d > 16*time.Hour+time.Second {
-		t.Errorf("renewed after %s, want two thirds of 24 h", d)
+		t.Errorf("RenewAt is after %s, want two thirds of 24 h", d)
 	}
 
 	t.Run("a user gets no server certificate", func(t *testing.T) {
-		got, err := a.Sign(csr, Identity{Role: RoleUser, ID: "ada"}, now, time.Hour)
+		got, err := a.Sign(csr, Identity{Role: RoleUser, ID: "ada"}, Hosts{Requested: true}, now, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(got.Cert.DNSNames)+len(got.Cert.IPAddresses) > 0 || len(got.Cert.ExtKeyUsage) != 1 {
-			t.Errorf("hosts %v %v, usages %v", got.Cert.DNSNames, got.Cert.IPAddresses, got.Cert.ExtKeyUsage)
+			t.Errorf("the certificate has hosts %v %v, usages %v, want no hosts and one usage", got.Cert.DNSNames, got.Cert.IPAddresses, got.Cert.ExtKeyUsage)
 		}
 	})
-	t.Run("no life outlasts the authority's", func(t *testing.T) {
-		got, err := a.Sign(csr, agent, now, 100*365*24*time.Hour)
+	own := []string{"compute-agent", "localhost", "127.0.0.1", "::1"}
+	for _, tc := range []struct {
+		name  string
+		hosts Hosts
+		want  []string // expected hosts, without those that every certificate gets
+	}{
+		{"requested hosts are not added by default", Hosts{}, nil},
+		{"the requester's address", Hosts{From: "10.0.0.7"}, []string{"10.0.0.7"}},
+		{"an address that the request does not contain", Hosts{From: "10.0.0.8"}, nil},
+		{"hosts of a join token", Hosts{Given: []string{"gw.example.com", "192.0.2.1"}, From: "fe80::1%eth0"}, []string{"gw.example.com", "192.0.2.1"}},
+		{"all requested hosts, if the requester is trusted", Hosts{Requested: true, Given: []string{"b"}}, []string{"node-a", "node-a.example.com", "10.0.0.7", "b"}},
+	} {
+		t.Run("hosts: "+tc.name, func(t *testing.T) {
+			got, err := a.Sign(csr, agent, tc.hosts, now, time.Hour)
+			if err != nil {
+				t.Fatal(err)
+			}
+			names := slices.Clone(got.Cert.DNSNames)
+			for _, ip := range got.Cert.IPAddresses {
+				names = append(names, ip.String())
+			}
+			want := slices.Concat(own, tc.want)
+			slices.Sort(names)
+			slices.Sort(want)
+			if !slices.Equal(names, want) {
+				t.Errorf("the certificate names %q, want %q", names, want)
+			}
+		})
+	}
+	t.Run("a certificate does not last longer than its authority", func(t *testing.T) {
+		got, err := a.Sign(csr, agent, Hosts{Requested: true}, now, 100*365*24*time.Hour)
 		if err != nil || got.Cert.NotAfter.After(a.Cert.NotAfter) || a.Cert.NotAfter.After(root.Cert.NotAfter) {
-			t.Errorf("%v", err)
+			t.Errorf("Sign with a short-lived authority returned %v, want a certificate that ends no later than its authority", err)
 		}
 	})
 	weak, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
@@ -117,21 +147,68 @@ func TestSign(t *testing.T) {
 		now  time.Time
 		want string
 	}{
-		{"no request", nil, agent, now, "certificate request"},
-		{"a request that its key has not signed", forged, agent, now, "certificate request"},
+		{"an empty request", nil, agent, now, "certificate request"},
+		{"a request with a wrong signature", forged, agent, now, "certificate request"},
 		{"a weak key", weakCSR, agent, now, "P-256"},
 		{"too many hosts", manyCSR, agent, now, "limit 64"},
 		{"the service name of another role", serviceCSR, agent, now, "service name of a scheduler"},
-		{"a wildcard", starCSR, agent, now, "not a DNS name"},
+		{"a wildcard as DNS name", starCSR, agent, now, "not a DNS name"},
 		{"an unknown role", csr, Identity{Role: "root", ID: "x"}, now, "role"},
-		{"an odd name", csr, Identity{Role: RoleAgent, ID: "a/b"}, now, "id"},
-		{"an authority that is over", csr, agent, now.Add(AuthorityLife + time.Hour), "ca rotate"},
+		{"an invalid id", csr, Identity{Role: RoleAgent, ID: "a/b"}, now, "id"},
+		{"an expired authority", csr, agent, now.Add(AuthorityLife + time.Hour), "ca rotate"},
 	} {
 		t.Run(tc.name+" is refused", func(t *testing.T) {
-			if _, err := a.Sign(tc.csr, tc.id, tc.now, time.Hour); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
+			if _, err := a.Sign(tc.csr, tc.id, Hosts{Requested: true}, tc.now, time.Hour); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("Sign returned %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// A certificate that an authority signs for another cluster is not valid, even if the verifier trusts
+// the authority's root.
+func TestAuthorityIsForOneCluster(t *testing.T) {
+	root, a := authority(t, "c1", time.Now())
+	roots := x509.NewCertPool()
+	roots.AddCert(root.Cert)
+	between := x509.NewCertPool()
+	between.AddCert(a.Cert)
+	for cluster, want := range map[string]string{"c1": "", "c2": "not permitted", "c1.example.com": "not permitted"} {
+		p := leafOf(t, t.TempDir(), a, "x", &Identity{Cluster: cluster, Role: RoleScheduler, ID: "s1"})
+		leaf, err := (IdentityStore{Dir: filepath.Dir(p.Cert)}).Leaf()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("verification of a certificate for cluster %s returned %v, want %q", cluster, err, want)
+		}
+	}
+	_, csr := request(t)
+	got, err := a.Sign(csr, Identity{Role: RoleAgent, ID: "n1"}, Hosts{}, time.Now(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := got.Cert.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}}); err == nil {
+		t.Error("a certificate of the cluster must not be usable to sign code, but is")
+	}
+	for _, bad := range []string{"10.0.0.1", "c1.", "a..b"} {
+		if _, err := NewRoot(bad, time.Now()); err == nil {
+			t.Errorf("NewRoot must refuse cluster %q, to which a CA cannot be limited", bad)
+		}
+	}
+	for _, good := range []string{"A_b-c.d", "persys-0a1b2c3d"} {
+		root, a := authority(t, good, time.Now())
+		got, err := a.Sign(csr, Identity{Role: RoleAgent, ID: "n1"}, Hosts{}, time.Now(), time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		roots, between := x509.NewCertPool(), x509.NewCertPool()
+		roots.AddCert(root.Cert)
+		between.AddCert(a.Cert)
+		if _, err := got.Cert.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between}); err != nil {
+			t.Errorf("the certificate for cluster %q must be valid, but: %v", good, err)
+		}
 	}
 }
 
@@ -145,7 +222,7 @@ func TestAuthorityReadsBack(t *testing.T) {
 	}
 	got, err := ParseAuthority(a.Cert.Raw, root.Cert.Raw, key)
 	if err != nil || got.ID() != a.ID() || got.Cluster != "c1" {
-		t.Fatalf("%+v, %v", got, err)
+		t.Fatalf("ParseAuthority returned %+v, error %v, want the same authority", got, err)
 	}
 	foreignKey, err := b.Key()
 	if err != nil {
@@ -157,15 +234,15 @@ func TestAuthorityReadsBack(t *testing.T) {
 		cert, root, key []byte
 		want            string
 	}{
-		{"another root", a.Cert.Raw, other.Cert.Raw, key, "root has not signed"},
-		{"another key", a.Cert.Raw, root.Cert.Raw, foreignKey, "key does not belong"},
-		{"a leaf", leaf, root.Cert.Raw, key, "not that of an authority"},
+		{"the certificate of another root", a.Cert.Raw, other.Cert.Raw, key, "root has not signed"},
+		{"the key of another authority", a.Cert.Raw, root.Cert.Raw, foreignKey, "key does not belong"},
+		{"a leaf instead of an authority", leaf, root.Cert.Raw, key, "not that of an authority"},
 		{"an authority as root", a.Cert.Raw, a.Cert.Raw, key, "not signed by itself"},
-		{"no key", a.Cert.Raw, root.Cert.Raw, nil, "PKCS #8"},
-		{"no certificate", nil, root.Cert.Raw, key, "cert"},
+		{"an authority without a key", a.Cert.Raw, root.Cert.Raw, nil, "PKCS #8"},
+		{"an authority without a certificate", nil, root.Cert.Raw, key, "cert"},
 	} {
 		if _, err := ParseAuthority(tc.cert, tc.root, tc.key); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: got %v, want %q", tc.name, err, tc.want)
+			t.Errorf("case %s: ParseAuthority returned %v, want %q", tc.name, err, tc.want)
 		}
 	}
 }
@@ -175,17 +252,17 @@ func TestCAFolder(t *testing.T) {
 	f := CAFolder{filepath.Join(t.TempDir(), "ca")}
 	root, a := authority(t, "c1", now)
 	if err := f.Create(root, &Authority{Cert: a.Cert, Root: a.Root, key: struct{ crypto.Signer }{}}); err == nil {
-		t.Fatal("a key that cannot be written was written")
+		t.Fatal("Create must fail if the key cannot be written, but succeeded")
 	}
 	if err := f.Create(root, a); err != nil {
-		t.Fatalf("after one that failed: %v", err)
+		t.Fatalf("Create after a failed Create must succeed, but returned %v", err)
 	}
 	if err := f.Create(root, a); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("a second CA in one folder: %v", err)
+		t.Errorf("Create in a folder with a CA returned %v, want ErrExist", err)
 	}
 	for name, mode := range map[string]os.FileMode{"": 0o700, caRootKey: 0o600, caIssuingKey: 0o600, caRoot: 0o644} {
 		if st, err := os.Stat(filepath.Join(f.Dir, name)); err != nil || st.Mode().Perm() != mode {
-			t.Errorf("%q: %v, %v, want %o", name, st.Mode(), err, mode)
+			t.Errorf("file %q has mode %v, error %v, want mode %o", name, st.Mode(), err, mode)
 		}
 	}
 	r, err := f.Root()
@@ -201,7 +278,7 @@ func TestCAFolder(t *testing.T) {
 	}
 	got, err := f.Authority()
 	if err != nil || got.ID() != next.ID() || !got.Root.Equal(root.Cert) {
-		t.Errorf("after the change: %v", err)
+		t.Errorf("Authority after Replace returned %v, want the new authority with the same root", err)
 	}
 	if _, err := os.Stat(filepath.Join(f.Dir, "issuing-"+a.ID()[:16]+".pem")); err != nil {
 		t.Error(err)
@@ -214,12 +291,12 @@ func TestCAFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := f.Root(); err == nil || !strings.Contains(err.Error(), "bring the root's key back") {
-		t.Errorf("got %v", err)
+		t.Errorf("Root without its key returned %v, want the advice to bring the key back", err)
 	}
 	if _, err := f.Authority(); err != nil {
-		t.Errorf("the issuing authority needs the root's key: %v", err)
+		t.Errorf("Authority must not need the root's key, but returned %v", err)
 	}
-	// The issuing authority is lost; the root's key is not.
+	// Make a folder whose issuing authority is lost, but not its root key.
 	kept := CAFolder{t.TempDir()}
 	for name, data := range map[string][]byte{caRoot: EncodeCerts(root.Cert.Raw), caRootKey: rootKey} {
 		if err := os.WriteFile(filepath.Join(kept.Dir, name), data, 0o600); err != nil {
@@ -227,29 +304,29 @@ func TestCAFolder(t *testing.T) {
 		}
 	}
 	if r, err = kept.Root(); err != nil || r.Cluster() != "c1" {
-		t.Fatalf("%v", err)
+		t.Fatalf("Root of a folder that holds only a root returned %v, want root c1", err)
 	}
 	if err := kept.Replace(r, next); err != nil {
-		t.Errorf("from a root alone: %v", err)
+		t.Errorf("Replace in a folder with only a root must succeed, but returned %v", err)
 	}
 	if got, err := kept.Authority(); err != nil || got.ID() != next.ID() {
-		t.Errorf("from a root alone: %v", err)
+		t.Errorf("Authority after Replace in a folder with only a root returned %v, want the new authority", err)
 	}
 	other, b := authority(t, "c1", now)
 	if err := (CAFolder{t.TempDir()}).Replace(other, b); err == nil {
-		t.Error("a CA was replaced where there is none")
+		t.Error("Replace must fail in an empty folder, but succeeded")
 	}
 	if err := f.Replace(other, b); err != nil {
-		t.Errorf("a new root needs the key of the former one: %v", err)
+		t.Errorf("Replace by a new root must succeed, but returned %v", err)
 	}
 	if got, err := f.Root(); err != nil || !got.Cert.Equal(other.Cert) {
-		t.Errorf("after a new root: %v", err)
+		t.Errorf("Root after Replace by a new root returned %v, want the new root", err)
 	}
 }
 
-// The old root's key is preserved if a change of roots is interrupted after the first file and
-// repeated.
-func TestNewRootCutShort(t *testing.T) {
+// If a change of roots is interrupted after the first file and then repeated, the old root's key is still
+// kept.
+func TestInterruptedChangeOfRootsKeepsTheKey(t *testing.T) {
 	now := time.Now()
 	f := CAFolder{t.TempDir()}
 	root, a := authority(t, "c1", now)
@@ -262,28 +339,28 @@ func TestNewRootCutShort(t *testing.T) {
 	}
 	other, b := authority(t, "c1", now)
 	if err := f.Replace(other, &Authority{Cert: b.Cert, Root: b.Root, key: struct{ crypto.Signer }{}}); err == nil {
-		t.Fatal("a key that cannot be written was written")
+		t.Fatal("Replace must fail if the key cannot be written, but succeeded")
 	}
 	if err := f.Replace(other, b); err != nil {
 		t.Fatal(err)
 	}
 	if kept, err := os.ReadFile(filepath.Join(f.Dir, "root-key-"+a.ID()[:16]+".pem")); err != nil || !bytes.Equal(kept, former) {
-		t.Errorf("%v, kept: %v; want the key of the former root beside the new one", err, bytes.Equal(kept, former))
+		t.Errorf("Replace returned error %v and kept the old key: %v; want the key of the former root beside the new one", err, bytes.Equal(kept, former))
 	}
 	if got, err := f.Root(); err != nil || !got.Cert.Equal(other.Cert) {
-		t.Errorf("%v; want the new root", err)
+		t.Errorf("error %v; want the new root", err)
 	}
 }
 
-// A complete CA loses the mark of an unfinished one. Without its root certificate it then counts as
-// a used CA.
-func TestMarkOfAWholeCA(t *testing.T) {
+// The file that marks an unfinished CA is removed if the CA is complete. If it stayed and the root
+// certificate were missing later, Create would overwrite the CA.
+func TestMarkOfAnUnfinishedCAIsRemoved(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
 	for what, use := range map[string]func(CAFolder) error{
-		"made again": func(f CAFolder) error {
+		"Create on a complete CA": func(f CAFolder) error {
 			if err := f.Create(root, a); !errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("a second CA in one folder: %w", err)
+				return fmt.Errorf("Create in a folder with a CA returned %w, want ErrExist", err)
 			}
 			return nil
 		},
@@ -294,12 +371,13 @@ func TestMarkOfAWholeCA(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := errors.Join(os.WriteFile(filepath.Join(f.Dir, caUnfinished), nil, 0o600), use(f)); err != nil || f.has(caUnfinished) {
-			t.Errorf("%s: %v, still marked: %v", what, err, f.has(caUnfinished))
+			t.Errorf("%s: Create returned error %v, and the mark of an unfinished CA exists: %v; want neither", what, err, f.has(caUnfinished))
 		}
 	}
 }
 
-// A damaged authority is replaced by a new one of the same root; its remaining files are kept.
+// A damaged issuing authority can be replaced by a new one of the same root. The remaining files of the old
+// one are kept.
 func TestDamagedCAFolder(t *testing.T) {
 	now := time.Now()
 	_, foreign := authority(t, "c1", now)
@@ -309,8 +387,8 @@ func TestDamagedCAFolder(t *testing.T) {
 	}
 	another := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: foreignKey})
 	for what, damage := range map[string]func(dir string) error{
-		"no certificate": func(dir string) error { return os.Remove(filepath.Join(dir, caIssuing)) },
-		"no key":         func(dir string) error { return os.Remove(filepath.Join(dir, caIssuingKey)) },
+		"a missing certificate": func(dir string) error { return os.Remove(filepath.Join(dir, caIssuing)) },
+		"a missing key":         func(dir string) error { return os.Remove(filepath.Join(dir, caIssuingKey)) },
 		"a write cut short between key and certificate": func(dir string) error { return os.WriteFile(filepath.Join(dir, caIssuingKey), another, 0o600) },
 	} {
 		f := CAFolder{filepath.Join(t.TempDir(), "ca")}
@@ -330,13 +408,13 @@ func TestDamagedCAFolder(t *testing.T) {
 		}
 		other, b := authority(t, "c1", now)
 		if err := f.Replace(other, b); err == nil {
-			t.Errorf("%s: another root takes its place", what)
+			t.Errorf("%s: Replace must refuse another root, but accepted it", what)
 		}
 		if err := f.Replace(root, next); err != nil {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: Replace must succeed, but returned %v", what, err)
 		}
 		if got, err := f.Authority(); err != nil || got.ID() != next.ID() {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: Authority after Replace returned %v, want the new authority", what, err)
 		}
 		all, err := os.ReadDir(f.Dir)
 		if err != nil {
@@ -350,13 +428,13 @@ func TestDamagedCAFolder(t *testing.T) {
 			delete(there, string(data))
 		}
 		if len(there) != 0 {
-			t.Errorf("%s: %d files of the former authority are lost", what, len(there))
+			t.Errorf("%s: the files of the former authority must be kept, but %d are lost", what, len(there))
 		}
 	}
 }
 
-// The next run completes a CA whose creation was interrupted at any point. Other keys in the folder
-// are not touched.
+// If the creation of a CA was interrupted, at whatever point, the next run completes the CA. Other keys in
+// the folder are not touched.
 func TestUnfinishedCA(t *testing.T) {
 	root, a := authority(t, "c1", time.Now())
 	whole := CAFolder{t.TempDir()}
@@ -381,7 +459,7 @@ func TestUnfinishedCA(t *testing.T) {
 			err := f.Create(other, b)
 			if !unfinished && n > 0 {
 				if !errors.Is(err, fs.ErrExist) {
-					t.Errorf("%q: %v, want that they are left alone", order[:n], err)
+					t.Errorf("with other keys %q in the folder Create returned %v, want that the keys are not touched", order[:n], err)
 				}
 				continue
 			}
@@ -401,26 +479,26 @@ func token(t testing.TB, root *Root, role Role) JoinToken {
 	return JoinToken{ID: id, Secret: secret, Cluster: "c1", Role: role, Root: Fingerprint(root.Cert.Raw), Schedulers: []string{"127.0.0.1:8085"}, Expires: time.Unix(2e9, 0).UTC()}
 }
 
-func TestJoinToken(t *testing.T) {
+func TestJoinTokenRoundTrip(t *testing.T) {
 	root, _ := authority(t, "c1", time.Now())
 	tok := token(t, root, RoleAgent)
 	if again := token(t, root, RoleAgent); again.ID != tok.ID || string(again.Secret) != string(tok.Secret) {
-		t.Error("one request gives two tokens")
+		t.Error("the same request must give the same token, but gave two")
 	}
 	if id, secret, err := fixed(t, 1).TokenSecret("another request"); err != nil || id == tok.ID || string(secret) == string(tok.Secret) {
-		t.Error("two requests give one token")
+		t.Error("two requests must give two tokens, but gave the same one")
 	}
 	text, err := tok.Export()
 	if err != nil || !IsJoinToken(text) || IsJoinToken("10.0.0.1:8088") {
-		t.Fatalf("%q, %v", text, err)
+		t.Fatalf("Export returned %q, error %v, want a text that IsJoinToken recognises", text, err)
 	}
 	got, err := ParseJoinToken(" " + text + "\n")
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(tok) || string(got.Secret) != string(tok.Secret) || got.Root != tok.Root {
-		t.Errorf("reads back as %v, %v", got, err)
+		t.Errorf("ParseJoinToken returned %v, error %v, want the same token", got, err)
 	}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		if s := fmt.Sprintf(verb, tok); strings.Contains(s, string(tok.Secret)) || strings.Contains(s, fmt.Sprintf("%x", tok.Secret)) || strings.Contains(s, "ecret") {
-			t.Errorf("%s shows the secret: %s", verb, s)
+			t.Errorf("formatting with %s must not show the secret, but does: %s", verb, s)
 		}
 	}
 	bad := func(edit func(*JoinToken)) string {
@@ -439,7 +517,7 @@ func TestJoinToken(t *testing.T) {
 		"another role": bad(func(t *JoinToken) { t.Role = "root" }),
 	} {
 		if _, err := ParseJoinToken(s); err == nil {
-			t.Errorf("%s is accepted", name)
+			t.Errorf("ParseJoinToken must refuse a token with a defect, but accepted: %s", name)
 		}
 	}
 }
@@ -455,19 +533,20 @@ func FuzzParseJoinToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		tok, err := ParseJoinToken(s)
 		if err == nil && (tok.ID == "" || !tok.Role.Valid() || len(tok.Secret) != secretBytes || len(tok.Root) != 64) {
-			t.Fatalf("%q is accepted as %v", s, tok)
+			t.Fatalf("%q must be refused or give a complete token, but gave %v", s, tok)
 		}
 	})
 }
 
-// TestTokenPinsTheCluster: a joining program trusts only schedulers of the CA in its token.
+// TestTokenPinsTheCluster: a program that joins with a token trusts only schedulers whose CA is the one in
+// the token.
 func TestTokenPinsTheCluster(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
 	_, foreign := authority(t, "c1", now)
 	pair := func(a *Authority, role Role, life time.Duration, hosts ...string) tls.Certificate {
 		keyPEM, csr := request(t, hosts...)
-		got, err := a.Sign(csr, Identity{Role: role, ID: "s1"}, now, life)
+		got, err := a.Sign(csr, Identity{Role: role, ID: "s1"}, Hosts{Requested: true}, now, life)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -478,22 +557,23 @@ func TestTokenPinsTheCluster(t *testing.T) {
 		return c
 	}
 	forged := pair(foreign, RoleScheduler, time.Hour, "10.0.0.1")
-	forged.Certificate = append(forged.Certificate, root.Cert.Raw) // in the chain, but not its issuer
+	// This puts the root into the chain although it has not issued the certificate.
+	forged.Certificate = append(forged.Certificate, root.Cert.Raw)
 	for _, tc := range []struct {
 		name string
 		cert tls.Certificate
 		host string
 		at   time.Time
 		want string
-		more []string // further roots
+		more []string // fingerprints of further trusted roots in the token
 	}{
 		{"a scheduler of the cluster", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, "", nil},
 		{"a scheduler under a further root of the cluster", pair(foreign, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, "", []string{Fingerprint(foreign.Root.Raw)}},
 		{"a scheduler of another CA", pair(foreign, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, "not a scheduler of the cluster", nil},
-		{"one that shows our root beside its own chain", forged, "10.0.0.1", now, "certificate signed by unknown authority", nil},
+		{"a foreign certificate that adds our root to its chain", forged, "10.0.0.1", now, "certificate signed by unknown authority", nil},
 		{"an agent of the cluster", pair(a, RoleAgent, time.Hour, "10.0.0.1"), "10.0.0.1", now, "it is agent", nil},
-		{"another host", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.2", now, "10.0.0.2", nil},
-		{"one that has expired", pair(a, RoleScheduler, time.Minute, "10.0.0.1"), "10.0.0.1", now.Add(time.Hour), "expired", nil},
+		{"a scheduler at another host", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.2", now, "10.0.0.2", nil},
+		{"an expired certificate", pair(a, RoleScheduler, time.Minute, "10.0.0.1"), "10.0.0.1", now.Add(time.Hour), "expired", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			client, server := net.Pipe()
@@ -511,26 +591,26 @@ func TestTokenPinsTheCluster(t *testing.T) {
 			client.Close()
 			<-done
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
+				t.Errorf("the handshake returned %v, want %q", err, tc.want)
 			}
 		})
 	}
 }
 
-func TestKept(t *testing.T) {
+func TestIdentityStoreReadsBack(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
 	k := IdentityStore{filepath.Join(t.TempDir(), "tls")}
 	if k.Exists() {
-		t.Error("an empty folder has an identity")
+		t.Error("Exists must be false for an empty folder, but is true")
 	}
 	if m, err := k.Membership(); err != nil || m.Cluster != "" {
-		t.Errorf("%+v, %v", m, err)
+		t.Errorf("the membership of an empty folder is %+v, error %v, want an empty one", m, err)
 	}
 	save := func(id Identity) {
 		t.Helper()
 		keyPEM, csr := request(t, "10.0.0.1")
-		got, err := a.Sign(csr, id, now, time.Hour)
+		got, err := a.Sign(csr, id, Hosts{Requested: true}, now, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -543,30 +623,30 @@ func TestKept(t *testing.T) {
 	p := k.Paths()
 	files, err := LoadFiles(FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Now: func() time.Time { return clock }})
 	if err != nil || files.Identity().ID != "n1" {
-		t.Fatalf("%+v, %v", files.Identity(), err)
+		t.Fatalf("the stored identity is %+v, error %v, want node n1", files.Identity(), err)
 	}
 	save(Identity{Role: RoleAgent, ID: "n2"})
 	clock = clock.Add(2 * checkEvery)
 	if id := files.Identity(); id.ID != "n2" {
-		t.Errorf("after a renewal it is %s", id)
+		t.Errorf("after a renewal the identity has id %s, want n2", id)
 	}
 	if st, err := os.Stat(p.Key); err != nil || st.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", st.Mode(), err)
+		t.Errorf("the key file has mode %v, error %v, want 0600", st.Mode(), err)
 	}
 	if err := k.SaveRoots([]byte("nothing")); err == nil {
-		t.Error("no roots are accepted")
+		t.Error("SaveRoots must refuse an empty list of roots, but accepted it")
 	}
 	want := Membership{Cluster: "c1", Role: RoleAgent, Name: "n2", Schedulers: []string{"10.0.0.1:8085"}}
 	if err := k.SaveMembership(want); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := k.Membership(); err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("the stored membership is %+v, error %v, want the saved one", got, err)
 	}
 }
 
 // Repeated requests with a token use the same key until the whole answer is stored.
-func TestAJoinCutShortKeepsItsKey(t *testing.T) {
+func TestInterruptedJoinKeepsItsKey(t *testing.T) {
 	now := time.Now()
 	_, a := authority(t, "c1", now)
 	k := IdentityStore{t.TempDir()}
@@ -584,16 +664,16 @@ func TestAJoinCutShortKeepsItsKey(t *testing.T) {
 		if first == nil {
 			first = keyPEM
 		} else if !bytes.Equal(keyPEM, first) {
-			t.Error("it asks for another key")
+			t.Error("a repeated request must use the same key, but uses another")
 		}
-		got, err := a.Sign(csr, Identity{Role: RoleScheduler, ID: "s1"}, now, time.Hour)
+		got, err := a.Sign(csr, Identity{Role: RoleScheduler, ID: "s1"}, Hosts{Requested: true}, now, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return k.SaveJoined(keyPEM, got.Chain, EncodeCerts(a.Root.Raw), Membership{Name: "s1", Token: "t"})
 	}
 	if err := join(); err == nil {
-		t.Fatal("the membership was kept in place of a folder")
+		t.Fatal("SaveJoined must fail if it cannot write the membership file, but succeeded")
 	}
 	if err := os.Remove(inTheWay); err != nil {
 		t.Fatal(err)
@@ -602,19 +682,19 @@ func TestAJoinCutShortKeepsItsKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m, err := k.Membership(); err != nil || m.Token != "t" || !k.Exists() {
-		t.Errorf("%+v, %v", m, err)
+		t.Errorf("the membership after the join is %+v, error %v, want token t, and a stored identity", m, err)
 	}
 	if next, _, err := k.Request(nil); err != nil || bytes.Equal(next, first) {
-		t.Errorf("the key of a finished join is asked for again, %v", err)
+		t.Errorf("Request after a finished join must use a new key, but reused the old one, error %v", err)
 	}
 }
 
-func TestIdentifyRefusesWhatIsOver(t *testing.T) {
+func TestIdentifyRefusesExpiredCertificates(t *testing.T) {
 	now := time.Now()
 	_, a := authority(t, "c1", now)
 	k := IdentityStore{t.TempDir()}
 	keyPEM, csr := request(t)
-	own, err := a.Sign(csr, Identity{Role: RoleScheduler, ID: "s1"}, now, time.Hour)
+	own, err := a.Sign(csr, Identity{Role: RoleScheduler, ID: "s1"}, Hosts{Requested: true}, now, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -627,7 +707,7 @@ func TestIdentifyRefusesWhatIsOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := a.Sign(csr, Identity{Role: RoleAgent, ID: "n1"}, now, 10*time.Minute)
+	got, err := a.Sign(csr, Identity{Role: RoleAgent, ID: "n1"}, Hosts{Requested: true}, now, 10*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -641,7 +721,7 @@ func TestIdentifyRefusesWhatIsOver(t *testing.T) {
 		t.Helper()
 		_, err := files.Identify(state)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v, want %q", name, err, want)
+			t.Errorf("case %s: Identify returned %v, want %q", name, err, want)
 		}
 	}
 	check("a good certificate", "")

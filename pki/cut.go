@@ -6,7 +6,7 @@ import (
 	"net"
 )
 
-// Revoke sets the revocations and closes connections of CutRevoked whose peers are revoked.
+// Revoke replaces the revocations, and closes the connections made by CutRevoked whose peers are revoked.
 func (f *Files) Revoke(r *Revoked) {
 	f.mu.Lock()
 	f.revoked.Store(r)
@@ -25,10 +25,10 @@ func (f *Files) Revoke(r *Revoked) {
 	}
 }
 
-// CutRevoked wraps a connection after its handshake, so that it is closed as soon as its peer's
-// certificate is revoked. A handshake checks once, but a connection may be open for days. conn
-// encrypts over raw. The caller must close the returned connection. An expired certificate does not
-// close it: a cluster whose certificates have all expired keeps running and reports that.
+// CutRevoked wraps a connection after its handshake, so that it is closed as soon as the peer's certificate
+// is revoked. A handshake checks the certificate only once, but a connection may be open for days. conn is
+// the TLS connection over raw. The caller must close the returned connection. An expired certificate does not
+// close the connection: a cluster whose certificates have all expired keeps running and reports that.
 func (f *Files) CutRevoked(conn, raw net.Conn, state tls.ConnectionState) net.Conn {
 	c := &cuttable{Conn: conn, f: f, raw: raw, state: state}
 	f.mu.Lock()
@@ -43,7 +43,8 @@ func (f *Files) CutRevoked(conn, raw net.Conn, state tls.ConnectionState) net.Co
 	return c
 }
 
-// isRevoked returns false for certificates without an identity.
+// isRevoked reports whether the peer's certificate is revoked. It returns false for certificates without an
+// identity.
 func (f *Files) isRevoked(state tls.ConnectionState) bool {
 	if len(state.PeerCertificates) == 0 {
 		return false

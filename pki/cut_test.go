@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A connection is closed when its peer's certificate is revoked, and by no other revocation. Closed
-// connections are not tracked.
+// A connection is closed when its peer's certificate is revoked, and not when another certificate is. Closed
+// connections are not tracked any more.
 func TestCutRevoked(t *testing.T) {
 	s := set(t, t.TempDir())
 	f, peer := load(t, s.Leaf["scheduler/scheduler-1"].config()), load(t, s.Leaf["agent/node-a"].config())
@@ -41,7 +41,7 @@ func TestCutRevoked(t *testing.T) {
 	ours, theirs := connect()
 	f.Revoke(&Revoked{Identities: map[string]time.Time{"agent/node-b": time.Now().Add(time.Hour)}})
 	if err := echo(ours, theirs); err != nil {
-		t.Fatalf("another's revocation: %v", err)
+		t.Fatalf("the revocation of another peer must not close the connection, but did: %v", err)
 	}
 	waits := make(chan error, 1)
 	go func() { _, err := ours.Read(make([]byte, 1)); waits <- err }()
@@ -50,29 +50,29 @@ func TestCutRevoked(t *testing.T) {
 	select {
 	case err := <-waits:
 		if err == nil {
-			t.Error("something was read from a revoked peer")
+			t.Error("no data may be read from a revoked peer, but some was")
 		}
 	case <-time.After(5 * time.Second):
-		t.Fatal("the connection of a revoked peer stays open")
+		t.Fatal("the connection of a revoked peer must be closed, but stays open")
 	}
 	if err := echo(ours, theirs); err == nil {
-		t.Error("a revoked peer is still heard")
+		t.Error("no data of a revoked peer may be received, but some was")
 	}
-	// A connection whose handshake ended just before the revocation.
+	// The certificate is revoked after the handshake and before CutRevoked.
 	f.Revoke(nil)
 	ours, theirs = connect()
 	state := ours.(*cuttable).state
 	f.Revoke(revoked)
 	if late := f.CutRevoked(ours.(*cuttable).Conn, ours.(*cuttable).raw, state); echo(late, theirs) == nil {
-		t.Error("a peer that was revoked before the connection was watched is heard")
+		t.Error("a peer that was revoked before CutRevoked must be cut off, but is still connected")
 	}
 	f.Revoke(nil)
 	ours, _ = connect()
 	if len(f.open) != 1 {
-		t.Errorf("%d connections are watched, one is open", len(f.open))
+		t.Errorf("%d connections are tracked, want the open one", len(f.open))
 	}
 	ours.Close()
 	if len(f.open) != 0 {
-		t.Errorf("%d connections are watched, none is open", len(f.open))
+		t.Errorf("%d connections are tracked, want none", len(f.open))
 	}
 }

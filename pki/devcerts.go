@@ -22,7 +22,7 @@ import (
 	"time"
 )
 
-// Names of the files that DevCerts writes.
+// Names of the files that DevCerts writes for each identity.
 const (
 	devCA    = "ca.pem"
 	devCAKey = "ca-key.pem"
@@ -30,24 +30,25 @@ const (
 	devKey   = "key.pem"
 )
 
-// DevOptions selects the certificates of a development cluster.
+// DevOptions selects which certificates DevCerts makes.
 type DevOptions struct {
-	// Cluster goes into every identity; default "dev".
+	// Cluster is the cluster in every identity; default "dev".
 	Cluster string
-	// Schedulers, Agents, Gateways and Users are ids. If all four are empty: scheduler-1 to
-	// scheduler-3; node-a, node-b and the host name; gateway; admin.
+	// Schedulers, Agents, Gateways and Users are the ids for which certificates are made. If all four are
+	// empty, the ids are: schedulers scheduler-1 to scheduler-3; agents node-a, node-b and the host name;
+	// gateway gateway; user admin.
 	Schedulers, Agents, Gateways, Users []string
 	// Hosts are extra DNS names or IP addresses in every server certificate, in addition to
 	// localhost, 127.0.0.1, ::1 and the host name.
 	Hosts []string
-	// Life is the validity of a leaf; default 90 days. A leaf with less than a third of it left is
-	// renewed. The CA is valid for ten years.
+	// Life is the validity of the certificates other than the CA; default 90 days. A certificate is renewed
+	// when less than a third of it is left. The CA is valid for ten years.
 	Life time.Duration
-	// Now is the clock; default time.Now.
+	// Now returns the present time; default time.Now.
 	Now func() time.Time
 }
 
-// Paths are the three files of one identity.
+// Paths are the paths of the three PEM files of one identity.
 type Paths struct {
 	CA, Cert, Key string
 }
@@ -55,16 +56,16 @@ type Paths struct {
 // DevSet lists the files that DevCerts wrote.
 type DevSet struct {
 	CA string
-	// Leaf is keyed by "<role>/<id>", for instance "agent/node-a".
+	// Leaf holds the files of each identity, by "<role>/<id>", for instance "agent/node-a".
 	Leaf map[string]Paths
-	// Issued holds the sorted keys of Leaf that this call issued or renewed.
+	// Issued lists those keys of Leaf, sorted, whose certificates this call issued or renewed.
 	Issued []string
 }
 
-// DevCerts makes a CA and mutual-TLS certificates for development and tests: <dir>/ca.pem,
-// <dir>/ca-key.pem and for each identity <dir>/<role>/<id>/{ca,cert,key}.pem, so that one folder
-// can be copied to one machine. Keys have mode 0600, folders 0700, certificates 0644. Further calls
-// keep a valid CA and valid leaves.
+// DevCerts makes a CA and mutual-TLS certificates for development and tests. It writes <dir>/ca.pem,
+// <dir>/ca-key.pem and, for each identity, <dir>/<role>/<id>/{ca,cert,key}.pem, so that one folder can be
+// copied to one machine. Keys have mode 0600, folders 0700, certificates 0644. A further call keeps the CA
+// and the certificates that are still valid.
 //
 // The CA's key is stored beside the certificates. In production use Vault or another CA.
 func DevCerts(dir string, opt DevOptions) (DevSet, error) {
@@ -235,7 +236,8 @@ func leafTemplate(who Identity, cn, host string, opt DevOptions) (*x509.Certific
 	return t, nil
 }
 
-// leaf keeps the certificate in dir if it still fits, and issues a new one otherwise.
+// leaf keeps the certificate in folder dir if it still equals want and is valid long enough. Otherwise it
+// issues a new one and returns true.
 func (a *devAuthority) leaf(dir string, want *x509.Certificate, opt DevOptions) (Paths, bool, error) {
 	p := Paths{CA: filepath.Join(dir, devCA), Cert: filepath.Join(dir, devCert), Key: filepath.Join(dir, devKey)}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -260,7 +262,7 @@ func (a *devAuthority) leaf(dir string, want *x509.Certificate, opt DevOptions) 
 	if err != nil {
 		return p, false, err
 	}
-	// Some names can be written to a URI but not read back, so check.
+	// Some names can be written into a URI but not read back, so parse the new certificate.
 	if _, err := x509.ParseCertificate(der); err != nil {
 		return p, false, err
 	}
@@ -277,8 +279,8 @@ func (a *devAuthority) leaf(dir string, want *x509.Certificate, opt DevOptions) 
 	return p, true, nil
 }
 
-// fits reports whether the stored certificate equals a newly issued one and has at least a third of
-// its validity left.
+// fits reports whether the stored certificate has the content of want and at least a third of its validity
+// left.
 func (a *devAuthority) fits(p Paths, want *x509.Certificate, opt DevOptions) bool {
 	have, _, err := readCert(p.Cert)
 	if err != nil {

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-func TestDevCerts(t *testing.T) {
+func TestDevCertsAreComplete(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "certs")
 	s := setFor(t, dir, DevOptions{Hosts: []string{"10.1.2.3", "sched.example.com"}})
 	for _, name := range []string{"scheduler/scheduler-1", "scheduler/scheduler-3", "agent/node-a", "gateway/gateway", "user/admin"} {
 		p, ok := s.Leaf[name]
 		if !ok {
-			t.Errorf("no %s in %v", name, s.Leaf)
+			t.Errorf("the set lacks the leaf %s: %v", name, s.Leaf)
 			continue
 		}
 		f := load(t, FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key})
 		id := f.Identity()
 		if got := string(id.Role) + "/" + id.ID; got != name || id.Cluster != "dev" || id.Mapped {
-			t.Errorf("%s says it is %+v", name, id)
+			t.Errorf("the certificate of %s has identity %+v, want the name in cluster dev", name, id)
 		}
 		cert, _, err := readCert(p.Cert)
 		if err != nil {
@@ -30,7 +30,7 @@ func TestDevCerts(t *testing.T) {
 		}
 		for _, host := range []string{"localhost", "127.0.0.1", "::1", "10.1.2.3", "sched.example.com"} {
 			if err := cert.VerifyHostname(host); (err == nil) != (id.Role != RoleUser) {
-				t.Errorf("%s for host %s: %v", name, host, err)
+				t.Errorf("the certificate of %s must be valid for host %s, but: %v", name, host, err)
 			}
 		}
 	}
@@ -59,7 +59,7 @@ func TestDevCerts(t *testing.T) {
 	}
 }
 
-func TestDevCertsAgain(t *testing.T) {
+func TestDevCertsRenewOnlyStaleLeaves(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{}
 	opt := DevOptions{Schedulers: []string{"s"}, Agents: []string{"a"}, Now: c.now, Life: 9 * time.Hour}
@@ -71,22 +71,22 @@ func TestDevCertsAgain(t *testing.T) {
 		do   func()
 		want []string
 	}{
-		{"nothing changed", func() {}, nil},
-		{"a third of the life is left", func() { c.advance(7 * time.Hour) }, all},
-		{"a key is gone", func() { os.Remove(first.Leaf["agent/a"].Key) }, []string{"agent/a"}},
-		{"a certificate is broken", func() { os.WriteFile(first.Leaf["agent/a"].Cert, []byte("x"), 0o644) }, []string{"agent/a"}},
-		{"the key is another's", func() {
+		{"nothing is issued if nothing changed", func() {}, nil},
+		{"every certificate is renewed when less than a third of its validity is left", func() { c.advance(7 * time.Hour) }, all},
+		{"a certificate without its key is issued again", func() { os.Remove(first.Leaf["agent/a"].Key) }, []string{"agent/a"}},
+		{"a damaged certificate is issued again", func() { os.WriteFile(first.Leaf["agent/a"].Cert, []byte("x"), 0o644) }, []string{"agent/a"}},
+		{"a certificate with the key of another certificate is issued again", func() {
 			b, _ := os.ReadFile(first.Leaf["agent/a"].Key)
 			os.WriteFile(first.Leaf["scheduler/s"].Key, b, 0o600)
 		}, []string{"scheduler/s"}},
-		{"another host is wanted", func() { opt.Hosts = []string{"10.0.0.1"} }, all},
-		{"another cluster is wanted", func() { opt.Cluster = "c9" }, all},
-		{"one more agent is wanted", func() { opt.Agents = append(opt.Agents, "b") }, []string{"agent/b"}},
+		{"another host changes every certificate", func() { opt.Hosts = []string{"10.0.0.1"} }, all},
+		{"another cluster changes every certificate", func() { opt.Cluster = "c9" }, all},
+		{"one more agent gets a certificate", func() { opt.Agents = append(opt.Agents, "b") }, []string{"agent/b"}},
 	} {
 		tc.do()
 		s := setFor(t, dir, opt)
 		if !slices.Equal(s.Issued, tc.want) {
-			t.Errorf("%s: issued %v, want %v", tc.name, s.Issued, tc.want)
+			t.Errorf("case %s: DevCerts issued %v, want %v", tc.name, s.Issued, tc.want)
 		}
 		if now, _ := os.ReadFile(s.CA); string(now) != string(ca) {
 			t.Errorf("%s: the CA changed", tc.name)
@@ -94,10 +94,10 @@ func TestDevCertsAgain(t *testing.T) {
 	}
 	c.advance(11 * 365 * 24 * time.Hour)
 	if s := setFor(t, dir, opt); len(s.Issued) != 3 {
-		t.Errorf("an expired CA: issued %v, want all", s.Issued)
+		t.Errorf("with an expired CA DevCerts issued %v, want all certificates", s.Issued)
 	}
 	if now, _ := os.ReadFile(first.CA); string(now) == string(ca) {
-		t.Error("an expired CA is kept")
+		t.Error("an expired CA must be replaced, but was kept")
 	}
 }
 
@@ -107,18 +107,18 @@ func TestDevCertsRefuses(t *testing.T) {
 		opt  DevOptions
 		want string
 	}{
-		{"a bad id", DevOptions{Agents: []string{"../x"}}, `"../x"`},
-		{"a bad host", DevOptions{Agents: []string{"a"}, Hosts: []string{"a b"}}, `"a b"`},
-		{"a bad cluster", DevOptions{Cluster: "a/b"}, `"a/b"`},
+		{"an invalid id", DevOptions{Agents: []string{"../x"}}, `"../x"`},
+		{"an invalid host", DevOptions{Agents: []string{"a"}, Hosts: []string{"a b"}}, `"a b"`},
+		{"an invalid cluster", DevOptions{Cluster: "a/b"}, `"a/b"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := DevCerts(t.TempDir(), tc.opt)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %s", err, tc.want)
+				t.Errorf("DevCerts returned %v, want %s", err, tc.want)
 			}
 		})
 	}
-	t.Run("the key of another CA", func(t *testing.T) {
+	t.Run("DevCerts refuses the key of another CA", func(t *testing.T) {
 		dir := t.TempDir()
 		set(t, dir)
 		_, other, err := makeKey()
@@ -129,7 +129,7 @@ func TestDevCertsRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := DevCerts(dir, DevOptions{}); err == nil || !strings.Contains(err.Error(), "remove both") {
-			t.Errorf("got %v", err)
+			t.Errorf("DevCerts returned %v, want the advice to remove both files", err)
 		}
 	})
 }

@@ -20,14 +20,14 @@ import (
 // checkEvery is the shortest time between two checks of the files' modification times.
 const checkEvery = time.Second
 
-// awaitEvery is the longest time between two looks at the clock in Await.
+// awaitEvery is the longest time after which Await reads the clock again.
 const awaitEvery = time.Minute
 
-// pemMax is the largest certificate or key file in bytes.
+// pemMax is the maximum size of a certificate or key file in bytes.
 const pemMax = 1 << 20
 
-// Settings holds the names of a program's TLS settings, for errors. Defaults are PERSYS_TLS_CA,
-// PERSYS_TLS_CERT, PERSYS_TLS_KEY and -insecure.
+// Settings holds the names of a program's TLS settings, which error messages show. Defaults are
+// PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY and -insecure.
 type Settings struct {
 	CA, Cert, Key, Insecure string
 }
@@ -45,37 +45,38 @@ func (s Settings) withDefaults() Settings {
 	return s
 }
 
-// FilesConfig configures Files.
+// FilesConfig is the configuration of Files.
 type FilesConfig struct {
-	CA   string // PEM, one or more CA certificates
-	Cert string // PEM, the leaf first, then intermediates
-	Key  string // PEM, the private key of the leaf
-	// Mapping identifies peers; the zero value accepts persys:// URIs only.
+	CA   string // path of a PEM file with one or more CA certificates
+	Cert string // path of a PEM file with this program's certificate, then intermediate certificates
+	Key  string // path of a PEM file with the private key of this program's certificate
+	// Mapping gives an identity to certificates without a persys:// URI. The zero value accepts only
+	// certificates with such a URI. See PeerMapping.
 	Mapping  Mapping
 	Settings Settings
-	// Log gets one line for each reload and each failed reload, which happen inside handshakes.
-	// Default: discarded.
+	// Log gets one line for each reload and for each failed reload of the files. Reloads happen during
+	// handshakes. Default: no log.
 	Log *slog.Logger
-	// Now is the clock; default time.Now.
+	// Now returns the present time; default time.Now.
 	Now func() time.Time
 }
 
-// Files is a TLS identity that is reloaded when its files change. If the new content is invalid,
-// Status reports it and the old content stays in use. It is safe for concurrent use.
+// Files is a TLS identity (CA, certificate, key) that is reloaded when its files change. If the new content
+// is invalid, Status reports the error and the old content stays in use. Files is safe for concurrent use.
 type Files struct {
 	cfg FilesConfig
 
 	revoked atomic.Pointer[Revoked]
 
 	mu      sync.Mutex
-	changed chan struct{} // closed by the next Revoke
+	changed chan struct{} // channel that the next Revoke closes
 	open    map[*cuttable]struct{}
 	current *material
 	checked time.Time
-	err     error // error of the last reload; nil if current equals the files
+	err     error // error of the last reload; nil if the content in use is that of the files
 }
 
-// material is the parsed content of the three files.
+// material is the parsed content of the three files: CA, certificate and key.
 type material struct {
 	stamp    [3]stamp
 	loaded   time.Time
@@ -91,9 +92,8 @@ type stamp struct {
 	size int64
 }
 
-// LoadFiles reads and checks the credentials. Errors name the file, its setting and the rule: a
-// file is missing, a file is not PEM, the key does not match the certificate, the CA file holds no
-// certificate.
+// LoadFiles reads and checks the three files. An error names the file, its setting and what is wrong: a file
+// is missing, a file is not PEM, the key does not match the certificate, or the CA file has no certificate.
 func LoadFiles(cfg FilesConfig) (*Files, error) {
 	cfg.Settings = cfg.Settings.withDefaults()
 	if cfg.Log == nil {
@@ -114,18 +114,17 @@ func LoadFiles(cfg FilesConfig) (*Files, error) {
 	return f, nil
 }
 
-// FilesStatus describes the credentials in use.
+// FilesStatus describes the certificate in use.
 type FilesStatus struct {
 	Identity Identity  // identity of this program; zero if its certificate names none
-	NotAfter time.Time // end of the leaf's validity
-	Loaded   time.Time // time at which the content in use was read
-	Warnings []string  // for instance an expired certificate
-	// Err is why the current content of the files is not in use; nil if it is in use.
+	NotAfter time.Time // time at which the certificate expires
+	Loaded   time.Time // when the certificate in use was read from the files
+	Warnings []string  // warnings, for instance that the certificate has expired
+	// Err is the reason why the present content of the files is not in use; nil if it is in use.
 	Err error
 }
 
-// Status describes the credentials in use. It checks the files for changes, at most once per
-// second.
+// Status describes the certificate in use. It checks the files for changes, at most once per second.
 func (f *Files) Status() FilesStatus {
 	m, err := f.refresh()
 	return FilesStatus{
@@ -137,15 +136,15 @@ func (f *Files) Status() FilesStatus {
 	}
 }
 
-// Identity returns the identity of our own certificate. It is zero if the certificate names none.
+// Identity returns the identity in this program's own certificate. It is zero if the certificate names none.
 func (f *Files) Identity() Identity {
 	m, _ := f.refresh()
 	return m.identity
 }
 
-// Identify returns the identity of a peer by the configured mapping. The chain must have been
-// verified, as every handshake of ServerConfig and ClientConfig does. A certificate that has
-// expired or was revoked since the handshake is refused.
+// Identify returns the identity of a peer, with the configured mapping. The handshake must have verified the
+// peer's chain, as every handshake of ServerConfig and ClientConfig does. Identify refuses a certificate that
+// has expired or was revoked since the handshake.
 func (f *Files) Identify(state tls.ConnectionState) (Identity, error) {
 	if len(state.PeerCertificates) == 0 {
 		return Identity{}, fmt.Errorf("%w: the peer showed no certificate", ErrNoIdentity)
@@ -164,8 +163,8 @@ func (f *Files) Identify(state tls.ConnectionState) (Identity, error) {
 	return id, nil
 }
 
-// Await waits until the certificate of an accepted peer is revoked or expires, and returns the
-// reason. It returns nil if ctx ends first.
+// Await waits until the certificate of a connected peer expires or is revoked, and returns the reason. It
+// returns nil if ctx ends first.
 func (f *Files) Await(ctx context.Context, state tls.ConnectionState) error {
 	for {
 		f.mu.Lock()
@@ -174,7 +173,7 @@ func (f *Files) Await(ctx context.Context, state tls.ConnectionState) error {
 		if _, err := f.Identify(state); err != nil {
 			return err
 		}
-		// A timer does not notice that the clock was set, so check regularly.
+		// A timer does not notice when somebody sets the clock, so check again at least every awaitEvery.
 		left := state.PeerCertificates[0].NotAfter.Sub(f.cfg.Now())
 		over := time.NewTimer(min(max(left, 0)+time.Millisecond, awaitEvery))
 		select {
@@ -189,27 +188,28 @@ func (f *Files) Await(ctx context.Context, state tls.ConnectionState) error {
 	}
 }
 
-// Leaf returns the certificate in use.
+// Leaf returns this program's own certificate that is in use.
 func (f *Files) Leaf() *x509.Certificate {
 	m, _ := f.refresh()
 	return m.leaf
 }
 
-// ServerOptions restricts which clients may connect.
+// ServerOptions selects which clients may connect to a server.
 type ServerOptions struct {
-	// Roles that may connect; empty for every certificate of the CA.
+	// Roles are the roles that may connect. If it is empty, every client with a certificate of the CA may
+	// connect.
 	Roles []Role
-	// NextProtos are the ALPN protocols, as in tls.Config.
+	// NextProtos are the ALPN protocols of the server, as in tls.Config.
 	NextProtos []string
-	// Optional admits clients without a certificate, which the server must authenticate by other
-	// means, such as a bearer token. A presented certificate is still verified.
+	// Optional admits clients without a certificate. The server must authenticate these by other means, such
+	// as a bearer token. If a client presents a certificate, it is verified anyway.
 	Optional bool
-	// OwnOnly requires TLS 1.3, for a port that only our own programs use.
+	// OwnOnly requires TLS 1.3. It is for a port that only programs of this project use.
 	OwnOnly bool
 }
 
-// least returns the oldest accepted version of TLS. Other programs may need 1.2. Our own do not, so
-// a persys:// certificate is refused below 1.3, see modern.
+// least returns the lowest version of TLS that the server accepts. Programs of other projects may need 1.2.
+// Programs of this project do not, so modern refuses a persys:// certificate below 1.3.
 func (o ServerOptions) least() uint16 {
 	if o.OwnOnly {
 		return tls.VersionTLS13
@@ -217,11 +217,11 @@ func (o ServerOptions) least() uint16 {
 	return tls.VersionTLS12
 }
 
-// ErrDowngraded is returned, wrapped, if a peer with a persys:// certificate negotiates less than
-// TLS 1.3, which suggests an attacker in between.
-var ErrDowngraded = errors.New("TLS 1.3 is the least that programs of this cluster speak with each other")
+// ErrDowngraded is returned, wrapped, if a peer with a persys:// certificate negotiates less than TLS 1.3,
+// which suggests that somebody manipulates the connection.
+var ErrDowngraded = errors.New("programs of this cluster must use TLS 1.3 with each other")
 
-// modern refuses a peer with a persys:// certificate that does not use TLS 1.3.
+// modern returns an error if a peer with a persys:// certificate does not use TLS 1.3.
 func modern(state tls.ConnectionState) error {
 	if len(state.PeerCertificates) == 0 || state.Version >= tls.VersionTLS13 {
 		return nil
@@ -234,8 +234,8 @@ func modern(state tls.ConnectionState) error {
 	return nil
 }
 
-// ServerConfig returns a configuration for mutual TLS with the current files: TLS 1.3 for our own
-// programs, 1.2 or newer for others.
+// ServerConfig returns a server's configuration for mutual TLS that always uses the present content of the
+// files. Programs of this project must use TLS 1.3, others 1.2 or newer.
 func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	auth := tls.RequireAndVerifyClientCert
 	if opt.Optional {
@@ -264,7 +264,7 @@ func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	return &tls.Config{
 		MinVersion: opt.least(),
 		NextProtos: opt.NextProtos,
-		// Handshakes do not use it, but net/http requires it.
+		// Handshakes use GetConfigForClient and not this certificate, but net/http requires one.
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			m, _ := f.refresh()
 			return &m.cert, nil
@@ -274,7 +274,7 @@ func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	}
 }
 
-// admit refuses peers without one of the roles. No roles admit every peer.
+// admit returns an error if the peer has none of the roles. An empty list of roles admits every peer.
 func (f *Files) admit(state tls.ConnectionState, roles []Role) error {
 	if len(roles) == 0 {
 		return nil
@@ -289,20 +289,22 @@ func (f *Files) admit(state tls.ConnectionState, roles []Role) error {
 	return nil
 }
 
-// Peer describes the server that a client expects.
+// Peer describes the server to which a client wants to connect.
 type Peer struct {
-	// Hosts holds the dialled names or IP addresses; the certificate must contain one of them.
+	// Hosts are the dialled names or IP addresses. The server's certificate must contain one of them.
 	Hosts []string
-	// Role, if set, refuses a certificate of another role. A certificate without an identity is
-	// checked by CA and host only, because legacy v1 peers have arbitrary names.
+	// Role, if set, is the role that the server must have. A server certificate without an identity is
+	// accepted if its CA and host are valid, because legacy v1 peers have arbitrary names.
 	Role Role
-	// Node, if set, refuses an agent's certificate that does not speak for that node. So a node
-	// that registers with the address of another agent receives none of its orders.
+	// Node, if set, is the node whose agent the server must be. So a node that registers with the address of
+	// another agent receives none of that agent's orders. A certificate that names the node need not contain
+	// any of Hosts.
 	Node string
 }
 
-// ClientConfig returns a configuration that presents our certificate and checks the server's CA,
-// host and role with the current files. Our own servers must use TLS 1.3, others 1.2 or newer.
+// ClientConfig returns a client's TLS configuration. The client presents this program's certificate, and
+// checks CA, host and role of the server with the present content of the files. Servers of this project must
+// use TLS 1.3, others 1.2 or newer.
 func (f *Files) ClientConfig(p Peer) *tls.Config {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -311,8 +313,8 @@ func (f *Files) ClientConfig(p Peer) *tls.Config {
 			m, _ := f.refresh()
 			return &m.cert, nil
 		},
-		// The library's check would use the CA at the time of this call. VerifyConnection makes the
-		// same check with the current CA.
+		// The library's own check would always use the CA from the time of this call. VerifyConnection
+		// makes the same check with the present CA.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return f.verifyServer(state, p)
@@ -329,7 +331,7 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 		return errors.New("server showed no certificate")
 	}
 	if len(p.Hosts) == 0 {
-		return errors.New("no host name to check the server's certificate against")
+		return errors.New("there is no host name to check the server's certificate against")
 	}
 	if err := modern(state); err != nil {
 		return err
@@ -349,15 +351,23 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 	if err != nil {
 		return fmt.Errorf("certificate of %s is not valid for the CA in %s: %w", p.Hosts[0], f.cfg.CA, err)
 	}
+	var hostErr error
 	for _, host := range p.Hosts {
-		if err = leaf.VerifyHostname(host); err == nil {
+		if hostErr = leaf.VerifyHostname(host); hostErr == nil {
 			break
 		}
 	}
-	if err != nil {
-		return err
-	}
 	id, err := FromCertificate(leaf, f.cfg.Mapping)
+	// The URI in an agent's certificate names the node. That is a stronger proof than the dialled address,
+	// so the host need not match.
+	if hostErr != nil && !(err == nil && p.Node != "" && id.Role == RoleAgent && !id.Mapped) {
+		return hostErr
+	}
+	if errors.Is(err, ErrNoIdentity) {
+		// The CA and the host are valid. If the certificate has a service name of legacy v1 peers with
+		// another role, refuse it. This check can only refuse; it gives the peer no rights.
+		id, err = FromCertificate(leaf, LegacyMapping(""))
+	}
 	if errors.Is(err, ErrNoIdentity) || p.Role == "" && err != nil {
 		return nil
 	}
@@ -374,12 +384,13 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 		return fmt.Errorf("certificate of %s belongs to %s %q, want role %s", p.Hosts[0], id.Role, id.ID, p.Role)
 	}
 	if p.Node != "" && id.Role == RoleAgent && !id.SpeaksFor(p.Node) {
-		return fmt.Errorf("certificate of %s belongs to agent %q, not to that of node %q", p.Hosts[0], id.ID, p.Node)
+		return fmt.Errorf("the certificate that %s presented belongs to agent %q, which is not the agent of node %q", p.Hosts[0], id.ID, p.Node)
 	}
 	return nil
 }
 
-// refresh returns the material in use. It checks the files if the last check is a second old.
+// refresh returns the material in use. It checks the files for changes if the last check was at least a
+// second ago.
 func (f *Files) refresh() (*material, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -392,11 +403,11 @@ func (f *Files) refresh() (*material, error) {
 	if err == nil && f.err == nil && stamps == f.current.stamp {
 		return f.current, nil
 	}
-	// If os.Stat failed, read returns an error that names the setting.
+	// Ignore an error of os.Stat: read then fails too, with an error that names the setting.
 	m, err := f.read()
 	if err != nil {
 		if f.err == nil || f.err.Error() != err.Error() {
-			f.cfg.Log.Error("TLS credentials changed and are not usable; the old ones stay in use", "error", err)
+			f.cfg.Log.Error("the TLS files have changed but cannot be used; the former ones stay in use", "error", err)
 		}
 		f.err = err
 		return f.current, err
@@ -419,8 +430,8 @@ func (f *Files) stamps() (s [3]stamp, err error) {
 	return s, nil
 }
 
-// read takes the stamps before the content, so that a file that changes in between is read again
-// next time.
+// read takes the modification times before it reads the content. If a file changes in between, the next check
+// reads it again.
 func (f *Files) read() (*material, error) {
 	set := f.cfg.Settings
 	files := []struct{ setting, path string }{{set.CA, f.cfg.CA}, {set.Cert, f.cfg.Cert}, {set.Key, f.cfg.Key}}
@@ -459,8 +470,8 @@ func (f *Files) read() (*material, error) {
 			strings.TrimPrefix(err.Error(), "tls: "))
 	}
 	m.leaf = m.cert.Leaf
-	// Our own certificate may have no identity, because other CAs use arbitrary names. A malformed
-	// identity is an error.
+	// This program's own certificate may lack an identity, because other CAs use arbitrary names. A
+	// malformed identity is an error.
 	m.identity, err = FromCertificate(m.leaf, f.cfg.Mapping)
 	if err != nil && !errors.Is(err, ErrNoIdentity) {
 		return nil, fmt.Errorf("TLS: %s=%s: %w", set.Cert, f.cfg.Cert, err)
@@ -468,8 +479,8 @@ func (f *Files) read() (*material, error) {
 	return m, nil
 }
 
-// warnings returns the warnings of the files and of the leaf's validity. An expired leaf is not an
-// error: the clock may be wrong, and peers refuse it anyway.
+// warnings returns what is questionable about the files, and about the validity of this program's
+// certificate. An expired certificate is not an error: the clock may be wrong, and peers refuse it anyway.
 func (f *Files) warnings(m *material) []string {
 	all := slices.Clone(m.warnings)
 	now := f.cfg.Now()

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// clock is a settable clock; the zero value starts now.
+// clock is a clock that a test can advance. The zero value shows the real time.
 type clock struct{ ahead atomic.Int64 }
 
 func (c *clock) now() time.Time           { return time.Now().Add(time.Duration(c.ahead.Load())) }
@@ -36,7 +36,7 @@ func setFor(t testing.TB, dir string, opt DevOptions) DevSet {
 }
 
 func (p Paths) config() FilesConfig {
-	return FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: DefaultMapping("c1")}
+	return FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: LegacyMapping("c1")}
 }
 
 func load(t testing.TB, cfg FilesConfig) *Files {
@@ -98,12 +98,12 @@ func TestMutualTLS(t *testing.T) {
 		client Paths
 		roles  []Role
 		peer   Peer
-		server string // error at the server
-		err    string // error at the client
+		server string // text of the error that the server must return; "" = none
+		err    string // text of the error that the client must return; "" = none
 	}{
 		{name: "an agent reaches a scheduler by address", client: leaf["agent/node-a"], peer: Peer{Hosts: here, Role: RoleScheduler}},
 		{name: "a scheduler reaches a scheduler by name", client: leaf["scheduler/scheduler-2"], roles: []Role{RoleScheduler}, peer: Peer{Hosts: []string{"localhost"}}},
-		{name: "one good host of two is enough", client: leaf["user/admin"], peer: Peer{Hosts: []string{"x.example.com", "127.0.0.1"}}},
+		{name: "one valid host of two is enough", client: leaf["user/admin"], peer: Peer{Hosts: []string{"x.example.com", "127.0.0.1"}}},
 		{name: "a role that may not connect is refused", client: leaf["agent/node-a"], roles: []Role{RoleScheduler}, peer: Peer{Hosts: here},
 			server: "role agent may not connect", err: "bad certificate"},
 		{name: "a client of another CA is refused", client: Paths{CA: leaf["agent/node-a"].CA, Cert: other["agent/node-a"].Cert, Key: other["agent/node-a"].Key}, peer: Peer{Hosts: here},
@@ -122,7 +122,7 @@ func TestMutualTLS(t *testing.T) {
 			state, serr, cerr := handshake(t, server.ServerConfig(ServerOptions{Roles: tc.roles}), client.ClientConfig(tc.peer))
 			match := func(side string, err error, want string) {
 				if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-					t.Errorf("%s: %v, want %q", side, err, want)
+					t.Errorf("the error of the %s is %v, want %q", side, err, want)
 				}
 			}
 			match("server", serr, tc.server)
@@ -140,11 +140,11 @@ func TestClientWithoutCertificateIsRefused(t *testing.T) {
 	server := load(t, set(t, t.TempDir()).Leaf["scheduler/scheduler-1"].config())
 	_, serr, _ := handshake(t, server.ServerConfig(ServerOptions{}), &tls.Config{InsecureSkipVerify: true})
 	if serr == nil {
-		t.Error("a client without a certificate is let in")
+		t.Error("a client without a certificate must be refused, but was accepted")
 	}
 	_, serr, _ = handshake(t, server.ServerConfig(ServerOptions{}), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
 	if serr == nil || !strings.Contains(serr.Error(), "version") {
-		t.Errorf("TLS 1.1: %v", serr)
+		t.Errorf("a handshake with TLS 1.1 returned %v, want an error about the version", serr)
 	}
 }
 
@@ -169,27 +169,27 @@ func TestLoadFilesRefuses(t *testing.T) {
 		{"a missing file", Paths{good.CA, dir + "/none", good.Key}, []string{dir + "/none", "set PERSYS_TLS_CA, PERSYS_TLS_CERT and PERSYS_TLS_KEY", "-insecure"}},
 		{"a CA without a certificate", Paths{junk, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + junk, "no PEM certificate"}},
 		{"a CA that is a key", Paths{good.Key, good.Cert, good.Key}, []string{"no PEM certificate"}},
-		{"a certificate that is none", Paths{good.CA, junk, good.Key}, []string{"PERSYS_TLS_CERT=" + junk}},
-		{"the key of another", Paths{good.CA, good.Cert, other.Key}, []string{other.Key, "does not match"}},
-		{"a file without end", Paths{big, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + big, "limit 1048576"}},
-		{"a folder", Paths{dir, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + dir}},
+		{"a certificate file without a certificate", Paths{good.CA, junk, good.Key}, []string{"PERSYS_TLS_CERT=" + junk}},
+		{"the key of another certificate", Paths{good.CA, good.Cert, other.Key}, []string{other.Key, "does not match"}},
+		{"a file over the size limit", Paths{big, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + big, "limit 1048576"}},
+		{"a folder instead of a file", Paths{dir, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + dir}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := LoadFiles(tc.p.config())
 			if err == nil {
-				t.Fatal("accepted")
+				t.Fatal("LoadFiles must refuse the files, but accepted them")
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%v\nlacks %q", err, want)
+					t.Errorf("the error is %v\nand must contain %q", err, want)
 				}
 			}
 		})
 	}
 	cfg := good.config()
-	cfg.Mapping = DefaultMapping("c2")
+	cfg.Mapping = LegacyMapping("c2")
 	if _, err := LoadFiles(cfg); err == nil || !strings.Contains(err.Error(), `cluster "c1"`) {
-		t.Errorf("a certificate of another cluster: %v", err)
+		t.Errorf("LoadFiles of a certificate of another cluster returned %v, want an error that names the cluster", err)
 	}
 }
 
@@ -207,10 +207,10 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 		return err
 	}
 	if try() == nil {
-		t.Fatal("a stranger's CA is trusted")
+		t.Fatal("a server of another CA must be refused, but was accepted")
 	}
 
-	// A half-written rotation: the key changed, the certificate not yet.
+	// The key file is already new and the certificate file is still old, as in the middle of a renewal.
 	oldKey, _ := os.ReadFile(leaf.Key)
 	_, newKey, err := makeKey()
 	if err != nil {
@@ -224,29 +224,29 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 	}
 	write(leaf.Key, newKey)
 	if err := f.Status().Err; err != nil {
-		t.Errorf("looked again within a second: %v", err)
+		t.Errorf("the files must not be read again within a second of the last check, but were: %v", err)
 	}
 	c.advance(2 * time.Second)
 	st := f.Status()
 	if st.Err == nil || !strings.Contains(st.Err.Error(), leaf.Key) || st.Identity != before {
-		t.Errorf("a bad pair: %+v", st)
+		t.Errorf("with a certificate and key that do not match, the status is %+v, want an error that names the key file, and the former identity", st)
 	}
 	write(leaf.Key, oldKey)
 	c.advance(2 * time.Second)
 	if st := f.Status(); st.Err != nil || st.Identity != before {
-		t.Errorf("the old pair again: %+v", st)
+		t.Errorf("with the former certificate and key restored, the status is %+v, want no error and the former identity", st)
 	}
 
-	// With a missing file the old pair stays in use.
+	// If a file is missing, the previous key and certificate stay in use.
 	if err := os.Remove(leaf.CA); err != nil {
 		t.Fatal(err)
 	}
 	c.advance(2 * time.Second)
 	if st := f.Status(); st.Err == nil || !strings.Contains(st.Err.Error(), "PERSYS_TLS_CA") {
-		t.Errorf("a missing CA: %+v", st)
+		t.Errorf("with a missing CA the status is %+v, want an error that names PERSYS_TLS_CA", st)
 	}
 
-	// An existing configuration uses a new identity and CA.
+	// After the files change, the existing tls.Configs use the new identity and the new CA.
 	fresh := set(t, filepath.Dir(filepath.Dir(filepath.Dir(stranger.cfg.CA)))).Leaf["agent/node-a"]
 	for from, to := range map[string]string{fresh.CA: leaf.CA, fresh.Cert: leaf.Cert, fresh.Key: leaf.Key} {
 		b, err := os.ReadFile(from)
@@ -257,10 +257,10 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 	}
 	c.advance(2 * time.Second)
 	if err := try(); err != nil {
-		t.Errorf("after the reload: %v", err)
+		t.Errorf("the handshake after the reload returned %v, want success", err)
 	}
 	if st := f.Status(); st.Err != nil || st.Identity.Fingerprint == before.Fingerprint {
-		t.Errorf("after the reload: %+v", st)
+		t.Errorf("the status after the reload is %+v, want the new identity without an error", st)
 	}
 }
 
@@ -273,7 +273,7 @@ func TestServerFollowsItsFiles(t *testing.T) {
 	server := load(t, cfg).ServerConfig(ServerOptions{})
 	client := load(t, b.Leaf["agent/node-a"].config()).ClientConfig(Peer{Hosts: []string{"127.0.0.1"}})
 	if _, serr, _ := handshake(t, server, client); serr == nil {
-		t.Fatal("a stranger is let in")
+		t.Fatal("a client of another CA must be refused, but was accepted")
 	}
 	next := b.Leaf["scheduler/scheduler-1"]
 	for from, to := range map[string]string{next.CA: leaf.CA, next.Cert: leaf.Cert, next.Key: leaf.Key} {
@@ -287,43 +287,43 @@ func TestServerFollowsItsFiles(t *testing.T) {
 	}
 	c.advance(2 * time.Second)
 	if _, serr, cerr := handshake(t, server, client); serr != nil || cerr != nil {
-		t.Errorf("after the reload: %v, %v", serr, cerr)
+		t.Errorf("the handshake after the reload returned server error %v, client error %v, want success", serr, cerr)
 	}
 }
 
-func TestWarnings(t *testing.T) {
+func TestWarningsOfCredentials(t *testing.T) {
 	c := &clock{}
 	leaf := setFor(t, t.TempDir(), DevOptions{Cluster: "c1", Life: time.Hour}).Leaf["agent/node-a"]
 	cfg := leaf.config()
 	cfg.Now = c.now
 	f := load(t, cfg)
 	if w := f.Status().Warnings; len(w) != 0 {
-		t.Errorf("fresh credentials warn: %v", w)
+		t.Errorf("the status of new certificates must have no warnings, but has: %v", w)
 	}
 	c.advance(2 * time.Hour)
 	if st := f.Status(); st.Err != nil || len(st.Warnings) != 1 || !strings.Contains(st.Warnings[0], "expired at") {
-		t.Errorf("expired: %+v", st)
+		t.Errorf("the status of expired credentials is %+v, want one warning that names the expiry", st)
 	}
 	if _, err := LoadFiles(cfg); err != nil {
-		t.Errorf("an expired certificate stops the program: %v", err)
+		t.Errorf("an expired certificate must not keep LoadFiles from succeeding, but did: %v", err)
 	}
 	if err := os.Chmod(leaf.Key, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if w := load(t, leaf.config()).Status().Warnings; len(w) != 1 || !strings.Contains(w[0], "mode 0644") {
-		t.Errorf("an open key: %v", w)
+		t.Errorf("the warnings about a key file that everybody can read are %v, want one that names mode 0644", w)
 	}
 }
 
 func TestIdentifyWithoutCertificate(t *testing.T) {
 	f := load(t, set(t, t.TempDir()).Leaf["agent/node-a"].config())
 	if _, err := f.Identify(tls.ConnectionState{}); !errors.Is(err, ErrNoIdentity) {
-		t.Errorf("got %v", err)
+		t.Errorf("Identify without a certificate returned %v, want ErrNoIdentity", err)
 	}
 }
 
-// Await returns an error when a certificate is revoked or expires, and nil when its context ends.
-func TestAwait(t *testing.T) {
+// Await returns an error when the certificate expires or is revoked, and nil when its context ends.
+func TestAwaitEndsAtRevocationAndExpiry(t *testing.T) {
 	s := set(t, t.TempDir())
 	var c clock
 	cfg := s.Leaf["scheduler/scheduler-1"].config()
@@ -341,7 +341,7 @@ func TestAwait(t *testing.T) {
 		case err := <-end:
 			return err
 		case <-time.After(5 * time.Second):
-			t.Fatal("it still waits")
+			t.Fatal("the watcher must end, but did not")
 			return nil
 		}
 	}
@@ -350,22 +350,22 @@ func TestAwait(t *testing.T) {
 	f.Revoke(&Revoked{Identities: map[string]time.Time{"user/somebody": time.Now()}})
 	cancel()
 	if err := within(end); err != nil {
-		t.Errorf("somebody else's revocation: %v", err)
+		t.Errorf("Await returned %v after the revocation of another identity, want that it goes on without an error", err)
 	}
 	end = await(t.Context())
 	f.Revoke(&Revoked{Certificates: map[string]bool{Fingerprint(peer.Leaf().Raw): true}})
 	if err := within(end); !errors.Is(err, ErrRevoked) {
-		t.Errorf("revoked: %v", err)
+		t.Errorf("Await after the revocation returned %v, want ErrRevoked", err)
 	}
 	f.Revoke(nil)
-	// Just before the certificate expires.
+	// Now the time is just before the certificate expires.
 	c.advance(time.Until(peer.Leaf().NotAfter) - 200*time.Millisecond)
 	if err := within(await(t.Context())); err == nil || !strings.Contains(err.Error(), "expired") {
-		t.Errorf("over: %v", err)
+		t.Errorf("Await after the expiry returned %v, want that it expired", err)
 	}
 }
 
-// leafOf signs a certificate with a common name and, for our own programs, a URI.
+// leafOf issues a certificate with a common name and, for programs of this project, a persys:// URI.
 func leafOf(t *testing.T, dir string, a *Authority, cn string, id *Identity) Paths {
 	t.Helper()
 	key, keyPEM, err := makeKey()
@@ -395,8 +395,32 @@ func leafOf(t *testing.T, dir string, a *Authority, cn string, id *Identity) Pat
 	return k.Paths()
 }
 
-// Our own programs must use TLS 1.3; peers with certificates of other CAs may use 1.2.
-func TestDowngrade(t *testing.T) {
+// A client accepts a server certificate without an identity if its CA and host are valid. It refuses a
+// certificate with the service name of a legacy v1 program of another role.
+func TestServersWithoutIdentity(t *testing.T) {
+	root, err := NewRoot("c1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := root.NewAuthority("c1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	client := FilesConfig{}
+	own := leafOf(t, dir, a, "client", nil)
+	client.CA, client.Cert, client.Key = own.CA, own.Cert, own.Key
+	for cn, ok := range map[string]bool{"persys-scheduler": true, "control.example.com": true, "compute-agent": false, "persysctl": false} {
+		server := load(t, leafOf(t, dir, a, cn, nil).config()).ServerConfig(ServerOptions{})
+		_, _, err := handshake(t, server, load(t, client).ClientConfig(Peer{Hosts: []string{"127.0.0.1"}, Role: RoleScheduler}))
+		if (err == nil) != ok {
+			t.Errorf("connecting to a server with a certificate of %s as a scheduler returned error %v, want a refusal exactly for other roles", cn, err)
+		}
+	}
+}
+
+// Programs of this project must use TLS 1.3. Peers with certificates of other CAs may use 1.2.
+func TestOldTLSVersionsAreRefused(t *testing.T) {
 	root, err := NewRoot("c1", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -428,21 +452,21 @@ func TestDowngrade(t *testing.T) {
 	for _, tc := range []struct {
 		name           string
 		server, client *tls.Config
-		refused        string // error of the refusing side
+		refused        string // text of the expected error on the side that refuses
 	}{
-		{"two of ours", server(scheduler, ServerOptions{}), client(agent), ""},
-		{"one of ours with 1.2 is refused", server(scheduler, ServerOptions{}), capped(client(agent)), "TLS 1.3"},
-		{"one from elsewhere with 1.2 is not", server(oldServer, ServerOptions{}), capped(client(old)), ""},
-		{"a server of ours that someone holds to 1.2 is refused", capped(server(scheduler, ServerOptions{})), client(old), "TLS 1.3"},
-		{"on a port of our own nobody gets in with 1.2", server(oldServer, ServerOptions{OwnOnly: true}), capped(client(old)), "protocol version"},
+		{"two programs of the cluster", server(scheduler, ServerOptions{}), client(agent), ""},
+		{"an agent of the cluster that offers only TLS 1.2 is refused", server(scheduler, ServerOptions{}), capped(client(agent)), "TLS 1.3"},
+		{"a client with a certificate of another CA may use TLS 1.2", server(oldServer, ServerOptions{}), capped(client(old)), ""},
+		{"a server of the cluster that offers only TLS 1.2 is refused", capped(server(scheduler, ServerOptions{})), client(old), "TLS 1.3"},
+		{"a port with OwnOnly refuses TLS 1.2", server(oldServer, ServerOptions{OwnOnly: true}), capped(client(old)), "protocol version"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, serr, cerr := handshake(t, tc.server, tc.client)
 			if tc.refused == "" && (serr != nil || cerr != nil) {
-				t.Errorf("server %v, client %v", serr, cerr)
+				t.Errorf("the handshake must succeed, but failed: server %v, client %v", serr, cerr)
 			}
 			if tc.refused != "" && (cerr == nil || !strings.Contains(fmt.Sprint(serr, cerr), tc.refused)) {
-				t.Errorf("server %v, client %v: want %q", serr, cerr, tc.refused)
+				t.Errorf("the handshake returned server %v, client %v, want %q", serr, cerr, tc.refused)
 			}
 		})
 	}

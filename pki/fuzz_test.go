@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// FuzzKeyFile: every key file gives a key or an error, and an error never contains a key.
+// FuzzKeyFile: for any content of a key file, parse returns a key or an error, and the error never contains
+// the key.
 func FuzzKeyFile(f *testing.F) {
 	key, err := NewKey()
 	if err != nil {
@@ -35,15 +36,16 @@ func FuzzKeyFile(f *testing.F) {
 		}
 		k, err := file.parse(text)
 		if (k == nil) == (err == nil) {
-			t.Fatalf("%v, %v", k, err)
+			t.Fatalf("Load returned key %v, error %v, want either a key or an error", k, err)
 		}
 		if err != nil && len(text) > 20 && strings.Contains(err.Error(), text[20:]) && len(text[20:]) > 8 {
-			t.Errorf("the error repeats the file: %v", err)
+			t.Errorf("the error must not repeat the content of the file, but does: %v", err)
 		}
 	})
 }
 
-// FuzzSign: certificate requests come from anybody who can connect to the port.
+// FuzzSign passes random certificate requests to Sign. Requests come from anybody who can connect to the
+// port.
 func FuzzSign(f *testing.F) {
 	root, err := NewRoot("c1", time.Now())
 	if err != nil {
@@ -61,18 +63,18 @@ func FuzzSign(f *testing.F) {
 		f.Add(csr)
 	}
 	f.Fuzz(func(t *testing.T, csr []byte) {
-		got, err := a.Sign(csr, Identity{Role: RoleAgent, ID: "node-a"}, time.Now(), time.Hour)
+		got, err := a.Sign(csr, Identity{Role: RoleAgent, ID: "node-a"}, Hosts{Requested: true}, time.Now(), time.Hour)
 		if err != nil {
 			return
 		}
-		id, err := FromCertificate(got.Cert, DefaultMapping("c1"))
+		id, err := FromCertificate(got.Cert, LegacyMapping("c1"))
 		if err != nil || id.Role != RoleAgent || id.ID != "node-a" || got.Cert.IsCA || id.Mapped {
-			t.Errorf("signed %v as %v: %v", got.Cert.URIs, id, err)
+			t.Errorf("Sign issued %v for identity %v, error %v, want a certificate of agent node-a that is no CA", got.Cert.URIs, id, err)
 		}
 	})
 }
 
-// FuzzParseAuthority: authorities are sent by admins and become trusted.
+// FuzzParseAuthority parses random authorities. Admins upload authorities, which the cluster then trusts.
 func FuzzParseAuthority(f *testing.F) {
 	root, err := NewRoot("c1", time.Now())
 	if err != nil {
@@ -90,12 +92,12 @@ func FuzzParseAuthority(f *testing.F) {
 	f.Add(root.Cert.Raw, root.Cert.Raw, key)
 	f.Fuzz(func(t *testing.T, cert, root, key []byte) {
 		if a, err := ParseAuthority(cert, root, key); err == nil && (!a.Cert.IsCA || a.Cert.CheckSignatureFrom(a.Root) != nil) {
-			t.Error("an authority that its root has not signed")
+			t.Error("ParseAuthority must refuse an authority that its root has not signed, but accepted it")
 		}
 	})
 }
 
-// FuzzRoots: CA bundles come from files and over the network.
+// FuzzRoots parses random CA bundles. Bundles come from files and over the network.
 func FuzzRoots(f *testing.F) {
 	root, err := NewRoot("c1", time.Now())
 	if err != nil {
@@ -106,12 +108,12 @@ func FuzzRoots(f *testing.F) {
 	f.Add([]byte("-----BEGIN"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if pool, err := parseRoots(data); err == nil && pool.Equal(x509.NewCertPool()) {
-			t.Error("no root, and no error")
+			t.Error("parseRoots must return a root or an error, but returned neither")
 		}
 	})
 }
 
-// FuzzRing: a sealed ring may come from a scheduler of any version.
+// FuzzRing opens random sealed gossip rings. A ring may come from a scheduler of any version.
 func FuzzRing(f *testing.F) {
 	f.Add([]byte(`{"keys":[{"id":"first"}],"seals":"first"}`))
 	f.Add([]byte(`{"keys":[{"id":"0011223344556677","key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}],"seals":"0011223344556677"}`))
@@ -125,12 +127,12 @@ func FuzzRing(f *testing.F) {
 			return
 		}
 		if seals, all := r.Raw(key); len(seals) != keySize || len(all) != len(r.Keys) {
-			t.Errorf("%d bytes seal, %d keys", len(seals), len(all))
+			t.Errorf("the ring encrypts with %d bytes and has %d keys, want a key of full length, and all keys", len(seals), len(all))
 		}
 	})
 }
 
-// FuzzMembership: membership files may be damaged.
+// FuzzMembership reads damaged membership files.
 func FuzzMembership(f *testing.F) {
 	k := IdentityStore{Dir: f.TempDir()}
 	f.Add([]byte(`{"cluster":"c1","role":"agent","name":"n1","token":"t","schedulers":["10.0.0.1:8085"]}`))
@@ -148,19 +150,20 @@ func FuzzMembership(f *testing.F) {
 			t.Fatal(err)
 		}
 		if _, err := k.Membership(); err != nil {
-			t.Fatalf("what was written is not read: %v", err)
+			t.Fatalf("a stored membership must be readable, but: %v", err)
 		}
 	})
 }
 
-// FuzzPeers: PERSYS_TLS_PEERS with certificates of other CAs.
+// FuzzPeers maps certificates with random names by random values of PERSYS_TLS_PEERS. A mapped identity must
+// be valid.
 func FuzzPeers(f *testing.F) {
 	f.Add("compute-agent", "agent/n1", "compute-agent", "")
 	f.Add("x", "user/admin", "x", "persys://c1/user/eve")
 	f.Add("x", "user/anonymous", "y", "persys://c1/agent/")
 	f.Add("", "/", "", "persys:opaque")
 	f.Fuzz(func(t *testing.T, name, text, cn, uri string) {
-		m, err := DefaultMapping("c1").With(map[string]string{name: text})
+		m, err := LegacyMapping("c1").With(map[string]string{name: text})
 		if err != nil {
 			return
 		}
@@ -173,7 +176,7 @@ func FuzzPeers(f *testing.F) {
 			return
 		}
 		if err := id.check(true); err != nil || id.IsAnonymous() {
-			t.Fatalf("%+v: %v", id, err)
+			t.Fatalf("a mapped identity must be valid, but %+v is not: %v", id, err)
 		}
 	})
 }

@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// Role is the kind of a peer, which decides its permissions.
+// Role is the kind of a peer: scheduler, agent, gateway or user. It decides the permissions of the peer.
 type Role string
 
-// The roles of an identity. Certificates contain them, so existing ones must not change.
+// The roles of an identity. Certificates contain these names, so existing names must not change.
 const (
 	RoleScheduler Role = "scheduler"
 	RoleAgent     Role = "agent"
@@ -31,58 +31,66 @@ func (r Role) Valid() bool {
 	return false
 }
 
-// Users with a special meaning.
+// User ids with a special meaning.
 const (
-	// AdminID is the user who may do everything.
+	// AdminID is the id of the first user of a new cluster, who is its admin. Package rpc decides what users
+	// may do.
 	AdminID = "admin"
-	// AnonymousID is every caller of a program that runs with -insecure.
+	// AnonymousID is the user id of every caller of a program that runs with -insecure.
 	AnonymousID = "anonymous"
 )
 
-// Identity identifies a peer. It is comparable; the zero value is nobody.
+// Identity says who a peer is, according to its certificate. It is comparable. The zero value identifies no
+// peer.
 type Identity struct {
-	// Cluster is the cluster for which the certificate was issued. It is empty if the identity was
-	// mapped from a certificate without a cluster.
+	// Cluster is the cluster for which the certificate was issued. It is empty if the certificate names no
+	// cluster and the mapping sets none.
 	Cluster string
 	Role    Role
-	// ID is the node id of an agent, the name of a scheduler or gateway, or the name of a user. At
-	// most 128 bytes.
+	// ID is the id of an agent's node, the name of a scheduler or gateway, or the name of a user; at most
+	// 128 bytes.
 	ID string
 	// Fingerprint is the lower-case hex SHA-256 of the certificate; empty for
 	// the anonymous admin.
 	Fingerprint string
-	// CommonName is the subject's CN, for audit events only.
+	// CommonName is the CN of the certificate's subject. It is used only in audit events.
 	CommonName string
 	// Mapped is true if the identity was derived from a service name (CN or DNS SAN) and not from a
-	// persys:// URI. Such a certificate of an agent does not prove a node id
-	// (contract/semantics.md, section 13), unless a mapping ties its name to a node; then Mapped is
-	// false.
+	// persys:// URI. Such a certificate of an agent does not prove a node id (contract/semantics.md, section
+	// 13). If an operator's mapping assigns the name to one node, Mapped is false.
 	Mapped bool
 }
 
-// Anonymous is the identity of every caller under -insecure: an admin without
-// a certificate (pki/DESIGN.md).
+// Anonymous returns the identity that every caller has under -insecure: an admin without a certificate
+// (pki/DESIGN.md).
 func Anonymous() Identity { return Identity{Role: RoleUser, ID: AnonymousID} }
 
-// IsZero reports whether the identity is nobody.
+// IsZero reports whether the identity is the zero value.
 func (i Identity) IsZero() bool { return i == Identity{} }
 
-// IsAnonymous reports whether the caller showed no certificate.
+// IsAnonymous reports whether the identity is that of a caller under -insecure, without a certificate.
 func (i Identity) IsAnonymous() bool {
 	return i.Role == RoleUser && i.ID == AnonymousID && i.Fingerprint == ""
 }
 
-// IsAdmin reports whether the caller may do everything: the admin user, or
-// anybody under -insecure.
-func (i Identity) IsAdmin() bool {
-	return i.Role == RoleUser && (i.ID == AdminID || i.IsAnonymous())
-}
-
-// SpeaksFor reports whether the identity may act as the node. An agent speaks for the node of its
-// id. A mapped agent may speak for any node, because certificates of legacy v1 peers do not say
+// SpeaksFor reports whether the identity may act as the node. An agent may act as the node whose id it has.
+// An agent whose identity is Mapped may act as any node, because certificates of legacy v1 peers do not say
 // which of their names is the node's.
 func (i Identity) SpeaksFor(node string) bool {
 	return i.Role == RoleAgent && (i.Mapped || i.ID == node)
+}
+
+// TokenCommand returns the persysctl command that makes a join token for the identity. Error messages show
+// it.
+func (i Identity) TokenCommand() string {
+	switch {
+	// Only the first scheduler makes the user admin, so there are no tokens for it.
+	case i.Role == RoleUser && i.ID == AdminID:
+		return "persysctl token create --role user --name NAME --access admin"
+	case i.Role == RoleUser:
+		return "persysctl token create --role user --name " + i.ID + " --access ROLE"
+	}
+	return "persysctl token create --role " + string(i.Role) + " --name " + i.ID
 }
 
 // ErrNoIdentity is returned, wrapped, for a certificate without a known identity.
@@ -90,8 +98,8 @@ var ErrNoIdentity = errors.New("certificate names no known identity")
 
 const scheme = "persys"
 
-// URI returns the URI subject alternative name of the identity,
-// persys://<cluster>/<role>/<id>.
+// URI returns the identity as a URI, persys://<cluster>/<role>/<id>, for the subject alternative name of a
+// certificate.
 func (i Identity) URI() (*url.URL, error) {
 	if err := i.check(false); err != nil {
 		return nil, err
@@ -99,8 +107,8 @@ func (i Identity) URI() (*url.URL, error) {
 	return &url.URL{Scheme: scheme, Host: i.Cluster, Path: "/" + string(i.Role) + "/" + i.ID}, nil
 }
 
-// String returns the text form for metadata between replicas: the URI, then "?" and the fields for
-// audit events. ParseIdentity reads it. It is printable ASCII.
+// String returns the text form in which replicas send an identity to each other: the URI, then "?" and the
+// fields for audit events. ParseIdentity reads this form. It is printable ASCII.
 func (i Identity) String() string {
 	var b strings.Builder
 	b.WriteString(scheme + "://" + i.Cluster + "/" + string(i.Role) + "/" + i.ID)
@@ -120,8 +128,8 @@ func (i Identity) String() string {
 	return b.String()
 }
 
-// ParseIdentity reads the text form of String. Any other key, order or spelling is an error, so
-// that two replicas never read the same header differently.
+// ParseIdentity reads the text form of String. An unknown key, another order or another spelling is an error,
+// so that two replicas never interpret the same header differently.
 func ParseIdentity(s string) (Identity, error) {
 	const max = 2048
 	if len(s) > max {
@@ -193,7 +201,8 @@ func (i Identity) check(emptyCluster bool) error {
 	return nil
 }
 
-// validName is the id rule of the project (RULES, Ids), plus extra bytes.
+// validName reports whether s follows the rule for ids (docs/RULES.md, Ids). The bytes in extra are also
+// allowed, except at the beginning.
 func validName(s, extra string) bool {
 	if len(s) == 0 || len(s) > 128 {
 		return false
@@ -210,26 +219,26 @@ func validName(s, extra string) bool {
 	return true
 }
 
-// Mapping maps certificates without a persys:// URI, as other CAs issue them, to identities.
+// Mapping gives identities to certificates of other CAs, which have no persys:// URI. The zero value gives
+// none.
 type Mapping struct {
-	// Cluster, if set, is the only cluster that a URI may name, and the cluster of every mapped
-	// identity.
+	// Cluster, if set, is the only cluster that a persys:// URI may name. Mapped identities get this
+	// cluster.
 	Cluster string
-	// Names maps service names to principals. A service name matches the CN, a DNS SAN, or the
-	// first label of a DNS SAN.
+	// Names maps names in certificates to principals. A name must equal the whole CN or a whole DNS SAN.
 	Names map[string]Principal
 }
 
-// Principal is a role and id. An empty ID stands for a name in the certificate: a DNS SAN such as
-// the node name of an agent, else the service name.
+// Principal is a role and an id for a mapped certificate. If ID is empty, the id is taken from the
+// certificate: a DNS SAN such as the node name of an agent, or else the service name.
 type Principal struct {
 	Role Role
 	ID   string
 }
 
-// DefaultMapping returns a new mapping with the service names of legacy v1 peers
-// (contract/semantics.md, section 13).
-func DefaultMapping(cluster string) Mapping {
+// LegacyMapping returns a mapping for the service names of legacy v1 peers (contract/semantics.md, section
+// 13).
+func LegacyMapping(cluster string) Mapping {
 	return Mapping{Cluster: cluster, Names: map[string]Principal{
 		"persys-scheduler": {Role: RoleScheduler},
 		"persys_scheduler": {Role: RoleScheduler},
@@ -242,9 +251,22 @@ func DefaultMapping(cluster string) Mapping {
 	}}
 }
 
-// With adds an operator's mappings for certificates of other CAs: service names as in Names, each
-// with "<role>" or "<role>/<id>". The id of an agent is its node, and the certificate is then valid
-// for that node only. The id of a user is the user name.
+// PeerMapping returns the mapping that the settings PERSYS_TLS_LEGACY_NAMES and PERSYS_TLS_PEERS describe.
+func PeerMapping(legacyNames bool, peers map[string]string) (Mapping, error) {
+	m := Mapping{}
+	if legacyNames {
+		m = LegacyMapping("")
+	}
+	m, err := m.With(peers)
+	if err != nil {
+		return m, fmt.Errorf("PERSYS_TLS_PEERS: %w", err)
+	}
+	return m, nil
+}
+
+// With returns m with an operator's mappings for certificates of other CAs added. A key of peers is a name as
+// in Names, and its value is "<role>" or "<role>/<id>". The id of an agent is its node; the certificate can
+// then act only as that node. The id of a user is the user name.
 func (m Mapping) With(peers map[string]string) (Mapping, error) {
 	out := Mapping{Cluster: m.Cluster, Names: maps.Clone(m.Names)}
 	if out.Names == nil {
@@ -255,7 +277,7 @@ func (m Mapping) With(peers map[string]string) (Mapping, error) {
 		p := Principal{Role: Role(role), ID: id}
 		check := Identity{Role: p.Role, ID: id}
 		if !named {
-			check.ID = "x" // the certificate provides the id
+			check.ID = "x" // use any valid id for this check: the real id comes from the certificate
 		}
 		if err := check.check(true); err != nil {
 			return Mapping{}, fmt.Errorf("peer %q: %q is not <role> or <role>/<id>: %w", name, text, err)
@@ -268,9 +290,10 @@ func (m Mapping) With(peers map[string]string) (Mapping, error) {
 	return out, nil
 }
 
-// FromCertificate returns the identity of a certificate: that of its persys:// URI, or without one
-// that of the mapping. The chain must have been verified. Errors: a malformed or foreign URI, more
-// than one URI, names that map to different roles, or ErrNoIdentity.
+// FromCertificate returns the identity in the certificate's persys:// URI. A certificate without such a URI
+// gets its identity from the mapping. The caller must have verified the chain. It is an error if the URI is
+// malformed or of another cluster, if there is more than one URI, or if names map to different roles. A
+// certificate without a known identity gives ErrNoIdentity.
 func FromCertificate(cert *x509.Certificate, m Mapping) (Identity, error) {
 	if cert == nil {
 		return Identity{}, fmt.Errorf("%w: no certificate", ErrNoIdentity)
@@ -292,7 +315,7 @@ func identify(cert *x509.Certificate, m Mapping) (Identity, error) {
 			continue
 		}
 		if !stated.IsZero() {
-			return Identity{}, errors.New("holds more than one persys:// URI")
+			return Identity{}, errors.New("contains more than one persys:// URI")
 		}
 		var err error
 		if stated, err = parseURI(u.String(), false); err != nil {
@@ -332,25 +355,22 @@ func (m Mapping) match(cert *x509.Certificate) (Principal, string, error) {
 	for _, name := range cert.DNSNames {
 		p, ok := m.Names[name]
 		if !ok {
-			name, _, _ = strings.Cut(name, ".")
-			p, ok = m.Names[name]
-		}
-		if !ok {
 			continue
 		}
 		if service != "" && p != found {
-			return Principal{}, "", fmt.Errorf("its DNS names stand for both %s (%s) and %s (%s)", service, found.Role, name, p.Role)
+			return Principal{}, "", fmt.Errorf("its DNS names stand for two identities, both %s (%s) and %s (%s)", service, found.Role, name, p.Role)
 		}
 		found, service = p, name
 	}
 	if service == "" {
-		return Principal{}, "", ErrNoIdentity
+		return Principal{}, "", fmt.Errorf("%w: it has no persys:// URI, and neither PERSYS_TLS_PEERS nor PERSYS_TLS_LEGACY_NAMES gives one of its names a role", ErrNoIdentity)
 	}
 	return found, service, nil
 }
 
-// hostOf returns the most specific DNS name. Issuers of legacy v1 peers list the service name,
-// localhost and qualified names first and the node id last.
+// hostOf returns the DNS name in a legacy certificate that most likely is the node id: the last name without
+// a dot, or else the last name, not counting localhost and the service names. Issuers of legacy v1 peers put
+// the node id last.
 func hostOf(cert *x509.Certificate, service string) string {
 	best := ""
 	for _, name := range cert.DNSNames {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// issue returns a parsed self-signed certificate with the given names.
+// issue returns a parsed self-signed certificate with these names.
 func issue(t testing.TB, cn string, dns []string, uris ...string) *x509.Certificate {
 	t.Helper()
 	key, _, err := makeKey()
@@ -43,40 +43,39 @@ func TestFromCertificate(t *testing.T) {
 		name, cn string
 		dns      []string
 		uris     []string
-		want     Identity // Fingerprint and CommonName are checked apart
+		want     Identity // expected identity without Fingerprint and CommonName, which are checked separately
 		err      string
 	}{
-		{name: "a URI states the identity", cn: "x", uris: []string{"persys://c1/agent/node-a"},
+		{name: "a persys:// URI determines the identity", cn: "x", uris: []string{"persys://c1/agent/node-a"},
 			want: Identity{Cluster: "c1", Role: RoleAgent, ID: "node-a"}},
-		{name: "the URI wins over the CN", cn: "persys-scheduler", uris: []string{"persys://c1/user/eve"},
+		{name: "a persys:// URI takes precedence over the CN", cn: "persys-scheduler", uris: []string{"persys://c1/user/eve"},
 			want: Identity{Cluster: "c1", Role: RoleUser, ID: "eve"}},
-		{name: "foreign URIs are ignored", cn: "x", uris: []string{"spiffe://td/x", "persys://c1/gateway/g"},
+		{name: "URIs with another scheme are ignored", cn: "x", uris: []string{"spiffe://td/x", "persys://c1/gateway/g"},
 			want: Identity{Cluster: "c1", Role: RoleGateway, ID: "g"}},
-		{name: "two URIs are refused", uris: []string{"persys://c1/agent/a", "persys://c1/agent/b"}, err: "more than one"},
-		{name: "another cluster is refused", uris: []string{"persys://c2/agent/a"}, err: `cluster "c2"`},
-		{name: "an unknown role is refused", uris: []string{"persys://c1/root/a"}, err: `role "root"`},
-		{name: "a broken URI is not mapped by CN", cn: "persysctl", uris: []string{"persys://c1/agent"}, err: "want persys://"},
-		{name: "the anonymous user can not be issued", uris: []string{"persys://c1/user/anonymous"}, err: "reserved"},
-		{name: "CN of the scheduler", cn: "persys-scheduler",
+		{name: "a certificate with two persys:// URIs is refused", uris: []string{"persys://c1/agent/a", "persys://c1/agent/b"}, err: "more than one"},
+		{name: "a URI of another cluster is refused", uris: []string{"persys://c2/agent/a"}, err: `cluster "c2"`},
+		{name: "a URI with an unknown role is refused", uris: []string{"persys://c1/root/a"}, err: `role "root"`},
+		{name: "a certificate with an invalid URI is not mapped by its CN", cn: "persysctl", uris: []string{"persys://c1/agent"}, err: "want persys://"},
+		{name: "a certificate for the anonymous user is refused", uris: []string{"persys://c1/user/anonymous"}, err: "reserved"},
+		{name: "the CN persys-scheduler maps to the role scheduler", cn: "persys-scheduler",
 			want: Identity{Cluster: "c1", Role: RoleScheduler, ID: "persys-scheduler", Mapped: true}},
-		{name: "CN of the CLI is the admin", cn: "persysctl",
+		{name: "the CN of the CLI maps to the user admin", cn: "persysctl",
 			want: Identity{Cluster: "c1", Role: RoleUser, ID: "admin", Mapped: true}},
-		{name: "an agent's node id is the last short name", cn: "compute-agent",
+		{name: "the node id of an agent is the last DNS name without a dot", cn: "compute-agent",
 			dns:  []string{"compute-agent", "localhost", "host.example.com", "compute-agent.persys.cloud", "node-7"},
 			want: Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7", Mapped: true}},
-		{name: "a DNS SAN maps when the CN does not", cn: "free", dns: []string{"localhost", "persys-gateway"},
+		{name: "a DNS name is mapped if the CN is not", cn: "free", dns: []string{"localhost", "persys-gateway"},
 			want: Identity{Cluster: "c1", Role: RoleGateway, ID: "persys-gateway", Mapped: true}},
-		{name: "a qualified service name maps", cn: "free", dns: []string{"persys-gateway.persys.local"},
-			want: Identity{Cluster: "c1", Role: RoleGateway, ID: "persys-gateway", Mapped: true}},
+		{name: "a name is mapped only if it matches as a whole", cn: "persysctl.example.com", dns: []string{"persysctl.example.com", "persys-gateway.persys.local"}, err: ErrNoIdentity.Error()},
 		{name: "names of two roles are refused", cn: "free", dns: []string{"persys-gateway", "compute-agent"}, err: "both"},
-		{name: "an unknown certificate is nobody", cn: "www", dns: []string{"www.example.com"}, err: ErrNoIdentity.Error()},
+		{name: "a certificate with unknown names has no identity", cn: "www", dns: []string{"www.example.com"}, err: ErrNoIdentity.Error()},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cert := issue(t, tc.cn, tc.dns, tc.uris...)
-			got, err := FromCertificate(cert, DefaultMapping("c1"))
+			got, err := FromCertificate(cert, LegacyMapping("c1"))
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
-					t.Fatalf("got %+v, %v; want an error with %q", got, err, tc.err)
+					t.Fatalf("FromCertificate returned %+v and error %v, want an error with %q", got, err, tc.err)
 				}
 				return
 			}
@@ -84,25 +83,54 @@ func TestFromCertificate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(got.Fingerprint) != 64 || got.CommonName != tc.cn {
-				t.Errorf("fingerprint %q, CN %q", got.Fingerprint, got.CommonName)
+				t.Errorf("the identity has fingerprint %q, CN %q, want a hash and the CN of the case", got.Fingerprint, got.CommonName)
 			}
 			back, err := ParseIdentity(got.String())
 			if err != nil || back != got {
-				t.Errorf("%q reads back as %+v, %v", got, back, err)
+				t.Errorf("ParseIdentity of %q returned %+v, error %v, want the same identity", got, back, err)
 			}
 			got.Fingerprint, got.CommonName = "", ""
 			if got != tc.want {
-				t.Errorf("got %+v, want %+v", got, tc.want)
+				t.Errorf("FromCertificate returned %+v, want %+v", got, tc.want)
 			}
 		})
 	}
 	if _, err := FromCertificate(nil, Mapping{}); !errors.Is(err, ErrNoIdentity) {
-		t.Errorf("no certificate: %v", err)
+		t.Errorf("FromCertificate without a certificate returned %v, want ErrNoIdentity", err)
 	}
 }
 
-func TestMappingWith(t *testing.T) {
-	m, err := DefaultMapping("c1").With(map[string]string{
+// A certificate of another CA has an identity only if a setting maps one of its names.
+func TestPeerMapping(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		legacy bool
+		peers  map[string]string
+		cn     string
+		want   Role // expected role; empty if no identity is expected
+	}{
+		{"without settings no name has an identity", false, nil, "persysctl", ""},
+		{"a setting for another name gives no identity", false, map[string]string{"ops": "user/ada"}, "persys-scheduler", ""},
+		{"a configured name has its identity", false, map[string]string{"ops": "user/ada"}, "ops", RoleUser},
+		{"legacy names have identities", true, nil, "persys-scheduler", RoleScheduler},
+		{"a configured name has its identity beside legacy names", true, map[string]string{"ops": "user/ada"}, "ops", RoleUser},
+	} {
+		m, err := PeerMapping(tc.legacy, tc.peers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := FromCertificate(issue(t, tc.cn, []string{tc.cn}), m)
+		if got.Role != tc.want || errors.Is(err, ErrNoIdentity) != (tc.want == "") {
+			t.Errorf("%s: the identity is %+v, error %v, want the role of the case", tc.name, got, err)
+		}
+	}
+	if _, err := PeerMapping(false, map[string]string{"n": "root"}); err == nil || !strings.Contains(err.Error(), "PERSYS_TLS_PEERS") {
+		t.Errorf("PeerMapping with a wrong role returned %v, want an error that names PERSYS_TLS_PEERS", err)
+	}
+}
+
+func TestMappingWithOtherCAs(t *testing.T) {
+	m, err := LegacyMapping("c1").With(map[string]string{
 		"node7.example.com": "agent/node-7", "fleet": "agent", "ops@example.com": "user/ada", "compute-agent": "agent/only",
 	})
 	if err != nil {
@@ -112,14 +140,14 @@ func TestMappingWith(t *testing.T) {
 		name, cn string
 		dns      []string
 		want     Identity
-		speaks   bool // for want.ID only
+		speaks   bool // whether the identity speaks for no node but want.ID
 	}{
-		{"a name tied to a node is that agent and no other", "node7.example.com", nil, Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7"}, true},
-		{"the DNS name does as well", "x", []string{"node7.example.com"}, Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7"}, true},
-		{"a name of a fleet is tied to no node", "fleet", []string{"fleet", "n2"}, Identity{Cluster: "c1", Role: RoleAgent, ID: "n2", Mapped: true}, false},
-		{"a user by another CA", "ops@example.com", nil, Identity{Cluster: "c1", Role: RoleUser, ID: "ada", Mapped: true}, false},
-		{"what is set goes before the default", "compute-agent", nil, Identity{Cluster: "c1", Role: RoleAgent, ID: "only"}, true},
-		{"defaults stay", "persys-gateway", nil, Identity{Cluster: "c1", Role: RoleGateway, ID: "persys-gateway", Mapped: true}, false},
+		{"a name that is assigned to a node can act as that node only", "node7.example.com", nil, Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7"}, true},
+		{"a DNS name that is assigned to a node can act as that node", "x", []string{"node7.example.com"}, Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7"}, true},
+		{"a name without a node can act as any node", "fleet", []string{"fleet", "n2"}, Identity{Cluster: "c1", Role: RoleAgent, ID: "n2", Mapped: true}, false},
+		{"a user with a certificate of another CA has an identity", "ops@example.com", nil, Identity{Cluster: "c1", Role: RoleUser, ID: "ada", Mapped: true}, false},
+		{"a mapping of a legacy name replaces the default", "compute-agent", nil, Identity{Cluster: "c1", Role: RoleAgent, ID: "only"}, true},
+		{"legacy names without a mapping of their own keep the default", "persys-gateway", nil, Identity{Cluster: "c1", Role: RoleGateway, ID: "persys-gateway", Mapped: true}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := FromCertificate(issue(t, tc.cn, tc.dns), m)
@@ -128,46 +156,44 @@ func TestMappingWith(t *testing.T) {
 			}
 			got.Fingerprint, got.CommonName = "", ""
 			if got != tc.want {
-				t.Errorf("got %+v, want %+v", got, tc.want)
+				t.Errorf("the mapped identity is %+v, want %+v", got, tc.want)
 			}
 			if got.Role == RoleAgent && got.SpeaksFor("another") == tc.speaks {
-				t.Errorf("speaks for another node: %v", !tc.speaks)
+				t.Errorf("SpeaksFor for another node returned %v, want true only for a mapped identity", !tc.speaks)
 			}
 		})
 	}
-	if _, ok := DefaultMapping("").Names["fleet"]; ok {
-		t.Error("With changes what it is called on")
+	if _, ok := LegacyMapping("").Names["fleet"]; ok {
+		t.Error("With must not change its receiver, but did")
 	}
 	for _, bad := range []string{"", "root", "agent/", "agent/-x", "user/anonymous", "agent/a/b"} {
-		if _, err := DefaultMapping("").With(map[string]string{"n": bad}); err == nil {
-			t.Errorf("%q is accepted", bad)
+		if _, err := LegacyMapping("").With(map[string]string{"n": bad}); err == nil {
+			t.Errorf("With must refuse the mapping %q, but accepted it", bad)
 		}
 	}
 }
 
 func TestPermissionsOfIdentities(t *testing.T) {
 	for _, tc := range []struct {
-		name          string
-		id            Identity
-		admin, speaks bool
+		name              string
+		id                Identity
+		anonymous, speaks bool
 	}{
-		{"anonymous is an admin", Anonymous(), true, false},
-		{"an anonymous with a certificate is not", Identity{Role: RoleUser, ID: AnonymousID, Fingerprint: "x"}, false, false},
-		{"the admin user is an admin", Identity{Role: RoleUser, ID: AdminID}, true, false},
-		{"an agent called admin is not", Identity{Role: RoleAgent, ID: AdminID}, false, false},
-		{"another user is not", Identity{Role: RoleUser, ID: "bob"}, false, false},
+		{"a caller without a certificate", Anonymous(), true, false},
+		{"a user named anonymous with a certificate", Identity{Role: RoleUser, ID: AnonymousID, Fingerprint: "x"}, false, false},
+		{"a user with a certificate", Identity{Role: RoleUser, ID: "bob"}, false, false},
 		{"an agent speaks for its node", Identity{Role: RoleAgent, ID: "n1"}, false, true},
-		{"an agent does not speak for another", Identity{Role: RoleAgent, ID: "n2"}, false, false},
-		{"a mapped agent is not tied to a node", Identity{Role: RoleAgent, ID: "n2", Mapped: true}, false, true},
-		{"a mapped scheduler is no agent", Identity{Role: RoleScheduler, ID: "n1", Mapped: true}, false, false},
-		{"nobody may nothing", Identity{}, false, false},
+		{"an agent does not speak for another node", Identity{Role: RoleAgent, ID: "n2"}, false, false},
+		{"an agent whose identity is mapped may speak for any node", Identity{Role: RoleAgent, ID: "n2", Mapped: true}, false, true},
+		{"a scheduler whose identity is mapped speaks for no node", Identity{Role: RoleScheduler, ID: "n1", Mapped: true}, false, false},
+		{"an empty identity may do nothing", Identity{}, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := tc.id.IsAdmin(); got != tc.admin {
-				t.Errorf("admin = %v", got)
+			if got := tc.id.IsAnonymous(); got != tc.anonymous {
+				t.Errorf("IsAnonymous = %v", got)
 			}
 			if got := tc.id.SpeaksFor("n1"); got != tc.speaks {
-				t.Errorf("speaks for n1 = %v", got)
+				t.Errorf("SpeaksFor(n1) = %v", got)
 			}
 		})
 	}
@@ -185,14 +211,14 @@ func TestParseIdentityIsStrict(t *testing.T) {
 		"persys://c/agent/" + strings.Repeat("a", 129), "persys://c/agent/a?cn=" + strings.Repeat("a", 3000),
 	} {
 		if got, err := ParseIdentity(s); err == nil {
-			t.Errorf("%.80q is accepted as %+v", s, got)
+			t.Errorf("%.80q must be refused, but is accepted as %+v", s, got)
 		}
 	}
 	for _, s := range []string{
 		"persys://c/agent/a", "persys:///user/anonymous", "persys://c/user/a@b.c", "persys://c/agent/a?cn=x+y%26&fp=" + fp + "&mapped=1",
 	} {
 		if _, err := ParseIdentity(s); err != nil {
-			t.Errorf("%q is refused: %v", s, err)
+			t.Errorf("ParseIdentity refused %q: %v", s, err)
 		}
 	}
 }
@@ -206,11 +232,11 @@ func FuzzParseIdentity(f *testing.F) {
 			return
 		}
 		if i.String() != s || !i.Role.Valid() {
-			t.Fatalf("%q parsed as %+v", s, i)
+			t.Fatalf("ParseIdentity of %q returned %+v, which has another text form", s, i)
 		}
 		for _, c := range []byte(s) {
 			if c < 0x20 || c > 0x7e {
-				t.Fatalf("%q holds what no header may", s)
+				t.Fatalf("the text form of an identity must be printable ASCII, but is %q", s)
 			}
 		}
 	})

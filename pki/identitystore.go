@@ -22,9 +22,9 @@ const (
 	pendingKeyFile = "pending-key.pem"
 )
 
-// IdentityStore is the folder in which a program stores its identity: key and certificates in one
-// file, so that they change together, the trusted roots, and its Membership. The folder has mode
-// 0700, the key 0600.
+// IdentityStore is the folder in which a program stores its identity. The key and the certificates are in one
+// file, so that they change together. Other files hold the trusted roots and the Membership. The folder has
+// mode 0700, the key 0600.
 type IdentityStore struct{ Dir string }
 
 // Membership describes the cluster that a program joined.
@@ -32,11 +32,13 @@ type Membership struct {
 	Cluster string `json:"cluster"`
 	Role    Role   `json:"role"`
 	Name    string `json:"name"`
-	// Token is the id of the join token that it used.
+	// Token is the id of the join token with which the program joined.
 	Token      string   `json:"token,omitempty"`
 	Schedulers []string `json:"schedulers,omitempty"`
-	// Gossip holds the gossip addresses of schedulers. Only schedulers store them.
+	// Gossip holds the gossip addresses of schedulers. Only schedulers store this field.
 	Gossip []string `json:"gossip,omitempty"`
+	// Hosts are the hosts in the program's last certificate request. The certificate may contain fewer.
+	Hosts []string `json:"hosts,omitempty"`
 }
 
 // Exists reports whether an identity is stored.
@@ -45,14 +47,14 @@ func (s IdentityStore) Exists() bool {
 	return err == nil
 }
 
-// Paths returns the files for LoadFiles.
+// Paths returns the paths of the stored files, for LoadFiles.
 func (s IdentityStore) Paths() Paths {
 	id := filepath.Join(s.Dir, identityFile)
 	return Paths{CA: filepath.Join(s.Dir, rootsFile), Cert: id, Key: id}
 }
 
-// Request makes a certificate request. It stores the key until Save, so that a request that is
-// repeated after a lost answer is for the same key.
+// Request makes a certificate request. It keeps the key in a file until Save. If the answer to a request is
+// lost, the repeated request is for the same key.
 func (s IdentityStore) Request(hosts []string) (keyPEM, csr []byte, err error) {
 	path := filepath.Join(s.Dir, pendingKeyFile)
 	if keyPEM, err = os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
@@ -75,7 +77,7 @@ func (s IdentityStore) Request(hosts []string) (keyPEM, csr []byte, err error) {
 	return keyPEM, csr, err
 }
 
-// Save replaces the identity.
+// Save replaces the stored key, certificates and trusted roots.
 func (s IdentityStore) Save(keyPEM, chainPEM, rootsPEM []byte) error {
 	if err := s.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
 		return err
@@ -83,8 +85,8 @@ func (s IdentityStore) Save(keyPEM, chainPEM, rootsPEM []byte) error {
 	return s.dropPending()
 }
 
-// SaveJoined is Save for the answer to a join token, and also stores the membership. It removes the
-// pending key last: the token lets an interrupted join be repeated with that key.
+// SaveJoined stores the answer to a join token, and the membership. It removes the key of the request last:
+// until then an interrupted join can be repeated with the same token and key.
 func (s IdentityStore) SaveJoined(keyPEM, chainPEM, rootsPEM []byte, m Membership) error {
 	if err := s.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
 		return err
@@ -113,7 +115,7 @@ func (s IdentityStore) dropPending() error {
 	return err
 }
 
-// Leaf returns the stored certificate.
+// Leaf returns the program's own certificate from the folder.
 func (s IdentityStore) Leaf() (*x509.Certificate, error) {
 	data, err := os.ReadFile(filepath.Join(s.Dir, identityFile))
 	if err != nil {
@@ -126,7 +128,7 @@ func (s IdentityStore) Leaf() (*x509.Certificate, error) {
 	return x509.ParseCertificate(block.Bytes)
 }
 
-// SaveRoots replaces the roots if they differ.
+// SaveRoots replaces the stored roots if they differ from rootsPEM.
 func (s IdentityStore) SaveRoots(rootsPEM []byte) error {
 	if _, err := parseRoots(rootsPEM); err != nil {
 		return fmt.Errorf("roots: %w", err)
@@ -138,8 +140,8 @@ func (s IdentityStore) SaveRoots(rootsPEM []byte) error {
 	return WriteFile(path, rootsPEM, 0o644)
 }
 
-// SaveBeside is Save, but adds one root to the stored ones. Stored entries that are not
-// certificates are dropped.
+// SaveBeside replaces the key and the certificate chain, and adds one root to the stored roots. PEM blocks in
+// the roots file that are not certificates are dropped.
 func (s IdentityStore) SaveBeside(keyPEM, chainPEM, root []byte) error {
 	data, err := os.ReadFile(filepath.Join(s.Dir, rootsFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -154,7 +156,7 @@ func (s IdentityStore) SaveBeside(keyPEM, chainPEM, root []byte) error {
 	return s.Save(keyPEM, chainPEM, EncodeCerts(ders...))
 }
 
-// SaveFile replaces a file of mode 0600. It creates the folder if needed.
+// SaveFile replaces a file, with mode 0600. It creates the folder if that is missing.
 func (s IdentityStore) SaveFile(path string, data []byte) error {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return err
@@ -171,14 +173,14 @@ func (s IdentityStore) SaveMembership(m Membership) error {
 	return s.SaveFile(filepath.Join(s.Dir, membershipFile), append(raw, '\n'))
 }
 
-// Membership reads the stored membership. It is zero if there is none.
+// Membership reads the stored membership. It returns the zero value if none is stored.
 func (s IdentityStore) Membership() (Membership, error) {
 	var m Membership
 	_, err := ReadJSON(filepath.Join(s.Dir, membershipFile), &m)
 	return m, err
 }
 
-// ReadJSON decodes a file into v. It returns false if the file does not exist.
+// ReadJSON decodes a JSON file into v. It returns false if the file does not exist.
 func ReadJSON(path string, v any) (bool, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -193,7 +195,7 @@ func ReadJSON(path string, v any) (bool, error) {
 	return true, nil
 }
 
-// EncodeCerts encodes certificates as PEM without duplicates.
+// EncodeCerts encodes certificates (DER) as PEM and leaves out duplicates.
 func EncodeCerts(ders ...[]byte) []byte {
 	var out []byte
 	seen := map[string]bool{}
@@ -206,26 +208,26 @@ func EncodeCerts(ders ...[]byte) []byte {
 	return out
 }
 
-// The files of a CA folder, which `persysctl ca init` creates. Only `persysctl ca rotate` needs the
+// Names of the files in a CA folder, which `persysctl ca init` creates. Only `persysctl ca rotate` needs the
 // root's key, so it should be stored offline.
 const (
 	caRoot       = "root.pem"
 	caRootKey    = "root-key.pem"
 	caIssuing    = "issuing.pem"
 	caIssuingKey = "issuing-key.pem"
-	// caUnfinished marks a CA that is being created. Without a root certificate beside it, the
-	// other files were never used.
+	// caUnfinished is the file that marks a CA whose creation has not finished. If such a folder has no root
+	// certificate, its other files were never used.
 	caUnfinished = "unfinished"
 )
 
-// CAFolder is an offline CA on disk.
+// CAFolder is a folder with the CA of a cluster on a machine outside the cluster.
 type CAFolder struct{ Dir string }
 
 // RootKeyPath returns the path of the root's key.
 func (f CAFolder) RootKeyPath() string { return filepath.Join(f.Dir, caRootKey) }
 
-// Create writes a new root and issuing authority. If the folder already holds a CA, it changes
-// nothing and returns an error that wraps fs.ErrExist.
+// Create writes a new root and a new issuing authority to the folder. If the folder already has a CA, it
+// changes nothing and returns an error that wraps fs.ErrExist.
 func (f CAFolder) Create(root *Root, a *Authority) error {
 	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
 		return err
@@ -244,14 +246,15 @@ func (f CAFolder) Create(root *Root, a *Authority) error {
 	if err := WriteFile(unfinished, nil, 0o600); err != nil {
 		return err
 	}
-	if err := f.write(root, a); err != nil { // for instance a full disk; the next Create overwrites the unfinished files
+	// A failed write leaves unfinished files, which the next Create overwrites.
+	if err := f.write(root, a); err != nil {
 		return err
 	}
 	return f.settle()
 }
 
-// settle removes the mark of an unfinished CA from a complete one. With a stale mark, Create would
-// overwrite the CA's keys.
+// settle removes the mark of an unfinished CA if the CA is complete. Otherwise a later Create could overwrite
+// the CA's keys.
 func (f CAFolder) settle() error {
 	if !f.has(caRoot) {
 		return nil
@@ -267,9 +270,9 @@ func (f CAFolder) has(name string) bool {
 	return err == nil
 }
 
-// write writes keys before certificates, and the root certificate last. An interrupted run leaves
-// an unfinished CA, or one whose keys and certificates do not match; Replace has stored the old
-// files beside them.
+// write writes the keys before the certificates, and the root certificate last. If it is interrupted, it
+// leaves an unfinished CA, or a CA whose keys and certificates do not match. In the second case Replace has
+// stored the old files beside the new ones before.
 func (f CAFolder) write(root *Root, a *Authority) error {
 	for _, w := range []struct {
 		name string
@@ -294,7 +297,7 @@ func (f CAFolder) write(root *Root, a *Authority) error {
 	return nil
 }
 
-// Authority reads the issuing authority. It does not need the root's key.
+// Authority reads the issuing authority from the folder. It does not need the root's key.
 func (f CAFolder) Authority() (*Authority, error) {
 	root, _, err := readCert(filepath.Join(f.Dir, caRoot))
 	if err != nil {
@@ -319,7 +322,7 @@ func (f CAFolder) Authority() (*Authority, error) {
 	return a, nil
 }
 
-// Root reads the root with its key.
+// Root reads the root certificate and the root's key from the folder.
 func (f CAFolder) Root() (*Root, error) {
 	cert, _, err := readCert(filepath.Join(f.Dir, caRoot))
 	if err != nil {
@@ -338,15 +341,15 @@ func (f CAFolder) Root() (*Root, error) {
 	return &Root{cert, key}, nil
 }
 
-// Cluster returns the cluster's name in the root certificate.
+// Cluster returns the name of the cluster that the root certificate names as its organization.
 func (r *Root) Cluster() string { return strings.Join(r.Cert.Subject.Organization, "/") }
 
-// Replace replaces the issuing authority, and the root if it differs. It keeps the old files beside
-// the new ones, named by their fingerprint. The present root's key may be stored elsewhere. A
-// damaged or missing authority can be replaced by one that the present root signed.
+// Replace replaces the issuing authority, and the root if root differs from the present one. It keeps the old
+// files beside the new ones, with their fingerprint in the name. The present root's key need not be in the
+// folder. A damaged or missing authority can be replaced by one that the present root has signed.
 //
-// An interrupted change of roots can be repeated only while the folder still holds the old issuing
-// key and certificate. Otherwise restore the old files first.
+// An interrupted change of roots can be repeated only while the folder still holds the old issuing key and
+// certificate. Otherwise restore the old files first.
 func (f CAFolder) Replace(root *Root, a *Authority) error {
 	if err := f.settle(); err != nil {
 		return err
@@ -366,7 +369,7 @@ func (f CAFolder) Replace(root *Root, a *Authority) error {
 	}
 	for _, name := range names {
 		from, beside := filepath.Join(f.Dir, name), strings.TrimSuffix(name, ".pem")+suffix+".pem"
-		if f.has(beside) { // stored by an interrupted run; the present file may be new already
+		if f.has(beside) { // do not overwrite the kept file: an interrupted run has kept the old file already, and the present file may be the new one
 			continue
 		}
 		data, err := os.ReadFile(from)

@@ -15,33 +15,34 @@ import (
 
 const (
 	tokenPrefix = "persys-join-1."
-	// tokenMax is the longest token in bytes.
+	// tokenMax is the maximum length of a token in bytes.
 	tokenMax    = 4096
 	secretBytes = 32
 )
 
-// JoinToken lets its holder enrol for a certificate. It contains the fingerprint of the cluster's
-// root, so that the holder can authenticate the cluster. It prints without its secret.
+// JoinToken allows its holder to get a certificate of the cluster. It contains the fingerprint of the
+// cluster's root, by which the holder recognises the cluster. When it is printed, the secret is hidden.
 type JoinToken struct {
 	ID      string `json:"id"`
 	Secret  []byte `json:"secret"`
 	Cluster string `json:"cluster"`
 	Role    Role   `json:"role"`
-	// Name is the only name for which the token is valid; empty for any new name.
+	// Name is the only name for which the token is valid. If it is empty, the token is valid for any name
+	// that is not in use.
 	Name string `json:"name,omitempty"`
-	// Access of a user: viewer, operator or admin.
+	// Access is the role that a user gets: viewer, operator or admin.
 	Access string `json:"access,omitempty"`
 	// Root is the fingerprint of the cluster's root certificate.
 	Root string `json:"root"`
-	// Roots are the fingerprints of further trusted roots. During a change of roots, schedulers
-	// have certificates of either.
+	// Roots are the fingerprints of further trusted roots. While the cluster changes its root, schedulers
+	// may have certificates of the old or the new one.
 	Roots []string `json:"roots,omitempty"`
-	// Schedulers are the gRPC addresses of the schedulers, host:port.
+	// Schedulers are the gRPC addresses of schedulers that the joining program can call, host:port.
 	Schedulers []string  `json:"schedulers"`
 	Expires    time.Time `json:"expires"`
 }
 
-// SecretHash returns the hash that the cluster stores in place of the secret.
+// SecretHash returns the hash of the secret. The cluster stores the hash and not the secret.
 func (t JoinToken) SecretHash() []byte {
 	sum := sha256.Sum256(t.Secret)
 	return sum[:]
@@ -52,10 +53,10 @@ func (t JoinToken) String() string {
 	return fmt.Sprintf("join token %s (%s of cluster %s)", t.ID, t.Role, t.Cluster)
 }
 
-// GoString hides the secret from %#v.
+// GoString returns the same as String, so that %#v does not show the secret.
 func (t JoinToken) GoString() string { return t.String() }
 
-// Export returns the token as one line for the joining program.
+// Export returns the token as one line of text, which the joining program gets.
 func (t JoinToken) Export() (string, error) {
 	raw, err := json.Marshal(t)
 	if err != nil {
@@ -65,10 +66,10 @@ func (t JoinToken) Export() (string, error) {
 	return body + "." + checksum(body), nil
 }
 
-// IsJoinToken reports whether s is a token and not an address.
+// IsJoinToken reports whether s looks like a token, as opposed to an address.
 func IsJoinToken(s string) bool { return strings.HasPrefix(strings.TrimSpace(s), tokenPrefix) }
 
-// ParseJoinToken reads what Export wrote. Errors never hold the secret.
+// ParseJoinToken reads the text that Export wrote. Errors never contain the secret.
 func ParseJoinToken(s string) (JoinToken, error) {
 	var t JoinToken
 	s = strings.TrimSpace(s)
@@ -85,7 +86,7 @@ func ParseJoinToken(s string) (JoinToken, error) {
 		return t, errors.New("join token: bad base64")
 	}
 	if err := json.Unmarshal(raw, &t); err != nil {
-		return JoinToken{}, errors.New("join token: it does not hold what a token holds")
+		return JoinToken{}, errors.New("join token: its content is not that of a join token")
 	}
 	switch {
 	case t.ID == "" || len(t.Secret) != secretBytes || !t.Role.Valid() || !validName(t.Cluster, ""):
@@ -98,17 +99,17 @@ func ParseJoinToken(s string) (JoinToken, error) {
 	return t, nil
 }
 
-// ErrForeign is returned if the server is not a scheduler of the token's cluster.
+// ErrForeign is returned if the server is not a scheduler of the cluster that issued the token.
 var ErrForeign = errors.New("the server is not a scheduler of the cluster that issued the join token")
 
-// ClientConfig returns the TLS configuration for Enrol, the only call without a client certificate.
-// The server must be a scheduler of the cluster whose root the token contains.
+// ClientConfig returns the TLS configuration for the call Enrol, which is the only call without a client
+// certificate. The server must be a scheduler of the cluster whose root is in the token.
 func (t JoinToken) ClientConfig(host string, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: host,
 		NextProtos: []string{"h2"},
-		// Only the root's fingerprint is known in advance, so VerifyConnection makes the whole
+		// Only the root's fingerprint is known before the handshake, so VerifyConnection makes the whole
 		// check.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
@@ -129,7 +130,7 @@ func (t JoinToken) verify(state tls.ConnectionState, host string, now time.Time)
 		between.AddCert(c)
 	}
 	if !pinned {
-		return fmt.Errorf("%w: its certificate is not from the CA %s…", ErrForeign, t.Root[:16])
+		return fmt.Errorf("%w: its certificate was not issued by the CA %s…", ErrForeign, t.Root[:16])
 	}
 	leaf := state.PeerCertificates[0]
 	_, err := leaf.Verify(x509.VerifyOptions{

@@ -15,41 +15,42 @@ import (
 )
 
 const (
-	// keyFileMax is the largest key file in bytes.
+	// keyFileMax is the maximum size of a key file in bytes.
 	keyFileMax = 4096
-	// wrapPrefix begins a key file with a wrapped key: persys-wrapped-key-1.<kind>.<wrapped key>.
+	// wrapPrefix is the beginning of a key file with a wrapped (encrypted) key:
+	// persys-wrapped-key-1.<kind>.<wrapped key>.
 	wrapPrefix = "persys-wrapped-key-1."
 )
 
 // Wrapper encrypts the key in a key file, so that the file alone does not reveal the key.
 type Wrapper interface {
-	// Kind is the wrapper's name in the file, in lower-case letters.
+	// Kind returns the name of the wrapper in a key file, in lower-case letters.
 	Kind() string
-	// Wrap returns one line of printable ASCII without spaces.
+	// Wrap encrypts the key. Its result is one line of printable ASCII without spaces.
 	Wrap(plain []byte) (string, error)
 	Unwrap(wrapped string) ([]byte, error)
 }
 
-// KeyFile is a file that holds a Key. Group and others must not have access.
+// KeyFile is a file with a Key, such as the cluster key. Group and others must not have access to it.
 type KeyFile struct {
 	Path string
-	// Wrap encrypts the key in the file; nil stores it in plain text. Load replaces a plain file by
-	// a wrapped one.
+	// Wrap encrypts the key in the file. If Wrap is nil, the key is stored in plain text. If it is set, Load
+	// replaces a plain file by an encrypted one.
 	Wrap Wrapper
 }
 
-// LoadKey reads a plain key file.
+// LoadKey reads a key file whose key is not encrypted.
 func LoadKey(path string) (*Key, error) { return KeyFile{Path: path}.Load() }
 
-// LoadOrCreateKey reads a plain key file, or creates one.
+// LoadOrCreateKey reads a key file whose key is not encrypted, or creates one.
 func LoadOrCreateKey(path string) (k *Key, created bool, err error) {
 	return KeyFile{Path: path}.LoadOrCreate()
 }
 
-// ImportKey writes an exported key to a plain key file.
+// ImportKey writes an exported key to a key file without encryption.
 func ImportKey(path, text string) (*Key, error) { return KeyFile{Path: path}.Import(text) }
 
-// Load reads the key. The file must be a regular file of mode 0600 or less.
+// Load reads the key from the file, which must be a regular file with mode 0600 or less.
 func (f KeyFile) Load() (*Key, error) {
 	text, err := f.read()
 	if err != nil {
@@ -81,7 +82,7 @@ func (f KeyFile) read() (string, error) {
 		return "", fmt.Errorf("key file %s: not a regular file", f.Path)
 	}
 	if perm := st.Mode().Perm(); perm&0o077 != 0 {
-		return "", fmt.Errorf("key file %s: mode %04o lets others in, want 0600: run chmod 600 %s", f.Path, perm, f.Path)
+		return "", fmt.Errorf("key file %s: mode %04o lets other users read the key, want 0600: run chmod 600 %s", f.Path, perm, f.Path)
 	}
 	if st.Size() > keyFileMax {
 		return "", fmt.Errorf("key file %s: %d bytes, limit %d", f.Path, st.Size(), keyFileMax)
@@ -93,7 +94,7 @@ func (f KeyFile) read() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// parse reads the text of a key file. Errors never hold the key.
+// parse reads the key from the text of a key file. Errors never contain the key.
 func (f KeyFile) parse(text string) (*Key, error) {
 	rest, wrapped := strings.CutPrefix(text, wrapPrefix)
 	if !wrapped {
@@ -101,7 +102,7 @@ func (f KeyFile) parse(text string) (*Key, error) {
 	}
 	kind, body, _ := strings.Cut(rest, ".")
 	if f.Wrap == nil || f.Wrap.Kind() != kind {
-		return nil, fmt.Errorf("the key in it is protected by %s, which is not configured here", clipWord(kind))
+		return nil, fmt.Errorf("the key in the file is encrypted by %s, which is not configured here", clipWord(kind))
 	}
 	plain, err := f.Wrap.Unwrap(body)
 	if err != nil {
@@ -117,7 +118,8 @@ func clipWord(s string) string {
 	return s
 }
 
-// protect replaces a plain file by a wrapped one, after checking that the wrapped key can be read.
+// protect replaces a plain file by an encrypted one, after it has checked that the encrypted key can be read
+// again.
 func (f KeyFile) protect(k *Key) error {
 	text, err := f.text(k)
 	if err != nil {
@@ -128,12 +130,12 @@ func (f KeyFile) protect(k *Key) error {
 		return err
 	}
 	if again.id != k.id {
-		return errors.New("the wrapped key does not unwrap to the same key")
+		return errors.New("the encrypted key does not decrypt to the same key")
 	}
 	return WriteFile(f.Path, []byte(text+"\n"), 0o600)
 }
 
-// text returns the content of the file.
+// text returns the content of a key file for key k.
 func (f KeyFile) text(k *Key) (string, error) {
 	if f.Wrap == nil {
 		return k.Export(), nil
@@ -145,9 +147,9 @@ func (f KeyFile) text(k *Key) (string, error) {
 	return wrapPrefix + f.Wrap.Kind() + "." + body, nil
 }
 
-// LoadOrCreate reads the file, or creates it with a new key if it does not exist. Of several
-// concurrent callers one creates the file and all get that key. A missing folder is created with
-// mode 0700.
+// LoadOrCreate reads the file, or creates it with a new key if it does not exist. If several callers do this
+// at the same time, one of them creates the file and all get that key. A missing folder is created with mode
+// 0700.
 func (f KeyFile) LoadOrCreate() (k *Key, created bool, err error) {
 	k, err = f.Load()
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -167,14 +169,14 @@ func (f KeyFile) LoadOrCreate() (k *Key, created bool, err error) {
 	return k, true, nil
 }
 
-// Import writes an exported key. A file that holds this key already stays as it is. A file with
-// another key is an error, because secrets that were sealed under that key would be lost.
+// Import writes an exported key to the file. If the file already holds this key, it stays as it is. If it
+// holds another key, Import returns an error, because secrets that were sealed under that key would be lost.
 func (f KeyFile) Import(text string) (*Key, error) {
 	k, err := ParseKey(text)
 	if err != nil {
 		return nil, err
 	}
-	old, err := f.Load() // read first: the folder may be a read-only mount
+	old, err := f.Load() // read first, because the folder may be a read-only mount with the key
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = f.store(k); err == nil {
 			return k, nil
@@ -206,26 +208,27 @@ func (f KeyFile) store(k *Key) error {
 		return fmt.Errorf("key file: %w", err)
 	}
 	defer os.Remove(temp)
-	// A link fails on an existing name; a rename would replace it.
+	// Create the name by a hard link, which fails if the name exists. A rename would replace the existing
+	// file.
 	if err := os.Link(temp, f.Path); err != nil {
 		return fmt.Errorf("key file: %w", err)
 	}
-	return syncDir(filepath.Dir(f.Path))
+	return SyncDir(filepath.Dir(f.Path))
 }
 
-// Passphrase is a Wrapper that encrypts the key under a key which scrypt derives from a passphrase.
+// Passphrase is a Wrapper that encrypts the key with a passphrase, by means of scrypt.
 type Passphrase string
 
-// String hides the passphrase.
+// String hides the passphrase from printed text.
 func (Passphrase) String() string { return Redacted }
 
-// GoString hides the passphrase.
+// GoString hides the passphrase from text printed with %#v.
 func (Passphrase) GoString() string { return Redacted }
 
 const (
-	// passphraseLeast is the minimum length in bytes.
+	// passphraseLeast is the minimum length of a passphrase in bytes.
 	passphraseLeast = 12
-	// scrypt with N = 2^15, r = 8, p = 1 takes about 0.1 s and 32 MiB.
+	// Parameters of scrypt: N = 2^15, r = 8, p = 1. One derivation takes about 0.1 s and 32 MiB.
 	scryptN, scryptR, scryptP = 1 << 15, 8, 1
 	scryptSalt                = 16
 )
@@ -233,7 +236,7 @@ const (
 // ErrPassphrase is returned for a wrong passphrase.
 var ErrPassphrase = errors.New("the passphrase is wrong, or the file was changed")
 
-// Check refuses a passphrase that is too short.
+// Check returns an error if the passphrase is too short.
 func (p Passphrase) Check() error {
 	if len(p) < passphraseLeast {
 		return fmt.Errorf("a passphrase of %d bytes, want %d or more", len(p), passphraseLeast)

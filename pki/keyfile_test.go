@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// A wrapped file opens only with its passphrase, and a plain file is replaced by a wrapped one.
-func TestPassphrase(t *testing.T) {
+// A key file that was encrypted with a passphrase can be read only with this passphrase. A plain file is
+// replaced by an encrypted one.
+func TestPassphraseProtectsTheKeyFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cluster.key")
 	plain, _, err := LoadOrCreateKey(path)
 	if err != nil {
@@ -18,29 +19,29 @@ func TestPassphrase(t *testing.T) {
 	}
 	f := KeyFile{Path: path, Wrap: Passphrase("correct horse battery")}
 	if got, err := f.Load(); err != nil || got.ID() != plain.ID() {
-		t.Fatalf("%v: %v", got, err)
+		t.Fatalf("Load returned %v, error %v, want the key", got, err)
 	}
 	raw, err := os.ReadFile(path)
 	if err != nil || !strings.HasPrefix(string(raw), wrapPrefix+"scrypt.") {
-		t.Errorf("the file still holds %.40q: %v", raw, err)
+		t.Errorf("the file must contain only the encrypted key, but contains %.40q (error %v)", raw, err)
 	}
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v: %v", st.Mode(), err)
+		t.Errorf("the key file has mode %v: %v", st.Mode(), err)
 	}
 	if got, err := f.Load(); err != nil || got.ID() != plain.ID() {
-		t.Errorf("again: %v: %v", got, err)
+		t.Errorf("the second Load returned %v, error %v, want the same key", got, err)
 	}
 	wrong := Passphrase("correct horse battery.")
 	if _, err := (KeyFile{Path: path, Wrap: wrong}).Load(); !errors.Is(err, ErrPassphrase) {
-		t.Errorf("another passphrase: %v", err)
+		t.Errorf("Load with another passphrase returned %v, want ErrPassphrase", err)
 	}
-	if _, err := LoadKey(path); err == nil || !strings.Contains(err.Error(), "protected by scrypt") {
-		t.Errorf("no passphrase: %v", err)
+	if _, err := LoadKey(path); err == nil || !strings.Contains(err.Error(), "encrypted by scrypt") {
+		t.Errorf("Load without a passphrase returned %v, want an error that says it is encrypted by scrypt", err)
 	}
 	if _, _, err := (KeyFile{Path: path + "2", Wrap: Passphrase("short")}).LoadOrCreate(); err == nil || !strings.Contains(err.Error(), "12 or more") {
-		t.Errorf("a short one: %v", err)
+		t.Errorf("Check of a short passphrase returned %v, want an error that demands 12 bytes or more", err)
 	}
 	if text := fmt.Sprintf("%v %#v %s", wrong, wrong, wrong); strings.Contains(text, "horse") {
-		t.Errorf("printed: %s", text)
+		t.Errorf("a printed passphrase must be hidden, but is %s", text)
 	}
 }

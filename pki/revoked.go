@@ -11,21 +11,23 @@ import (
 // ErrRevoked is returned, wrapped, for a revoked certificate.
 var ErrRevoked = errors.New("certificate is revoked")
 
-// Revoked holds the revocations of a cluster. It must not be changed after Files.Revoke.
+// Revoked holds the revocations of a cluster. It must not be changed after it was passed to Files.Revoke.
 type Revoked struct {
-	// Identities maps "<role>/<id>" to a time. Certificates issued until then are refused.
+	// Identities maps a revoked identity, "<role>/<id>", to the time of its revocation. Its certificates
+	// that were issued at or before that time are refused.
 	Identities map[string]time.Time
-	// Certificates holds the fingerprints of refused certificates.
+	// Certificates holds the fingerprints of single certificates that are revoked.
 	Certificates map[string]bool
 }
 
-// Check refuses a revoked certificate. It also refuses a certificate of another CA that maps to a
-// revoked identity, unless it is younger than the revocation.
+// Check returns an error for a revoked certificate. It also refuses a certificate of another CA that maps to
+// a revoked identity, unless it was issued after the revocation.
 func (r *Revoked) Check(cert *x509.Certificate, id Identity) error {
 	return r.check(id, IssueTime(cert, id))
 }
 
-// IssueTime returns the time of issue for comparison with a revocation of the identity.
+// IssueTime returns the time at which the certificate was issued, for comparison with a revocation of its
+// identity.
 func IssueTime(cert *x509.Certificate, id Identity) time.Time {
 	if id.Mapped {
 		return cert.NotBefore
@@ -41,22 +43,22 @@ func (r *Revoked) check(id Identity, issued time.Time) error {
 		return fmt.Errorf("%w: %s %q, fingerprint %s", ErrRevoked, id.Role, id.ID, id.Fingerprint)
 	}
 	at, ok := r.Identities[string(id.Role)+"/"+id.ID]
-	// Times in certificates are whole seconds, rounded down.
+	// Times in certificates are whole seconds, rounded down, so an equal time may be before the revocation.
 	if ok && !issued.After(at) {
-		return fmt.Errorf("%w: %s %q, at %s; to let it join again: persysctl token create --role %s --name %s",
-			ErrRevoked, id.Role, id.ID, at.UTC().Format(time.RFC3339), id.Role, id.ID)
+		return fmt.Errorf("%w: %s %q, at %s; to let it join again: %s", ErrRevoked, id.Role, id.ID, at.UTC().Format(time.RFC3339), id.TokenCommand())
 	}
 	return nil
 }
 
-// CheckRevoked refuses a revoked identity whose certificate was presented to another program.
-// issued is when that certificate was issued; the zero time is before every revocation.
+// CheckRevoked returns an error if the identity is revoked. It is for a peer that presented its certificate
+// to another program. issued is the time at which that certificate was issued; the zero time is before every
+// revocation.
 func (f *Files) CheckRevoked(id Identity, issued time.Time) error {
 	return f.revoked.Load().check(id, issued)
 }
 
-// AwaitRevoked waits until CheckRevoked fails and returns its error. It returns nil if ctx ends
-// first.
+// AwaitRevoked waits until the identity is revoked, and returns the error of CheckRevoked. It returns nil if
+// ctx ends first.
 func (f *Files) AwaitRevoked(ctx context.Context, id Identity, issued time.Time) error {
 	for {
 		f.mu.Lock()

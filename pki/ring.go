@@ -9,26 +9,26 @@ import (
 	"slices"
 )
 
-// GossipRing holds the keys of a cluster's gossip, newest last. Every key decrypts; one key
-// encrypts. A ring is stored and sent sealed under the cluster key.
+// GossipRing holds the gossip keys of a cluster, the newest last. Every key decrypts; one key encrypts. A
+// ring is stored and sent sealed (encrypted) under the cluster key.
 type GossipRing struct {
 	Keys []RingKey `json:"keys"`
-	// Seals is the id of the key that encrypts.
+	// Seals is the id of the key in the ring that encrypts.
 	Seals string `json:"seals"`
 }
 
-// RingKey is one key of a ring. An empty Key stands for the initial key, which is derived from the
+// RingKey is one gossip key in a ring. An empty Key stands for the initial key, which is derived from the
 // cluster key.
 type RingKey struct {
 	ID  string `json:"id"`
 	Key []byte `json:"key,omitempty"`
-	// Against is a hash of the schedulers that were revoked when the key was made. They never get
-	// the key.
+	// Against is a hash over the schedulers that were already revoked when the key was made. Those
+	// schedulers never get the key.
 	Against string `json:"against,omitempty"`
 }
 
 const (
-	// FirstGossipKey is the id of the key that is derived from the cluster key.
+	// FirstGossipKey is the id of the initial gossip key, which is derived from the cluster key.
 	FirstGossipKey = "first"
 	ringMax        = 3
 	maxAgainst     = 128
@@ -36,12 +36,12 @@ const (
 
 var ringContext = []byte("persys/gossip-ring")
 
-// NewGossipRing returns the initial ring of a cluster.
+// NewGossipRing returns the ring of a new cluster, with only the initial key.
 func NewGossipRing() GossipRing {
 	return GossipRing{Keys: []RingKey{{ID: FirstGossipKey}}, Seals: FirstGossipKey}
 }
 
-// OpenGossipRing opens a ring that Seal made. An empty text is the initial ring.
+// OpenGossipRing decrypts a ring that Seal has encrypted. An empty text stands for the ring of a new cluster.
 func OpenGossipRing(key *Key, sealed string) (GossipRing, error) {
 	if sealed == "" {
 		return NewGossipRing(), nil
@@ -75,7 +75,7 @@ func parseRing(raw []byte) (GossipRing, error) {
 	return r, nil
 }
 
-// Seal returns the ring sealed for the log.
+// Seal encrypts the ring under the cluster key, so that it can be stored in the log.
 func (r GossipRing) Seal(key *Key) (string, error) {
 	raw, err := json.Marshal(r)
 	if err != nil {
@@ -84,7 +84,7 @@ func (r GossipRing) Seal(key *Key) (string, error) {
 	return key.Seal(raw, ringContext)
 }
 
-// IDs returns the ids of the keys, in order.
+// IDs returns the ids of the keys in the ring, in their order.
 func (r GossipRing) IDs() []string {
 	out := make([]string, len(r.Keys))
 	for i, k := range r.Keys {
@@ -93,16 +93,16 @@ func (r GossipRing) IDs() []string {
 	return out
 }
 
-// Settled reports whether no rotation is in progress: there is only one key.
+// Settled reports whether no rotation is in progress, that is, whether the ring has only one key.
 func (r GossipRing) Settled() bool { return len(r.Keys) == 1 }
 
 // Newest returns the id of the newest key, which encrypts after the rotation.
 func (r GossipRing) Newest() string { return r.Keys[len(r.Keys)-1].ID }
 
-// Against returns the Against of the newest key.
+// Against returns the field Against of the newest key.
 func (r GossipRing) Against() string { return r.Keys[len(r.Keys)-1].Against }
 
-// Add is the first step of a rotation: it adds a new key, which only decrypts at first.
+// Add is the first step of a rotation: it adds a new key that does not encrypt yet, but only decrypts.
 func (r GossipRing) Add(against string) (GossipRing, error) {
 	if !r.Settled() {
 		return r, fmt.Errorf("the rotation to gossip key %s is in progress; wait for its end", r.Newest())
@@ -119,8 +119,9 @@ func (r GossipRing) Add(against string) (GossipRing, error) {
 	return GossipRing{Keys: append(slices.Clone(r.Keys), k), Seals: r.Seals}, nil
 }
 
-// Next returns the next step of a rotation, once every replica has taken the present one: first the
-// new key encrypts, then the other keys are removed. step is the text for the event.
+// Next returns the ring of the next step of a rotation. It is used once every replica has installed the
+// present ring. First the new key encrypts, then the other keys are removed. step describes the step, for the
+// event.
 func (r GossipRing) Next() (next GossipRing, step string) {
 	switch newest := r.Newest(); {
 	case r.Settled():
@@ -132,7 +133,7 @@ func (r GossipRing) Next() (next GossipRing, step string) {
 	}
 }
 
-// Raw returns the raw keys: the encrypting one, and all.
+// Raw returns the bytes of the encrypting key, and of all keys.
 func (r GossipRing) Raw(key *Key) (seals []byte, all [][]byte) {
 	for _, k := range r.Keys {
 		raw := k.Key

@@ -17,20 +17,21 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// Redacted replaces secrets in shown specifications. An apply that contains it is refused, because
-// it would overwrite the secret with the marker.
+// Redacted replaces secrets in specifications that are shown to users. An apply with this text as a value is
+// refused, because it would replace the secret by the text.
 const Redacted = "***"
 
-// IsRedacted reports whether a value is the redaction marker.
+// IsRedacted reports whether a value is the text Redacted.
 func IsRedacted(s string) bool { return strings.TrimSpace(s) == Redacted }
 
-// Errors of Open; compare with errors.Is.
+// Errors of Key.Open; compare with errors.Is.
 var (
 	// ErrMalformed is returned for text that is not a sealed value.
 	ErrMalformed = errors.New("not a sealed value")
 	// ErrWrongKey is returned for a value that was sealed under another key.
 	ErrWrongKey = errors.New("sealed under another key")
-	// ErrTampered is returned if the text or its context was changed after sealing.
+	// ErrTampered is returned if the sealed text was changed after sealing, or if the context is another
+	// one.
 	ErrTampered = errors.New("sealed value or its context was changed")
 )
 
@@ -42,9 +43,9 @@ const (
 // SealPrefix is the prefix of every sealed value.
 const SealPrefix = "sealed:1:"
 
-// Key is a master secret of 32 bytes: the cluster key on schedulers, or an agent's own key on its
-// machine (pki/DESIGN.md). Each use has its own derived key, so that one use reveals nothing
-// about another. It is safe for concurrent use and prints only its id.
+// Key is a master secret of 32 bytes: the cluster key on schedulers, or an agent's own key on its machine
+// (pki/DESIGN.md). For each use, another key is derived from it, so that a derived key reveals nothing about
+// the others. Key is safe for concurrent use. When it is printed, only its id is shown.
 type Key struct {
 	id      string
 	master  [keySize]byte
@@ -53,7 +54,7 @@ type Key struct {
 	gossip  []byte
 }
 
-// NewKey makes a key from the system's random source.
+// NewKey makes a key with random bytes from the operating system.
 func NewKey() (*Key, error) {
 	var b [keySize]byte
 	if _, err := rand.Read(b[:]); err != nil {
@@ -80,7 +81,7 @@ func keyFrom(master []byte) (*Key, error) {
 	if err != nil {
 		return nil, err
 	}
-	// XChaCha20 has nonces of 24 bytes, so random nonces do not collide in practice.
+	// XChaCha20 has nonces of 24 bytes, so two random nonces are never equal in practice.
 	if k.seal, err = chacha20poly1305.NewX(sealKey); err != nil {
 		return nil, err
 	}
@@ -93,25 +94,25 @@ func keyFrom(master []byte) (*Key, error) {
 	return k, nil
 }
 
-// ID returns the id of the key: 16 hex digits that are derived from the key, do not reveal it, and
-// may be logged.
+// ID returns the id of the key: 16 hex digits that are derived from the key. The id does not reveal the key,
+// and may be logged.
 func (k *Key) ID() string { return k.id }
 
-// String returns the id, so that a key cannot be printed by mistake.
+// String returns the id of the key, so that the key itself cannot be printed by mistake.
 func (k *Key) String() string { return "key " + k.id }
 
-// GoString hides the secret from %#v.
+// GoString returns only the id of the key, so that %#v does not print the key.
 func (k *Key) GoString() string { return k.String() }
 
-// GossipKey returns a copy of the initial gossip key, 32 bytes.
+// GossipKey returns a copy of the initial gossip key (32 bytes), which is derived from k.
 func (k *Key) GossipKey() []byte { return bytes.Clone(k.gossip) }
 
-// ContentHash returns a keyed SHA-256 for content with secrets. Without the key nobody can guess a
-// short secret from its hash.
+// ContentHash returns an HMAC-SHA-256 for content with secrets. Without the key nobody can find a short
+// secret by hashing guesses.
 func (k *Key) ContentHash() hash.Hash { return hmac.New(sha256.New, k.content) }
 
-// TokenSecret derives the id and secret of a join token from a request id, so that a repeated
-// request gives the same token on every replica.
+// TokenSecret derives the id and the secret of a join token from a request id. So a repeated request gets the
+// same token from every replica.
 func (k *Key) TokenSecret(request string) (id string, secret []byte, err error) {
 	out, err := hkdf.Key(sha256.New, k.master[:], nil, "persys/1/join-token/"+request, 8+secretBytes)
 	if err != nil {
@@ -120,9 +121,9 @@ func (k *Key) TokenSecret(request string) (id string, secret []byte, err error) 
 	return hex.EncodeToString(out[:8]), out[8:], nil
 }
 
-// Seal encrypts plaintext and binds it to a context, for instance workload id and field name. Open
-// needs the same context. The result is printable ASCII of about 4/3 of the plaintext plus 80
-// bytes. It differs with every call.
+// Seal encrypts plaintext and binds it to a context, for instance workload id and field name. Open needs the
+// same context. The result is printable ASCII, about 4/3 as long as the plaintext plus 80 bytes. It differs
+// with every call.
 func (k *Key) Seal(plaintext, context []byte) (string, error) {
 	nonce := make([]byte, chacha20poly1305.NonceSizeX, chacha20poly1305.NonceSizeX+len(plaintext)+chacha20poly1305.Overhead)
 	if _, err := rand.Read(nonce); err != nil {
@@ -133,7 +134,7 @@ func (k *Key) Seal(plaintext, context []byte) (string, error) {
 	return head + base64.RawURLEncoding.EncodeToString(box), nil
 }
 
-// Open is the inverse of Seal. Its errors wrap ErrMalformed, ErrWrongKey or ErrTampered and never
+// Open decrypts what Seal has encrypted. Its errors wrap ErrMalformed, ErrWrongKey or ErrTampered, and never
 // contain the secret.
 func (k *Key) Open(sealed string, context []byte) ([]byte, error) {
 	id, ok := SealedUnder(sealed)
@@ -159,13 +160,14 @@ func (k *Key) Open(sealed string, context []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// aad includes the header, so that the version cannot be changed.
+// aad returns the additional authenticated data of a sealed value. It includes the header, so that nobody can
+// change the version in it.
 func aad(head string, context []byte) []byte {
 	return append([]byte(head), context...)
 }
 
-// SealedUnder returns the id of the key of a sealed value. ok is false if s does not have the form
-// of a sealed value.
+// SealedUnder returns the id of the key under which s was sealed. ok is false if s does not have the form of
+// a sealed value.
 func SealedUnder(s string) (keyID string, ok bool) {
 	rest, ok := strings.CutPrefix(s, SealPrefix)
 	if !ok {
@@ -187,8 +189,8 @@ func isLowerHex(s string) bool {
 	return true
 }
 
-// Export returns the key as one line of text with its id and a checksum, for ImportKey on another
-// machine. Its holder can open every secret.
+// Export returns the key as one line of text with its id and a checksum, for ImportKey on another machine.
+// Whoever has this text can decrypt every secret.
 func (k *Key) Export() string {
 	body := keyPrefix + "." + k.id + "." + base64.RawURLEncoding.EncodeToString(k.master[:])
 	return body + "." + checksum(body)

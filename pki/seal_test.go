@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// fixed returns the key of 32 bytes b, so that failures can be reproduced.
+// fixed returns the key that consists of 32 bytes b, so that a failure can be reproduced.
 func fixed(t testing.TB, b byte) *Key {
 	t.Helper()
 	k, err := keyFrom(bytes.Repeat([]byte{b}, keySize))
@@ -21,8 +21,8 @@ func fixed(t testing.TB, b byte) *Key {
 	return k
 }
 
-// golden is "secret" in context "c" under fixed(1). Stored values have to open
-// in every later version, so it never changes.
+// golden is the text "secret" sealed in context "c" under fixed(1). It never changes, because every later
+// version must be able to open stored values.
 const golden = "sealed:1:ed04a996e9988fcd:FRBzhpvuhMY-JoUFoImEDuJMqOxm9J9PwUXC1c8ZdoopSNYazNBPPk1TmtsPKQ"
 
 func TestSealAndOpen(t *testing.T) {
@@ -33,23 +33,23 @@ func TestSealAndOpen(t *testing.T) {
 			t.Fatal(err)
 		}
 		if plain != "" && len(plain) > 4 && strings.Contains(sealed, plain[:5]) {
-			t.Errorf("the sealed value shows its content")
+			t.Errorf("the sealed value must not contain its plaintext, but does")
 		}
 		if id, ok := SealedUnder(sealed); !ok || id != k.ID() {
-			t.Errorf("SealedUnder = %q, %v", id, ok)
+			t.Errorf("SealedUnder returned %q, %v, want the id of the key", id, ok)
 		}
 		got, err := k.Open(sealed, []byte("web-1/env"))
 		if err != nil || string(got) != plain {
-			t.Errorf("opened %.20q, %v", got, err)
+			t.Errorf("Open returned %.20q, error %v, want the plaintext", got, err)
 		}
 	}
 	if got, err := k.Open(golden, []byte("c")); err != nil || string(got) != "secret" {
-		t.Errorf("the golden value opens as %q, %v", got, err)
+		t.Errorf("the golden value opens as %q, %v, want secret", got, err)
 	}
 	a, _ := k.Seal([]byte("x"), nil)
 	b, _ := k.Seal([]byte("x"), nil)
 	if a == b {
-		t.Error("equal secrets seal to equal text")
+		t.Error("two sealings of the same secret must differ, but are equal")
 	}
 }
 
@@ -76,26 +76,26 @@ func TestOpenRefuses(t *testing.T) {
 		context string
 		want    error
 	}{
-		{"another key", fixed(t, 2), sealed, "web-1", ErrWrongKey},
-		{"another context", k, sealed, "web-2", ErrTampered},
-		{"no context", k, sealed, "", ErrTampered},
+		{"a value sealed under another key", fixed(t, 2), sealed, "web-1", ErrWrongKey},
+		{"a value sealed for another context", k, sealed, "web-2", ErrTampered},
+		{"an empty context", k, sealed, "", ErrTampered},
 		{"a changed nonce", k, flip(head), "web-1", ErrTampered},
 		{"a changed text", k, flip(head + 35), "web-1", ErrTampered},
-		{"a cut tag", k, sealed[:len(sealed)-4], "web-1", ErrTampered},
-		{"cut to the nonce", k, sealed[:head+32], "web-1", ErrMalformed},
-		{"cut to the header", k, sealed[:head], "web-1", ErrMalformed},
+		{"a value without the end of its tag", k, sealed[:len(sealed)-4], "web-1", ErrTampered},
+		{"a value that ends after its nonce", k, sealed[:head+32], "web-1", ErrMalformed},
+		{"a value that ends after its header", k, sealed[:head], "web-1", ErrMalformed},
 		{"nothing", k, "", "web-1", ErrMalformed},
-		{"plain text", k, "secret", "web-1", ErrMalformed},
-		{"a marker", k, Redacted, "web-1", ErrMalformed},
-		{"another version", k, "sealed:2:" + sealed[len(SealPrefix):], "web-1", ErrMalformed},
+		{"a value that is not sealed", k, "secret", "web-1", ErrMalformed},
+		{"the redaction marker", k, Redacted, "web-1", ErrMalformed},
+		{"a value of another version", k, "sealed:2:" + sealed[len(SealPrefix):], "web-1", ErrMalformed},
 		{"a key id in capitals", k, SealPrefix + strings.ToUpper(k.ID()) + sealed[head-1:], "web-1", ErrMalformed},
-		{"a line break", k, sealed[:head+4] + "\n" + sealed[head+4:], "web-1", ErrMalformed},
-		{"trailing bits", k, sealed + "=", "web-1", ErrMalformed},
+		{"a value with a line break", k, sealed[:head+4] + "\n" + sealed[head+4:], "web-1", ErrMalformed},
+		{"a value with trailing base64 bits", k, sealed + "=", "web-1", ErrMalformed},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.key.Open(tc.text, []byte(tc.context))
 			if !errors.Is(err, tc.want) || got != nil {
-				t.Errorf("got %q, %v; want %v", got, err, tc.want)
+				t.Errorf("Open returned %q and error %v, want error %v", got, err, tc.want)
 			}
 		})
 	}
@@ -108,41 +108,41 @@ func TestSubKeysDiffer(t *testing.T) {
 	other := fixed(t, 2).ContentHash()
 	other.Write([]byte("content"))
 	if bytes.Equal(h.Sum(nil), other.Sum(nil)) {
-		t.Error("the content hash does not depend on the key")
+		t.Error("the content hash must depend on the key, but does not")
 	}
 	g := k.GossipKey()
 	if len(g) != 32 || bytes.Equal(g, k.content) || bytes.Equal(g, k.master[:]) {
-		t.Error("the gossip key is not one of its own")
+		t.Error("the gossip key must differ from the other derived keys, but does not")
 	}
 	g[0]++
 	if bytes.Equal(g, k.GossipKey()) {
-		t.Error("GossipKey hands out its own memory")
+		t.Error("GossipKey must return a copy, but returned memory that the key uses")
 	}
-	// Clusters store derived values, so derivations must not change.
+	// Clusters store values that were derived from their key, so the derivations must not change.
 	if got, want := k.ID(), "ed04a996e9988fcd"; got != want {
-		t.Errorf("id of the fixed key is %s, was %s", got, want)
+		t.Errorf("the id of the fixed key must stay the same, but is %s and was %s", got, want)
 	}
 	if s := fmt.Sprintf("%v %+v %#v %s", k, k, k, k); strings.Contains(s, "\x01") || strings.Contains(s, "1, 1") || strings.Contains(s, "0x1") {
-		t.Errorf("a printed key shows itself: %s", s)
+		t.Errorf("a printed key must show only its id, but shows the key: %s", s)
 	}
 }
 
-func TestKeyFile(t *testing.T) {
+func TestKeyFileIsCreatedAndRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "cluster.key")
 	k, created, err := LoadOrCreateKey(path)
 	if err != nil || !created {
-		t.Fatalf("created %v, %v", created, err)
+		t.Fatalf("LoadOrCreateKey created a key: %v, error %v, want true", created, err)
 	}
 	st, err := os.Stat(path)
 	if err != nil || st.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", st.Mode(), err)
+		t.Errorf("the key file has mode %v, error %v, want 0600", st.Mode(), err)
 	}
 	again, created, err := LoadOrCreateKey(path)
 	if err != nil || created || again.ID() != k.ID() {
-		t.Errorf("second time: created %v, id %v, %v", created, again, err)
+		t.Errorf("the second call created a key: %v, id %v, error %v, want false and the same id", created, again, err)
 	}
 	if names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); len(names) > 0 {
-		t.Errorf("left behind: %v", names)
+		t.Errorf("LoadOrCreateKey left the files %v, want none", names)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestKeyFileIsCreatedOnce(t *testing.T) {
 	n := 0
 	ids.Range(func(any, any) bool { n++; return true })
 	if n != 1 {
-		t.Errorf("%d different keys from one file", n)
+		t.Errorf("concurrent calls returned %d different keys, want one", n)
 	}
 }
 
@@ -175,12 +175,12 @@ func TestLoadKeyRefuses(t *testing.T) {
 		mode       os.FileMode
 		want       string
 	}{
-		{"readable by the group", good, 0o640, "mode 0640"},
-		{"readable by everybody", good, 0o604, "mode 0604"},
+		{"a file readable by the group", good, 0o640, "mode 0640"},
+		{"a file readable by everybody", good, 0o604, "mode 0604"},
 		{"empty", "", 0o600, "want one line"},
 		{"cut", good[:len(good)-1], 0o600, "checksum"},
 		{"mistyped", strings.Replace(good, "AQ", "AR", 1), 0o600, "checksum"},
-		{"too large", good + strings.Repeat(" ", keyFileMax), 0o600, "limit"},
+		{"a file above the size limit", good + strings.Repeat(" ", keyFileMax), 0o600, "limit"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "k")
@@ -192,29 +192,29 @@ func TestLoadKeyRefuses(t *testing.T) {
 			}
 			_, _, err := LoadOrCreateKey(path)
 			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) {
-				t.Errorf("got %v, want the path and %q", err, tc.want)
+				t.Errorf("LoadKey returned %v, want the path and %q", err, tc.want)
 			}
 			if b, _ := os.ReadFile(path); string(b) != tc.text {
-				t.Error("a refused file was changed")
+				t.Error("a refused file must not be changed, but was")
 			}
 		})
 	}
 	if _, err := LoadKey(t.TempDir()); err == nil {
-		t.Error("a folder is accepted")
+		t.Error("LoadKey must refuse a folder, but accepted it")
 	}
 }
 
-func TestExportImport(t *testing.T) {
+func TestExportedKeyCanBeImported(t *testing.T) {
 	k := fixed(t, 7)
 	path := filepath.Join(t.TempDir(), "d", "k")
 	if _, err := ImportKey(path, "\n "+k.Export()+" \n"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ImportKey(path, k.Export()); err != nil {
-		t.Errorf("the same key again: %v", err)
+		t.Errorf("ImportKey of the same key again must succeed, but returned %v", err)
 	}
 	if _, err := ImportKey(path, fixed(t, 8).Export()); err == nil || !strings.Contains(err.Error(), k.ID()) {
-		t.Errorf("another key replaces the first: %v", err)
+		t.Errorf("ImportKey of another key returned %v, want an error that names the present key", err)
 	}
 	sealed, _ := k.Seal([]byte("x"), nil)
 	got, err := LoadKey(path)
@@ -222,7 +222,7 @@ func TestExportImport(t *testing.T) {
 		t.Fatal(err)
 	}
 	if plain, err := got.Open(sealed, nil); err != nil || string(plain) != "x" {
-		t.Errorf("the imported key opens %q, %v", plain, err)
+		t.Errorf("the imported key opens %q, %v, want x", plain, err)
 	}
 }
 
@@ -241,10 +241,10 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string, context []byte) {
 		plain, err := k.Open(s, context)
 		if err == nil && (s != golden || string(context) != "c" || string(plain) != "secret") {
-			t.Fatalf("%q opens as %q in %q", s, plain, context)
+			t.Fatalf("the random value %q opens as %q in context %q", s, plain, context)
 		}
 		if err != nil && !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrWrongKey) && !errors.Is(err, ErrTampered) {
-			t.Fatalf("%q: an error of no kind: %v", s, err)
+			t.Fatalf("Open of %q must return one of the documented errors, but returned: %v", s, err)
 		}
 	})
 }

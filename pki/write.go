@@ -6,7 +6,8 @@ import (
 	"path/filepath"
 )
 
-// writeTemp writes and syncs a file with a random name beside path and returns that name.
+// writeTemp writes data to a new file with a random name in the folder of path, syncs it to disk, and returns
+// its name.
 func writeTemp(path string, data []byte, mode os.FileMode) (string, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -29,7 +30,7 @@ func writeTemp(path string, data []byte, mode os.FileMode) (string, error) {
 	return f.Name(), nil
 }
 
-// WriteFile replaces a file atomically and durably.
+// WriteFile replaces the file at path atomically and durably.
 func WriteFile(path string, data []byte, mode os.FileMode) error {
 	temp, err := writeTemp(path, data, mode)
 	if err != nil {
@@ -39,11 +40,11 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 		os.Remove(temp)
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return SyncDir(filepath.Dir(path))
 }
 
-// syncDir makes a new directory entry durable.
-func syncDir(dir string) error {
+// SyncDir syncs a directory to disk, so that a new entry in it survives a power failure.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err

@@ -10,24 +10,25 @@ import (
 	"github.com/persys/compute/cluster"
 )
 
-// advise adds to an error of the Raft node the commands that a person can run next.
+// advise adds to an error of the Raft node the commands that an operator can run next.
 func (c *Config) advise(err error) error {
 	raft := filepath.Join(c.DataDir, cluster.RaftDir)
 	switch {
 	case errors.Is(err, cluster.ErrCorrupt):
-		return fmt.Errorf("%w; nothing was changed. While a majority of the schedulers runs: `mv %s %s.damaged`, and start this one again with SCHEDULER_JOIN: "+
-			"it fetches everything from them. If there is no other: do the same and `persysctl backup restore FILE`", err, raft, raft)
+		return fmt.Errorf("%w; nothing was changed. If a majority of the schedulers runs: `mv %s %s.damaged`, and start this one again with SCHEDULER_JOIN: "+
+			"it fetches all data from them. If there is no other scheduler: do the same and `persysctl backup restore FILE`", err, raft, raft)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w; make room for %s and start this scheduler again: what was acknowledged is there", err, c.DataDir)
+		return fmt.Errorf("%w; make room for %s and start this scheduler again: every acknowledged write is there", err, c.DataDir)
 	}
 	return err
 }
 
-// errNoCluster is the error of a scheduler for which no cluster is set.
-var errNoCluster = errors.New("this scheduler is in no cluster yet: start the first scheduler of a new one with --init (SCHEDULER_INIT=true), another with --join TOKEN (SCHEDULER_JOIN), " +
+// errNoCluster is the error of a scheduler that has no certificates and no settings that name a cluster.
+var errNoCluster = errors.New("this scheduler is in no cluster yet: start the first scheduler of a new cluster with --init (SCHEDULER_INIT=true), any other with --join TOKEN (SCHEDULER_JOIN), " +
 	"where `persysctl token create --role scheduler` makes the token; `persys dev` runs a whole cluster on this machine to try it out")
 
-// adviseStart replaces the error about missing certificates of a scheduler for which nothing is set.
+// adviseStart replaces an error about missing certificates by errNoCluster, if the scheduler has no settings
+// that name a cluster.
 func (c *Config) adviseStart(err error) error {
 	if errors.Is(err, fs.ErrNotExist) && c.TLSCert == defaultCert && len(c.Join) == 0 && c.BootstrapExpect == 0 && !c.Vault.Enabled {
 		return errNoCluster

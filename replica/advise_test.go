@@ -12,12 +12,12 @@ import (
 	"github.com/persys/compute/cluster"
 )
 
-func TestAdvise(t *testing.T) {
+func TestErrorsGetAdvice(t *testing.T) {
 	cfg := Config{DataDir: "/data/s1"}
 	for _, tt := range []struct {
 		name string
 		err  error
-		want []string // texts that advise adds
+		want []string // texts that advise must add to the error
 	}{
 		{"damaged data", fmt.Errorf("%w: raft log x: entry 3 fails its checksum", cluster.ErrCorrupt),
 			[]string{"mv /data/s1/raft /data/s1/raft.damaged", "SCHEDULER_JOIN", "persysctl backup restore"}},
@@ -25,26 +25,26 @@ func TestAdvise(t *testing.T) {
 			[]string{"make room for /data/s1"}},
 		{"a quota", &os.PathError{Op: "write", Path: "log.db", Err: syscall.EDQUOT}, []string{"make room for /data/s1"}},
 		{"another error", cluster.ErrInUse, nil},
-		{"nothing", nil, nil},
+		{"no error", nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := cfg.advise(tt.err)
 			if !errors.Is(got, tt.err) {
-				t.Fatalf("%v is no longer %v", got, tt.err)
+				t.Fatalf("the error with advice %v must still wrap %v", got, tt.err)
 			}
 			if len(tt.want) == 0 {
 				if got != tt.err {
-					t.Errorf("got %v, want it as it was", got)
+					t.Errorf("advise returned %v, want the unchanged error", got)
 				}
 				return
 			}
 			added, ok := strings.CutPrefix(got.Error(), tt.err.Error())
 			if !ok {
-				t.Errorf("%v does not begin with what is wrong", got)
+				t.Errorf("the error must begin with the fault, but is %v", got)
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(added, w) {
-					t.Errorf("%q does not say %q", added, w)
+					t.Errorf("the advice is %q, want it to contain %q", added, w)
 				}
 			}
 		})
@@ -60,7 +60,7 @@ func TestErrorWithoutSettingsNamesCommands(t *testing.T) {
 	_, err = Start(t.Context(), cfg, "test", slog.New(slog.DiscardHandler))
 	for _, want := range []string{"--init", "--join TOKEN", "persys dev"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not name %q", err, want)
+			t.Errorf("the error is %v, want it to contain %q", err, want)
 		}
 	}
 }

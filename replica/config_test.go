@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// The published address is the configured address, else the bound address.
-func TestAdvertised(t *testing.T) {
+// A scheduler publishes the address that is configured, or else the address on which it listens.
+func TestThePublishedAddressIsConfiguredOrBound(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		ip        string
 		port      int
 		bound     string
-		grpc      string // published gRPC address
-		raft      string // published address of a listener at 10.0.0.1:8086; "" = left to the Raft node
+		grpc      string // expected published gRPC address
+		raft      string // expected published address of a listener at 10.0.0.1:8086; "" = the Raft node chooses the address
 		wantError string
 	}{
 		{name: "nothing is set", bound: "10.0.0.1:8085", grpc: "10.0.0.1:8085"},
@@ -22,15 +22,15 @@ func TestAdvertised(t *testing.T) {
 		{name: "an address", ip: "192.0.2.7", bound: "10.0.0.1:8085", grpc: "192.0.2.7:8085", raft: "192.0.2.7:8086"},
 		{name: "an IPv6 address", ip: "2001:db8::7", bound: "0.0.0.0:8085", grpc: "[2001:db8::7]:8085", raft: "[2001:db8::7]:8086"},
 		{name: "a port alone", port: 443, bound: "10.0.0.1:8085", grpc: "10.0.0.1:443"},
-		{name: "an address and a port, which is for gRPC only", ip: "192.0.2.7", port: 443, bound: "[::]:8085", grpc: "192.0.2.7:443", raft: "192.0.2.7:8086"},
-		{name: "a name instead of an address", ip: "s1.example.com", wantError: "SCHEDULER_ADVERTISE_IP"},
+		{name: "an address, and a port that is used only for gRPC", ip: "192.0.2.7", port: 443, bound: "[::]:8085", grpc: "192.0.2.7:443", raft: "192.0.2.7:8086"},
+		{name: "a host name instead of an address", ip: "s1.example.com", wantError: "SCHEDULER_ADVERTISE_IP"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := &Config{Name: "s1", DataDir: t.TempDir(), AdvertiseIP: c.ip, AdvertisePort: c.port}
 			err := cfg.complete()
 			if c.wantError != "" {
 				if err == nil || !strings.Contains(err.Error(), c.wantError) || !strings.Contains(err.Error(), c.ip) {
-					t.Errorf("got %v, want an error that names %s and %s", err, c.wantError, c.ip)
+					t.Errorf("the settings gave error %v, want one that names %s and %s", err, c.wantError, c.ip)
 				}
 				return
 			}
@@ -42,10 +42,10 @@ func TestAdvertised(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := cfg.grpcAdvertise(bound); got != c.grpc {
-				t.Errorf("gRPC at %s is published as %s, want %s", c.bound, got, c.grpc)
+				t.Errorf("the gRPC listener at %s is published as %s, want %s", c.bound, got, c.grpc)
 			}
 			if got := cfg.advertiseOf("10.0.0.1:8086"); got != c.raft {
-				t.Errorf("Raft is published as %q, want %q", got, c.raft)
+				t.Errorf("the Raft address is published as %q, want %q", got, c.raft)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/replica/coredns"
 )
 
-// openDNS opens the sockets of the DNS server, unless DNS is off.
+// openDNS opens the sockets of the DNS server, unless the DNS server is turned off.
 func (r *Replica) openDNS() error {
 	if r.cfg.Shadow {
 		r.log.Warn("SCHEDULER_SHADOW is true: this scheduler applies workloads, and answers and publishes no DNS")
@@ -26,7 +26,7 @@ func (r *Replica) openDNS() error {
 	upstream := slices.DeleteFunc(slices.Clone(r.cfg.DNSUpstream), func(s string) bool { return strings.TrimSpace(s) == "" })
 	rate := r.cfg.DNSRate
 	if rate == 0 {
-		rate = -1 // no limit
+		rate = -1 // 0 in the settings means no limit, which the DNS server writes as -1
 	}
 	var err error
 	r.dns, err = dnsserver.New(
@@ -45,12 +45,13 @@ func (r *Replica) dnsAdvertise() string {
 	return r.cfg.advertise(net.UDPAddrFromAddrPort(r.dns.Addr()))
 }
 
-// hints are the suspicions of gossip and Raft. Which schedulers exist comes from the state alone.
+// hints tells the DNS server which schedulers gossip and Raft suspect. The list of schedulers itself comes
+// only from the state.
 func (r *Replica) hints() dnsserver.Hints { return hintsFrom(r.node.Status()) }
 
-// hintsFrom derives hints for DNS from the status of this replica. A replica without a leader that hears at
-// most half of the voters is most likely cut off itself. Then it does not report the others as dead, and
-// lists itself and the replicas that it still hears last.
+// hintsFrom derives the hints for DNS from the status of this replica. A replica that has no leader and hears
+// at most half of the voters is most likely cut off itself. Then it does not report the others as dead, but
+// lists itself, and the replicas that it still hears, last.
 func hintsFrom(st cluster.Status) dnsserver.Hints {
 	h := dnsserver.Hints{Leader: st.Leader.ID, Partitioned: st.Leader.ID == ""}
 	voters, heard := 0, 0
@@ -78,7 +79,7 @@ func hintsFrom(st cluster.Status) dnsserver.Hints {
 	return h
 }
 
-// newCoreDNSWatch returns nil if no CoreDNS server is to be watched.
+// newCoreDNSWatch returns the watch for the CoreDNS servers in the settings, or nil if there are none.
 func newCoreDNSWatch(r *Replica) *coredns.Watch {
 	if len(r.cfg.CoreDNS) == 0 || r.cfg.Shadow {
 		return nil
@@ -96,9 +97,9 @@ func newCoreDNSWatch(r *Replica) *coredns.Watch {
 	}
 }
 
-const maxEventMessage = 1024 // bytes
+const maxEventMessage = 1024 // maximum length of an event's message in bytes
 
-// truncate cuts s to at most limit bytes of valid UTF-8.
+// truncate cuts s to at most limit bytes, so that the result is valid UTF-8.
 func truncate(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -106,7 +107,7 @@ func truncate(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit], "")
 }
 
-// zones are the domains that this cluster's DNS serves.
+// zones returns the configuration of the scheduler's DNS server.
 func (c *Config) zones() dnsserver.Config {
 	return dnsserver.Config{Domain: c.Domain, AgentsDomain: c.AgentsDomain, Shard: c.Shard}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/dnsserver"
 )
 
-func TestHints(t *testing.T) {
+func TestDNSHintsFollowTheReplicasHealth(t *testing.T) {
 	peer := func(id, health string, role cluster.Role) cluster.PeerStatus {
 		return cluster.PeerStatus{ID: id, Health: health, Role: role, Self: id == "me"}
 	}
@@ -30,15 +30,15 @@ func TestHints(t *testing.T) {
 			dnsserver.Hints{Leader: "b", Suspect: []string{"c"}}},
 		{"a replica that is not a member is suspect", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "alive", cluster.RoleAbsent)},
 			dnsserver.Hints{Leader: "b", Suspect: []string{"c"}}},
-		{"an election among a majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
+		{"there is no leader, but this replica hears a majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Dead: []string{"c"}}},
-		{"a replica that reaches no other is partitioned", "", []cluster.PeerStatus{me, peer("b", "dead", cluster.RoleVoter), peer("c", "suspect", cluster.RoleVoter)},
+		{"this replica has no leader and hears no other replica", "", []cluster.PeerStatus{me, peer("b", "dead", cluster.RoleVoter), peer("c", "suspect", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Suspect: []string{"me"}}},
-		{"half is no majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter), peer("d", "dead", cluster.RoleVoter)},
+		{"half of the voters is no majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter), peer("d", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Suspect: []string{"me", "b"}}},
-		{"non-voters are no majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleNonvoter), peer("c", "dead", cluster.RoleVoter)},
+		{"non-voters do not count for the majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleNonvoter), peer("c", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Suspect: []string{"me", "b"}}},
-		{"before there is a cluster", "", []cluster.PeerStatus{me}, dnsserver.Hints{Partitioned: true}},
+		{"the replica has no cluster yet", "", []cluster.PeerStatus{me}, dnsserver.Hints{Partitioned: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := hintsFrom(cluster.Status{Leader: cluster.LeaderInfo{ID: c.leader}, Peers: c.peers})
@@ -61,7 +61,7 @@ func TestShadowPublishesNoDNS(t *testing.T) {
 			t.Fatal(err)
 		}
 		if on := r.dns != nil; on == shadow || (r.dnsAdvertise() != "") == shadow || (records != nil) == shadow {
-			t.Errorf("shadow %t: server %t at %q, records %t", shadow, on, r.dnsAdvertise(), records != nil)
+			t.Errorf("with shadow %t: DNS server %t at %q, DNS records in etcd %t; want the server and the records only without shadow", shadow, on, r.dnsAdvertise(), records != nil)
 		}
 		if r.dns != nil {
 			if err := r.dns.Close(); err != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -14,9 +16,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestEmbedding: another program starts a scheduler, waits until it leads, and stops it. No goroutine
-// is left.
-func TestEmbedding(t *testing.T) {
+// TestASchedulerCanBeEmbedded: another program can start a scheduler, wait until it leads, and stop it. No
+// goroutine of the scheduler is left.
+func TestASchedulerCanBeEmbedded(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	cfg, err := replica.DefaultConfig()
 	if err != nil {
@@ -24,7 +26,7 @@ func TestEmbedding(t *testing.T) {
 	}
 	cfg.Insecure, cfg.Name, cfg.DataDir = true, "embedded", t.TempDir()
 	cfg.BootstrapExpect, cfg.EtcdEndpoints = 1, []string{"none"}
-	cfg.GRPCPort, cfg.MetricsPort = 0, 0
+	cfg.GRPCPort, cfg.MetricsPort, cfg.Pprof = 0, 0, true
 	cfg.RaftAddr, cfg.GossipAddr, cfg.DNSAddr = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -45,13 +47,19 @@ func TestEmbedding(t *testing.T) {
 	testbed.Within(t, time.Minute, "a scheduler that answers /health with 200", func() error {
 		return healthy(ctx, "http://"+r.HTTPAddr()+"/health")
 	})
+	if err := healthy(ctx, "http://"+r.HTTPAddr()+"/debug/pprof/"); err == nil {
+		t.Error("the metrics port must not serve profiles, but does")
+	}
+	if info, err := os.Stat(filepath.Join(cfg.DataDir, "pprof.sock")); err != nil || info.Mode().Type() != os.ModeSocket {
+		t.Errorf("the file pprof.sock has info %v (error %v), want a socket", info, err)
+	}
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }
 
-// healthy sends one request over a connection of its own.
+// healthy requests a health URL over a new connection and returns an error unless the answer is OK.
 func healthy(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -5,21 +5,21 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/url"
+	"net"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/persys/compute/mirror"
+
+	"github.com/persys/compute/rpc/dial"
 )
 
-// noEtcd as ETCD_ENDPOINTS turns the mirror off.
+// noEtcd as the value of ETCD_ENDPOINTS means that no mirror can be attached.
 const noEtcd = "none"
 
-// defaultEtcd is dialled when ETCD_ENDPOINTS is not set (contract/env.md).
-const defaultEtcd = "localhost:2379"
-
-// completeEtcd checks the settings of the mirror. A blank ETCD_ENDPOINTS counts as not set.
+// completeEtcd checks the settings of the etcd mirror. An ETCD_ENDPOINTS of only blanks is treated as not
+// set.
 func (c *Config) completeEtcd() error {
 	var given []string
 	for _, e := range c.EtcdEndpoints {
@@ -36,33 +36,48 @@ func (c *Config) completeEtcd() error {
 	case (c.EtcdTLSCert == "") != (c.EtcdTLSKey == ""):
 		return errors.New("ETCD_TLS_CERT and ETCD_TLS_KEY must be set together")
 	}
-	if !c.mirrored() {
+	if !c.etcdRequired() {
 		return nil
 	}
-	for _, e := range c.etcdAddresses() {
-		if u, err := url.Parse(e); strings.Contains(e, "://") && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
-			return fmt.Errorf("ETCD_ENDPOINTS %q must be host:port, http://host:port or https://host:port", e)
-		}
+	if err := c.checkEtcd(given); err != nil {
+		return fmt.Errorf("ETCD_ENDPOINTS %w", err)
 	}
 	return nil
 }
 
-// mirrored reports whether there is a mirror.
-func (c *Config) mirrored() bool {
+// mirrorAllowed reports whether the settings allow a mirror to be attached.
+func (c *Config) mirrorAllowed() bool {
 	return len(c.EtcdEndpoints) != 1 || c.EtcdEndpoints[0] != noEtcd
 }
 
-// etcdRequired reports whether a missing etcd makes the mode degraded from the first boot.
-func (c *Config) etcdRequired() bool { return c.mirrored() && len(c.EtcdEndpoints) > 0 }
+// etcdRequired reports whether ETCD_ENDPOINTS names an etcd. If it does, the mode is degraded while that etcd
+// is unreachable, from the first start.
+func (c *Config) etcdRequired() bool { return c.mirrorAllowed() && len(c.EtcdEndpoints) > 0 }
 
-func (c *Config) etcdAddresses() []string {
-	if len(c.EtcdEndpoints) == 0 {
-		return []string{defaultEtcd}
+// checkEtcd checks that etcd endpoints have a valid form, and that those on other machines use TLS.
+func (c *Config) checkEtcd(endpoints []string) error {
+	for _, e := range endpoints {
+		scheme, at, ok := strings.Cut(e, "://")
+		if !ok {
+			scheme, at = "", e
+		}
+		if at = strings.TrimSuffix(at, "/"); scheme != "" && scheme != "http" && scheme != "https" {
+			return fmt.Errorf("%q must be host:port, http://host:port or https://host:port", e)
+		}
+		host, _, err := net.SplitHostPort(at)
+		if err != nil || host == "" {
+			return fmt.Errorf("%q must be host:port, http://host:port or https://host:port", e)
+		}
+		secure := scheme == "https" || scheme == "" && c.etcdUsesTLS(endpoints)
+		if secure || c.Insecure || c.EtcdPlaintext || dial.Loopback(host) {
+			continue
+		}
+		return fmt.Errorf("%q: the state would go to another machine without TLS: use https:// or set ETCD_TLS_CA; ETCD_PLAINTEXT=true allows it", e)
 	}
-	return c.EtcdEndpoints
+	return nil
 }
 
-// dialEtcd makes the client; it does not wait for a server.
+// dialEtcd makes an etcd client for these addresses. It does not wait until a server answers.
 func (c *Config) dialEtcd(addresses []string) (*mirror.Client, error) {
 	files, err := c.etcdTLS(addresses)
 	if err != nil {
@@ -71,11 +86,15 @@ func (c *Config) dialEtcd(addresses []string) (*mirror.Client, error) {
 	return mirror.Dial(mirror.Endpoint{Addresses: addresses, Username: c.EtcdUsername, Password: c.EtcdPassword, TLS: files})
 }
 
-// etcdTLS returns nil for plain connections. The client certificate is read again for every connection, so
-// that a renewed one is used.
-func (c *Config) etcdTLS(addresses []string) (*tls.Config, error) {
+func (c *Config) etcdUsesTLS(addresses []string) bool {
 	https := slices.ContainsFunc(addresses, func(e string) bool { return strings.HasPrefix(e, "https://") })
-	if c.EtcdTLSCA == "" && c.EtcdTLSCert == "" && !https {
+	return c.EtcdTLSCA != "" || c.EtcdTLSCert != "" || https
+}
+
+// etcdTLS returns the TLS configuration for connections to etcd, or nil for connections without TLS. The
+// client certificate is read again for every connection, so that a renewed certificate is used.
+func (c *Config) etcdTLS(addresses []string) (*tls.Config, error) {
+	if !c.etcdUsesTLS(addresses) {
 		return nil, nil
 	}
 	out := &tls.Config{MinVersion: tls.VersionTLS12}

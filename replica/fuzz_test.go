@@ -7,7 +7,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// FuzzRemembered reads a damaged file of the issuing authority, which a scheduler keeps for its next start.
+// FuzzRemembered reads a damaged file with the issuing authority, which a scheduler stores for its next
+// start.
 func FuzzRemembered(f *testing.F) {
 	tr := &trust{identityStore: pki.IdentityStore{Dir: f.TempDir()}}
 	key, err := pki.NewKey()
@@ -26,7 +27,7 @@ func FuzzRemembered(f *testing.F) {
 			return
 		}
 		if a, err := r.open(key); err == nil {
-			t.Fatalf("an authority out of nothing: %v", a.ID())
+			t.Fatalf("no authority may be read from random data, but one was: %v", a.ID())
 		}
 	})
 }

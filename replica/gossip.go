@@ -19,19 +19,19 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// gossipKeys holds the ids of the installed gossip keys. They follow the ring in the state. The ring is
-// also kept, sealed, in the data directory, because a starting replica needs gossip before it has any
-// state.
+// gossipKeys holds the ids of the gossip keys that this replica has installed. The replica follows the ring
+// in the replicated state. It also stores the ring, sealed, in the data directory, because a starting replica
+// needs gossip before it has any state.
 type gossipKeys struct {
 	mu  sync.Mutex
-	ids []string // the id of the encrypting key first; nil: plain gossip
+	ids []string // ids of the gossip keys, the encrypting key first; nil = gossip is not encrypted
 }
 
-// gossipRing is the file with the last ring of the state.
+// gossipRing returns the path of the file that stores the last gossip ring of the state.
 func (c *Config) gossipRing() string { return filepath.Join(c.DataDir, "gossip.ring") }
 
-// gossipRing returns the keys to start with: those of the last run, or of the answer to a join, or the one
-// derived from the cluster key.
+// gossipRing returns the ring with which this replica starts: the ring of the last run, the ring in the
+// answer to a join, or the ring of a new cluster, whose key is derived from the cluster key.
 func (r *Replica) gossipRing(key *pki.Key) (pki.GossipRing, error) {
 	raw, err := os.ReadFile(r.cfg.gossipRing())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -39,20 +39,20 @@ func (r *Replica) gossipRing(key *pki.Key) (pki.GossipRing, error) {
 	}
 	ring, err := pki.OpenGossipRing(key, string(raw))
 	if err != nil {
-		r.log.Warn("the gossip keys in this file cannot be opened; starting with the key that is derived from the cluster key", "file", r.cfg.gossipRing(), "err", err)
+		r.log.Warn("the gossip keys in this file cannot be decrypted; starting with the initial key, which is derived from the cluster key", "file", r.cfg.gossipRing(), "err", err)
 		return pki.NewGossipRing(), nil
 	}
 	return ring, nil
 }
 
-// installed returns the ids of the keys in use.
+// installed returns the ids of the gossip keys that are installed.
 func (g *gossipKeys) installed() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.ids)
 }
 
-// ringIDs returns the ids of a ring, that of the encrypting key first.
+// ringIDs returns the ids of the keys in a ring, the encrypting key first.
 func ringIDs(r pki.GossipRing) []string {
 	ids := []string{r.Seals}
 	for _, id := range r.IDs() {
@@ -63,7 +63,7 @@ func ringIDs(r pki.GossipRing) []string {
 	return ids
 }
 
-// followGossip installs the ring of the state.
+// followGossip installs the gossip keys of the ring in the replicated state.
 func (r *Replica) followGossip(v fsm.View) error {
 	sealed := v.Info().GossipRing
 	if sealed == "" {
@@ -94,10 +94,11 @@ func (r *Replica) followGossip(v fsm.View) error {
 	return nil
 }
 
-// advanceGossip makes the next step of a key rotation once every replica has made the last one: a replica
-// that is down could not decrypt gossip afterwards. Revoked replicas are not waited for. If schedulers were
-// revoked after the gossip key was made, one of them may still hold it, so advanceGossip starts a rotation
-// (docs/adr/0019). The revocations of v are already in force on this replica.
+// advanceGossip makes the next step of a gossip key rotation, once every replica has made the last step.
+// Without this wait, a replica that is down could not decrypt gossip afterwards. It does not wait for revoked
+// replicas. If schedulers were revoked after the gossip key was made, one of them may still hold the key, so
+// advanceGossip starts a rotation (docs/adr/0019). The caller has already applied the revocations in v to
+// this replica.
 func (r *Replica) advanceGossip(ctx context.Context, v fsm.View) error {
 	info, against := v.Info(), rpc.GossipAgainst(v)
 	if !r.node.IsLeader() || info.GossipRing == "" && against == "" || r.gossip.installed() == nil {
@@ -131,7 +132,7 @@ func (r *Replica) advanceGossip(ctx context.Context, v fsm.View) error {
 			}
 		}
 		if !slices.Equal(have, want) {
-			return nil // that replica has not made the last step yet; try again at the next tick
+			return nil // a replica has not made the last step yet; try again at the next tick
 		}
 	}
 	next, step := ring.Next()

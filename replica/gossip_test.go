@@ -18,8 +18,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestGossipKeyRotates: three running replicas with certificates of their own CA change the gossip key, one
-// after another. A fourth joins with a token afterwards. The fourth is revoked and then excluded from gossip.
+// TestGossipKeyRotates: three running replicas with certificates of the cluster's own CA change the gossip
+// key. Afterwards a fourth replica joins with a token. Then the fourth replica is revoked and excluded from
+// gossip.
 func TestGossipKeyRotates(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -71,17 +72,17 @@ func TestGossipKeyRotates(t *testing.T) {
 		for _, r := range replicas {
 			peers := r.node.Status().Peers
 			if len(peers) != len(replicas) {
-				return fmt.Errorf("%s knows %d replicas of %d", r.cfg.Name, len(peers), len(replicas))
+				return fmt.Errorf("scheduler %s knows %d replicas, want %d", r.cfg.Name, len(peers), len(replicas))
 			}
 			for _, p := range peers {
 				if p.Health != "alive" {
-					return fmt.Errorf("to %s, %s is %s", r.cfg.Name, p.ID, p.Health)
+					return fmt.Errorf("scheduler %s sees replica %s as %s, want alive", r.cfg.Name, p.ID, p.Health)
 				}
 			}
 		}
 		return nil
 	}
-	eventually("three replicas that hear each other", alive)
+	eventually("the three replicas hear each other", alive)
 
 	paths := pki.IdentityStore{Dir: filepath.Join(dir, "a", "admin")}.Paths()
 	files, err := pki.LoadFiles(pki.FilesConfig{CA: paths.CA, Cert: paths.Cert, Key: paths.Key})
@@ -94,7 +95,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	}
 	defer cc.Close()
 	id := ""
-	eventually("the beginning of a rotation", func() error {
+	eventually("the rotation has begun", func() error {
 		r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{})
 		id = r.GetKeyId()
 		return err
@@ -102,40 +103,40 @@ func TestGossipKeyRotates(t *testing.T) {
 	settled := func() error {
 		for _, r := range replicas {
 			if got := r.gossip.installed(); len(got) != 1 || got[0] != id {
-				return fmt.Errorf("%s has %v, want %s alone", r.cfg.Name, got, id)
+				return fmt.Errorf("scheduler %s has gossip keys %v, want only %s", r.cfg.Name, got, id)
 			}
 		}
 		return nil
 	}
-	eventually("one new key everywhere", settled)
-	eventually("replicas that hear each other with it", alive)
+	eventually("all replicas have only the new key", settled)
+	eventually("the replicas hear each other with the new key", alive)
 	raw, err := os.ReadFile(filepath.Join(dir, "b", "gossip.ring"))
 	if st, serr := os.Stat(filepath.Join(dir, "b", "gossip.ring")); err != nil || serr != nil || st.Mode().Perm() != 0o600 || !strings.HasPrefix(string(raw), "sealed:1:") {
-		t.Errorf("the ring beside the data: %.20q, %v, %v", raw, err, serr)
+		t.Errorf("the ring file in the data directory has %.20q (errors %v, %v), want sealed content with mode 0600", raw, err, serr)
 	}
-	// A join that fails because the key cannot be stored can be repeated with the same token.
+	// If a join fails because the cluster key cannot be stored, it can be repeated with the same token.
 	inTheWay := filepath.Join(dir, "d", "cluster.key")
 	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Start(ctx, configure("d", token), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "SCHEDULER_CLUSTER_KEY_FILE") {
-		t.Fatalf("started without a place for the key: %v", err)
+		t.Fatalf("the start without a place for the key returned %v, want an error that names SCHEDULER_CLUSTER_KEY_FILE", err)
 	}
 	if err := os.Remove(inTheWay); err != nil {
 		t.Fatal(err)
 	}
 	replicas = append(replicas, start("d", token))
-	eventually("a fourth that has only ever had the new key", settled)
-	eventually("four replicas that hear each other", alive)
+	eventually("the fourth replica has only ever had the new key", settled)
+	eventually("the four replicas hear each other", alive)
 
-	// A revocation rotates the gossip key by itself.
+	// A revocation of a scheduler causes a rotation of the gossip key without any request.
 	out, asked := replicas[3], id
 	replicas = replicas[:3]
-	_, err = clusterv1.NewTrustClient(cc).Revoke(ctx, &clusterv1.RevokeRequest{Role: "scheduler", Name: "d"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually("a newer key at all but the revoked one", func() error {
+	eventually("the revocation", func() error { // try again, because the leader may change
+		_, err := clusterv1.NewTrustClient(cc).Revoke(ctx, &clusterv1.RevokeRequest{Role: "scheduler", Name: "d"})
+		return err
+	})
+	eventually("all replicas but the revoked one have a newer key", func() error {
 		if got := first.gossip.installed(); len(got) != 1 || got[0] == asked {
 			return fmt.Errorf("the leader has %v", got)
 		}
@@ -143,19 +144,19 @@ func TestGossipKeyRotates(t *testing.T) {
 		return settled()
 	})
 	if got := out.gossip.installed(); slices.Contains(got, id) {
-		t.Errorf("the revoked one has %v", got)
+		t.Errorf("the revoked replica must not get new gossip keys, but has %v", got)
 	}
-	eventually("three replicas to which the fourth is gone", func() error {
+	eventually("the three other replicas hear each other, and not the revoked one", func() error {
 		for _, r := range replicas {
 			for _, p := range r.node.Status().Peers {
 				if (p.ID == out.node.ID()) == (p.Health == "alive") {
-					return fmt.Errorf("to %s, %s is %s", r.cfg.Name, p.ID, p.Health)
+					return fmt.Errorf("scheduler %s sees replica %s as %s; only the revoked replica may be seen as not alive", r.cfg.Name, p.ID, p.Health)
 				}
 			}
 		}
 		return nil
 	})
-	// One rotation per revocation. A rotation on request is one more.
+	// The revocation has caused one rotation. A request through the API must cause another one.
 	if r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{}); err != nil {
 		t.Fatal(err)
 	} else {
@@ -170,6 +171,6 @@ func TestGossipKeyRotates(t *testing.T) {
 		return true
 	})
 	if begun != 3 {
-		t.Errorf("%d rotations were begun, want one by hand, one by the revocation, one by hand", begun)
+		t.Errorf("%d rotations were begun, want three: by hand, by the revocation, by hand", begun)
 	}
 }

@@ -2,16 +2,18 @@ package replica
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
-	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/limits"
 )
 
-// health is the answer of /health (contract/semantics.md section 14, with fields of our own).
+// health is the JSON answer of /health (contract/semantics.md section 14, with additional fields).
 type health struct {
 	Status        string `json:"status"`
 	Mode          string `json:"mode"`
@@ -21,32 +23,46 @@ type health struct {
 	Role          string `json:"role"`
 	Term          uint64 `json:"term"`
 	Index         uint64 `json:"index"`
+	// Copies are the Raft addresses of processes that run on copies of this replica's data directory.
+	Copies []string `json:"copies,omitempty"`
 
 	Mirror mirrorHealth `json:"mirror"`
 }
 
-// mirrorHealth is the state of the mirror: off without a mirror, standby if another replica writes it, else
-// a mirror.State.
+func httpServer(h http.Handler) *http.Server {
+	return &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10}
+}
+
+// serveHTTP serves HTTP until s is closed.
+func (r *Replica) serveHTTP(s *http.Server) error {
+	return s.Serve(limits.Listen(r.httpLis, limits.Limits{Connections: 1024, PerHost: 256}, r.metrics.limited))
+}
+
+// mirrorHealth is the state of the etcd mirror: "off" without a mirror, "standby" if another replica writes
+// the mirror, otherwise a mirror.State.
 type mirrorHealth struct {
 	State  string  `json:"state"`
 	Reason string  `json:"reason,omitempty"`
 	Index  uint64  `json:"index,omitempty"`      // log index of the state that etcd holds
-	Behind uint64  `json:"lagEntries,omitempty"` // log entries that etcd does not hold yet
-	Lag    float64 `json:"lagSeconds"`           // seconds; age of the oldest change that etcd does not hold
+	Behind uint64  `json:"lagEntries,omitempty"` // number of log entries that etcd does not hold yet
+	Lag    float64 `json:"lagSeconds"`           // age in seconds of the oldest change that etcd does not hold
 }
 
 func (r *Replica) mirrorHealth() mirrorHealth {
+	m := r.activeMirror()
 	switch {
-	case r.mirror == nil:
+	case m == nil:
 		return mirrorHealth{State: "off"}
-	case !r.mirror.Running():
+	case !m.Running():
 		return mirrorHealth{State: "standby"}
 	}
-	s := r.mirror.Stats()
+	s := m.Stats()
 	return mirrorHealth{State: string(s.Health.State), Reason: s.Health.Reason, Index: s.Index, Behind: s.LagIndex, Lag: s.Lag.Seconds()}
 }
 
-// mux serves /health, /ready and /metrics over plain HTTP. They hold no secrets.
+// mux returns the handler of /health, /ready and /metrics. They are served over plain HTTP, because their
+// answers contain no secrets.
 func (r *Replica) mux() http.Handler {
 	r.metrics.register(r.registry, r)
 	mux := http.NewServeMux()
@@ -54,7 +70,8 @@ func (r *Replica) mux() http.Handler {
 		h, ok := r.health()
 		writeHealth(w, h, ok)
 	})
-	// /ready?write is for load balancers of writes: ok if this replica leads or can forward to a leader.
+	// /ready?write is for load balancers that only pass writes: the answer is 200 if this replica leads or
+	// can forward to a leader.
 	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, req *http.Request) {
 		h, ok := r.health()
 		if req.URL.Query().Has("write") {
@@ -63,11 +80,6 @@ func (r *Replica) mux() http.Handler {
 		writeHealth(w, h, ok)
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 8, Timeout: 10 * time.Second}))
-	if r.cfg.Pprof {
-		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	}
 	return mux
 }
 
@@ -76,12 +88,13 @@ func writeHealth(w http.ResponseWriter, h health, ok bool) {
 	if !ok {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	// If the client has gone, there is no other way to report it.
+	// Ignore an error: it means that the client has disconnected.
 	_ = json.NewEncoder(w).Encode(h)
 }
 
-// health is ok while this replica can answer reads, stale ones included. The mode is the worse of the
-// replicated and the local one.
+// health returns the answer of /health, and whether this replica is ready. It is ready if it takes part in
+// the cluster, can answer reads (at least stale ones), and its log disk does not hang. The mode in the answer
+// is the replicated mode of the cluster or the local mode of this replica, whichever allows less.
 func (r *Replica) health() (health, bool) {
 	info := r.node.Store().View().Info()
 	st := r.node.Status()
@@ -93,18 +106,33 @@ func (r *Replica) health() (health, bool) {
 	if l, ok := r.node.Leader(); ok {
 		h.Leader = l.Name
 	}
-	// Err is set before the node has stopped completely, which may take a while.
-	return h.judged(r.node.Err(), r.node.Restoring(), info.ClusterID)
+	// Pass Err to judged: it is set before the node has stopped completely, which may take a while.
+	stalled := ""
+	if _, hangs := r.node.DiskPending(); hangs {
+		_, stalled = r.node.LocalMode()
+	}
+	for _, p := range st.Peers {
+		if p.Self {
+			h.Copies = p.Copies
+		}
+	}
+	return h.judged(r.node.Err(), r.node.Waiting(), stalled, r.node.Restoring(), info.ClusterID)
 }
 
-// judged sets the status and the reason of a replica that cannot answer reads.
-func (h health) judged(halted error, restoring bool, cluster string) (health, bool) {
+// judged returns h with the status and the reason for a replica that cannot serve.
+func (h health) judged(halted error, waiting, stalled string, restoring bool, clusterID string) (health, bool) {
 	switch {
+	case errors.Is(halted, cluster.ErrCopied):
+		h.Status, h.Reason = "copied", halted.Error()
 	case halted != nil:
 		h.Status, h.Reason = "halted", halted.Error()
+	case waiting != "":
+		h.Status, h.Reason = "waiting", waiting
+	case stalled != "":
+		h.Status, h.Reason = "stalled", stalled
 	case restoring:
 		h.Status, h.Reason = "restoring", "the whole state is being replaced"
-	case cluster == "":
+	case clusterID == "":
 		h.Status, h.Reason = "starting", "this replica has not joined or formed a cluster yet"
 	}
 	return h, h.Status == "ok"

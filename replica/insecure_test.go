@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Without TLS a scheduler binds to loopback unless the bind address is set.
+// With -insecure, and without a configured bind address, a scheduler binds to loopback.
 func TestInsecureBindsToLoopback(t *testing.T) {
 	for _, tt := range []struct {
 		insecure   bool
@@ -17,7 +17,7 @@ func TestInsecureBindsToLoopback(t *testing.T) {
 		}
 		for _, addr := range []string{c.BindAddr, c.RaftAddr, c.GossipAddr, c.DNSAddr} {
 			if !strings.HasPrefix(addr, tt.want) {
-				t.Errorf("insecure %t, told %q: it binds to %q, want %q", tt.insecure, tt.told, addr, tt.want)
+				t.Errorf("with insecure %t and the address setting %q the scheduler binds to %q, want %q", tt.insecure, tt.told, addr, tt.want)
 			}
 		}
 	}

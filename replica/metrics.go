@@ -14,13 +14,18 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/dnsserver"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/telemetry"
 )
 
-// metrics holds the metrics that dashboards for legacy v1 schedulers query (contract/semantics.md section
-// 15), and our own. It implements cluster.Metrics and leader.Metrics.
+const metricsPrefix = "persys_scheduler_"
+
+// metrics holds the metrics of a scheduler: those that dashboards for legacy v1 schedulers query
+// (contract/semantics.md section 15), and further ones. It implements cluster.Metrics and leader.Metrics.
 type metrics struct {
 	*telemetry.Set
 
@@ -32,6 +37,7 @@ type metrics struct {
 	cycles      *prometheus.CounterVec
 	results     *prometheus.CounterVec
 	writes      *prometheus.CounterVec
+	jobs        *prometheus.CounterVec
 	commands    prometheus.Counter
 	orders      prometheus.Counter
 	reports     prometheus.Counter
@@ -47,15 +53,36 @@ type metrics struct {
 	snapshotTime  *prometheus.HistogramVec
 	snapshots     *prometheus.CounterVec
 	elections     prometheus.Counter
+	stalls        prometheus.Counter
+	leaps         prometheus.Counter
 	leaderChanges prometheus.Counter
 	modeChanges   *prometheus.CounterVec
 	tooMany       *prometheus.CounterVec
+
+	auditSent     prometheus.Counter
+	auditFailures prometheus.Counter
+	auditLost     prometheus.Counter
+	auditWaiting  prometheus.Gauge
+
+	since int64 // start of this process in Unix nanoseconds
 }
+
+// AuditSent and the next three methods implement auditsink.Metrics. AuditSent counts sent audit records.
+func (m *metrics) AuditSent(records int) { m.auditSent.Add(float64(records)) }
+
+// AuditSinkFailed counts a failed write of audit records.
+func (m *metrics) AuditSinkFailed() { m.auditFailures.Inc() }
+
+// AuditLost counts audit records that the cluster dropped before they were sent.
+func (m *metrics) AuditLost(records uint64) { m.auditLost.Add(float64(records)) }
+
+// AuditWaiting sets the number of audit records that are not sent yet.
+func (m *metrics) AuditWaiting(records uint64) { m.auditWaiting.Set(float64(records)) }
 
 // limited counts a call or connection that a limit refused.
 func (m *metrics) limited(reason string) { m.tooMany.WithLabelValues(reason).Inc() }
 
-// Metrics lists the metrics of a scheduler, without those of Go and of the process.
+// Metrics lists the metrics of a scheduler, except those of the Go runtime and of the process.
 func Metrics() []telemetry.Metric {
 	m := newMetrics()
 	m.readReplica(nil)
@@ -64,50 +91,60 @@ func Metrics() []telemetry.Metric {
 }
 
 func newMetrics() *metrics {
-	s := telemetry.NewSet("persys_scheduler_")
+	s := telemetry.NewSet(metricsPrefix)
 	m := &metrics{
 		Set:      s,
 		requests: s.Counters("grpc_server_requests_total", "gRPC calls answered, by full method and code.", "method", "code"),
-		latency: s.Histograms("grpc_server_request_duration_seconds", "Time to answer a gRPC call; streams last as long as they are read.",
+		latency: s.Histograms("grpc_server_request_duration_seconds", "Time to answer a gRPC call; for a stream, the time for which it is open.",
 			prometheus.ExponentialBuckets(0.0005, 2, 15), "method", "code"),
 		agentCalls: s.Counters("agent_rpc_requests_total", "Calls to agents, by RPC and code.", "rpc", "code"),
 		agentTime: s.Histograms("agent_rpc_duration_seconds", "Time of a call to an agent.",
 			prometheus.ExponentialBuckets(0.001, 2, 15), "rpc", "code"),
 		steps: s.Histogram("reconciliation_cycle_duration_seconds", "Time of one planning step.",
 			prometheus.ExponentialBuckets(0.00001, 4, 12)),
-		cycles: s.Counters("reconciliation_cycles_total", "Planning steps, by whether it is known what came of them.", "result"),
+		cycles: s.Counters("reconciliation_cycles_total", "Planning steps, by whether their outcome is known.", "result"),
 		tooMany: s.Counters("refused_by_limit_total",
-			"Calls and connections that a limit refused: rate and concurrency of one peer, connections in all, or of one host.", "reason"),
+			"Calls and connections that a limit refused, by limit: calls per second or concurrent calls of one peer, connections in total or of one host.", "reason"),
 		results: s.Counters("reconciliation_results_total",
-			"What came of each thing that the planner decided: a command of its own, or an order to an agent (apply, delete).", "action", "success"),
+			"Outcomes of what the planner decided, by kind: a command, or an order to an agent (apply, delete).", "action", "success"),
 		writes: s.Counters("state_store_writes_total",
-			"Records changed in the replicated state, by what changed. A record that changed in two ways counts in both.", "category"),
+			"Records changed in the replicated state, by kind of change. A record that changed in two ways counts in both kinds.", "category"),
+		jobs:        s.Counters("jobs_total", "Jobs that have ended since this replica started, by result: success or failure. Every replica counts all jobs.", "result"),
+		since:       time.Now().UnixNano(),
 		commands:    s.Counter("planner_commands_total", "Commands that the planner proposed."),
-		orders:      s.Counter("planner_orders_total", "Orders that the planner gave, repetitions included."),
-		reports:     s.Counter("reports_committed_total", "Workload reports put into the log."),
-		pausedTotal: s.Counter("paused_seconds_total", "Time this process was found to have been paused while leading."),
+		orders:      s.Counter("planner_orders_total", "Orders that the planner gave, including repetitions."),
+		reports:     s.Counter("reports_committed_total", "Workload reports of agents that were written to the log."),
+		pausedTotal: s.Counter("paused_seconds_total", "Time for which this process was paused while it led."),
 
-		appendTime: s.Histogram("raft_append_duration_seconds", "Time to write log entries to this replica's disk, fsync included.",
+		appendTime: s.Histogram("raft_append_duration_seconds", "Time to write log entries to this replica's disk, including fsync.",
 			prometheus.ExponentialBuckets(0.0001, 2, 15)),
 		appended:      s.Counter("raft_appended_entries_total", "Log entries written to this replica's disk."),
 		appendedBytes: s.Counter("raft_appended_bytes_total", "Bytes of log entries written to this replica's disk."),
-		commitTime: s.Histogram("raft_commit_duration_seconds", "On the leader: time from handing an entry to Raft until it was applied.",
+		commitTime: s.Histogram("raft_commit_duration_seconds", "On the leader: time from handing a log entry to Raft until it was applied.",
 			prometheus.ExponentialBuckets(0.0005, 2, 15)),
-		proposed:     s.Counters("raft_proposed_commands_total", "Commands handed to Raft here, by result.", "result"),
-		entries:      s.Counters("raft_proposed_entries_total", "Log entries that those commands were gathered into, by result.", "result"),
+		proposed:     s.Counters("raft_proposed_commands_total", "Commands that this replica handed to Raft, by result.", "result"),
+		entries:      s.Counters("raft_proposed_entries_total", "Log entries that contain the commands which this replica handed to Raft, by result.", "result"),
 		applyTime:    s.Histogram("raft_apply_duration_seconds", "Time to apply one log entry.", prometheus.ExponentialBuckets(0.00001, 4, 10)),
 		snapshotTime: s.Histograms("raft_snapshot_duration_seconds", "Time to write or restore a snapshot.", prometheus.ExponentialBuckets(0.001, 4, 10), "operation"),
 		snapshots:    s.Counters("raft_snapshots_total", "Snapshots written or restored, by result.", "operation", "result"),
-		elections:    s.Counter("raft_elections_total", "Times this replica stood for election."),
+		elections:    s.Counter("raft_elections_total", "Times that this replica stood for election."),
+		stalls:       s.Counter("raft_leader_stalls_total", "Times that this replica gave up leadership because its log disk hung."),
+		leaps:        s.Counter("raft_terms_refused_total", "Messages of other replicas whose Raft term was implausibly far ahead and was not adopted."),
 		leaderChanges: s.Counter("raft_leader_changes_total",
-			"Times this replica learned of another leader, or of none."),
-		modeChanges: s.Counters("mode_changes_total", "Times this replica's effective mode became this one.", "mode"),
+			"Times that this replica learned of another leader, or that there is none."),
+		auditSent:     s.Counter("audit_sink_records_total", "Audit records sent to SCHEDULER_AUDIT_SINK."),
+		auditFailures: s.Counter("audit_sink_failures_total", "Writes to SCHEDULER_AUDIT_SINK that failed; they are repeated."),
+		auditLost:     s.Counter("audit_sink_lost_records_total", "Audit records that the cluster dropped before this scheduler sent them."),
+		auditWaiting:  s.Gauge("audit_sink_waiting_records", "Audit records that are not sent to SCHEDULER_AUDIT_SINK yet."),
+		modeChanges:   s.Counters("mode_changes_total", "Times that this mode came into effect on this replica.", "mode"),
 	}
 	for _, result := range [...]string{"success", "error"} {
 		m.cycles.WithLabelValues(result)
 		m.proposed.WithLabelValues(result)
 		m.entries.WithLabelValues(result)
 	}
+	m.jobs.WithLabelValues(jobSuccess)
+	m.jobs.WithLabelValues(jobFailure)
 	for _, c := range [...]string{"spec", "status", "retry", "assignment", "reconciliation", "event"} {
 		m.writes.WithLabelValues(c)
 	}
@@ -115,16 +152,38 @@ func newMetrics() *metrics {
 		m.results.WithLabelValues(a, "true")
 		m.results.WithLabelValues(a, "false")
 	}
+	for _, mode := range [...]fsm.Mode{fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery} {
+		m.modeChanges.WithLabelValues(string(mode))
+	}
+	for _, reason := range limits.Reasons() {
+		m.tooMany.WithLabelValues(reason)
+	}
+	for _, operation := range [...]string{"write", "restore"} {
+		m.snapshotTime.WithLabelValues(operation)
+		m.snapshots.WithLabelValues(operation, "success")
+		m.snapshots.WithLabelValues(operation, "error")
+	}
+	// Declare these series on every replica. A replica exports them even if it has answered no call, and
+	// even if it is a follower, which calls no agent.
+	for _, call := range controlv1.AgentControl_ServiceDesc.Methods {
+		method := "/" + controlv1.AgentControl_ServiceDesc.ServiceName + "/" + call.MethodName
+		m.requests.WithLabelValues(method, codes.OK.String())
+		m.latency.WithLabelValues(method, codes.OK.String())
+	}
+	for _, call := range agentv1.AgentService_ServiceDesc.Methods {
+		m.agentCalls.WithLabelValues(call.MethodName, codes.OK.String())
+		m.agentTime.WithLabelValues(call.MethodName, codes.OK.String())
+	}
 	return m
 }
 
-// register adds the metrics that need the node of r.
+// register adds the metrics that are read from replica r, which must have its Raft node.
 func (m *metrics) register(reg *prometheus.Registry, r *Replica) {
 	m.readReplica(r)
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.Set)
 }
 
-// unary counts an answered call. It is the outermost interceptor.
+// unary counts the calls that this replica has answered. It must be the outermost interceptor.
 func (m *metrics) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	resp, err := h(ctx, req)
@@ -139,8 +198,8 @@ func (m *metrics) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerI
 	return err
 }
 
-// count counts a finished call. A peer may send any number as its code, and each would be a time series, so
-// codes that gRPC does not define count as Unknown.
+// count counts a finished call. A peer may send any number as the code of its error, and each number would
+// become a time series. So codes that gRPC does not define are counted as Unknown.
 func count(calls *prometheus.CounterVec, took *prometheus.HistogramVec, method string, began time.Time, err error) {
 	code := status.Code(err)
 	if code > codes.Unauthenticated {
@@ -150,7 +209,7 @@ func count(calls *prometheus.CounterVec, took *prometheus.HistogramVec, method s
 	took.WithLabelValues(method, code.String()).Observe(time.Since(began).Seconds())
 }
 
-// agentUnary counts a call to an agent.
+// agentUnary counts a call that this replica makes to an agent.
 func (m *metrics) agentUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	began := time.Now()
 	err := call(ctx, method, req, reply, cc, opts...)
@@ -158,7 +217,7 @@ func (m *metrics) agentUnary(ctx context.Context, method string, req, reply any,
 	return err
 }
 
-// agentStream counts the opening of a stream from an agent.
+// agentStream counts a stream that this replica opens to an agent.
 func (m *metrics) agentStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	began := time.Now()
 	s, err := open(ctx, desc, cc, method, opts...)
@@ -182,7 +241,7 @@ func (m *metrics) Trouble()               { m.cycles.WithLabelValues("error").In
 func (m *metrics) Flush(reports int)      { m.reports.Add(float64(reports)) }
 func (m *metrics) Paused(d time.Duration) { m.pausedTotal.Add(d.Seconds()) }
 
-// Append and the next four methods implement cluster.Metrics.
+// Append and the next five methods implement cluster.Metrics.
 func (m *metrics) Append(entries, bytes int, took time.Duration) {
 	m.appendTime.Observe(took.Seconds())
 	m.appended.Add(float64(entries))
@@ -203,6 +262,7 @@ func (m *metrics) Apply(changes []fsm.Change, took time.Duration) {
 	var n writes
 	for i := range changes {
 		n.count(&changes[i])
+		m.countJob(&changes[i])
 	}
 	for _, c := range [...]struct {
 		category string
@@ -214,12 +274,35 @@ func (m *metrics) Apply(changes []fsm.Change, took time.Duration) {
 	}
 }
 
+// Values of the label result of jobs_total.
+const (
+	jobSuccess = "success"
+	jobFailure = "failure"
+)
+
+// countJob counts a job that a change has ended. A replica that starts applies its log again, so jobs that ended before
+// are not counted.
+func (m *metrics) countJob(c *fsm.Change) {
+	if c.Table != fsm.TableWorkload {
+		return
+	}
+	old, w := c.OldWorkload(), c.NewWorkload()
+	if w == nil || !w.Finished() || w.Result.At < m.since || old != nil && old.Result == w.Result {
+		return
+	}
+	m.jobs.WithLabelValues(word(w.Result.Succeeded, jobSuccess, jobFailure)).Inc()
+}
+
 func (m *metrics) Snapshot(what string, took time.Duration, err error) {
 	m.snapshots.WithLabelValues(what, word(err == nil, "success", "error")).Inc()
 	m.snapshotTime.WithLabelValues(what).Observe(took.Seconds())
 }
 
 func (m *metrics) Election() { m.elections.Inc() }
+
+// TermRefused implements cluster.Metrics: it counts a term that was not adopted.
+func (m *metrics) TermRefused() { m.leaps.Inc() }
+func (m *metrics) Stalled()     { m.stalls.Inc() }
 
 func word(yes bool, a, b string) string {
 	if yes {
@@ -228,7 +311,7 @@ func word(yes bool, a, b string) string {
 	return b
 }
 
-// writes counts changes in the categories of the contract.
+// writes counts changes of the state in the categories that the contract for legacy v1 schedulers names.
 type writes struct{ spec, status, retry, assignment, reconciliation, event int }
 
 func (n *writes) count(c *fsm.Change) {
@@ -242,7 +325,7 @@ func (n *writes) count(c *fsm.Change) {
 	case fsm.TableResidual:
 		n.assignment++
 	default:
-		n.reconciliation++ // modes and members
+		n.reconciliation++ // this category includes changes of modes and of members
 	}
 }
 
@@ -265,6 +348,6 @@ func (n *writes) workload(old, w *fsm.Workload) {
 		n.status++
 	}
 	if *n == before {
-		n.reconciliation++ // only the reason changed
+		n.reconciliation++ // a change of only the reason is not counted
 	}
 }

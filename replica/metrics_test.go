@@ -16,7 +16,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// figures returns the declared counters, and the counts of histograms, by name and label values.
+// figures returns the values of the declared counters, and the counts of the histograms, by name and label
+// values.
 func figures(t *testing.T, m *metrics) map[string]float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -57,7 +58,7 @@ func TestWritesByCategory(t *testing.T) {
 		{"an assignment", changed(func(w *fsm.Workload) { w.Node = "a"; w.Status = fsm.StatusScheduled }), []string{"assignment", "status"}},
 		{"an acknowledgement", changed(func(w *fsm.Workload) { w.Acknowledged = true }), []string{"assignment"}},
 		{"a retry", changed(func(w *fsm.Workload) { w.Retry.Attempts = 1 }), []string{"retry"}},
-		{"runs", changed(func(w *fsm.Workload) { w.Actual = &fsm.Observation{State: fsm.ActualRunning} }), []string{"status"}},
+		{"a workload that has begun to run", changed(func(w *fsm.Workload) { w.Actual = &fsm.Observation{State: fsm.ActualRunning} }), []string{"status"}},
 		{"a changed reason", changed(func(w *fsm.Workload) { w.Reason.Code = "NoFit" }), []string{"reconciliation"}},
 		{"an event", fsm.Change{Table: fsm.TableEvent, New: &fsm.Event{}}, []string{"event"}},
 		{"a node's record", fsm.Change{Table: fsm.TableNode, New: &fsm.Node{}}, []string{"status"}},
@@ -74,15 +75,47 @@ func TestWritesByCategory(t *testing.T) {
 			have := figures(t, m)
 			for _, category := range []string{"spec", "status", "retry", "assignment", "reconciliation", "event"} {
 				if got := have["state_store_writes_total "+category]; got != want[category] {
-					t.Errorf("%s: %v writes, want %v", category, got, want[category])
+					t.Errorf("case %s: the writes by category are %v, want %v", category, got, want[category])
 				}
 			}
 		})
 	}
 }
 
-// TestRareFigures: metrics that the end-to-end tests cannot trigger are counted.
-func TestRareFigures(t *testing.T) {
+func TestEndedJobsAreCountedOnce(t *testing.T) {
+	m := newMetrics()
+	running := &fsm.Workload{ID: "w", Demand: &fsm.Demand{Job: &fsm.Job{}}, Actual: &fsm.Observation{}}
+	ended := func(succeeded bool, at int64) *fsm.Workload {
+		w := *running
+		w.Result = &fsm.JobResult{Succeeded: succeeded, At: at}
+		return &w
+	}
+	good, bad, before := ended(true, m.since+1), ended(false, m.since+2), ended(false, m.since-1)
+	explained := *good
+	explained.Reason.Message = "changed"
+	for _, c := range []struct{ old, now *fsm.Workload }{
+		{nil, running}, {running, good}, {good, &explained}, {&explained, running}, {running, bad}, {bad, nil}, {running, before},
+	} {
+		ch := fsm.Change{Table: fsm.TableWorkload}
+		if c.old != nil {
+			ch.Old = c.old
+		}
+		if c.now != nil {
+			ch.New = c.now
+		}
+		m.Apply([]fsm.Change{ch}, 0)
+	}
+	have := figures(t, m)
+	for result, want := range map[string]float64{jobSuccess: 1, jobFailure: 1} {
+		if got := have["jobs_total "+result]; got != want {
+			t.Errorf("jobs_total counts %v with result %s, want %v", got, result, want)
+		}
+	}
+}
+
+// TestRareMetricsAreCounted: the metrics of rare events, which the end-to-end tests cannot cause, are
+// counted.
+func TestRareMetricsAreCounted(t *testing.T) {
 	m := newMetrics()
 	m.Paused(2 * time.Second)
 	m.Trouble()
@@ -103,12 +136,12 @@ func TestRareFigures(t *testing.T) {
 		"raft_commit_duration_seconds":              0,
 	} {
 		if have[name] != want {
-			t.Errorf("%s is %v, want %v", name, have[name], want)
+			t.Errorf("metric %s is %v, want %v", name, have[name], want)
 		}
 	}
 }
 
-// An agent may answer with any code without creating a time series for it.
+// An agent may answer with any error code, and no time series is created for an unknown code.
 func TestAgentsMakeNoLabels(t *testing.T) {
 	m := newMetrics()
 	for code := range codes.Code(100) {
@@ -119,11 +152,11 @@ func TestAgentsMakeNoLabels(t *testing.T) {
 	}
 	have, known, series := figures(t, m), int(codes.Unauthenticated)+1, 0
 	for name := range have {
-		if strings.HasPrefix(name, "agent_rpc_requests_total ") {
+		if strings.HasPrefix(name, "agent_rpc_requests_total ") && strings.HasSuffix(name, " ListWorkloads") {
 			series++
 		}
 	}
 	if got := have["agent_rpc_requests_total Unknown ListWorkloads"]; series != known || got != float64(100-known+1) {
-		t.Errorf("%d series for %d codes, %v calls Unknown", series, known, got)
+		t.Errorf("%d series exist for %d codes; %v calls are counted as Unknown", series, known, got)
 	}
 }

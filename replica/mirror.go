@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,29 +14,76 @@ import (
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/mirror"
 	"github.com/persys/compute/replica/mirrorspec"
+	"github.com/persys/compute/rpc"
 )
 
-// openMirror makes the mirror. It runs only while this replica leads.
+// openedMirror is the opened etcd mirror for one set of endpoints.
+type openedMirror struct {
+	*mirror.Mirror
+	client    *mirror.Client
+	endpoints string // etcd endpoints, separated by commas
+}
+
+// openMirror checks the settings of the etcd mirror. If endpoints are known, it also opens the mirror, which
+// runs only while this replica leads.
 func (r *Replica) openMirror() error {
-	cfg := &r.cfg
 	r.modes, r.coredns = newModes(r), newCoreDNSWatch(r)
-	if !cfg.mirrored() {
-		return nil
+	_, err := r.useMirror()
+	return err
+}
+
+// mirrorEndpoints returns the endpoints of the mirror: those in ETCD_ENDPOINTS (settings is then true), or
+// else those that a user has attached. It returns none if there is no mirror.
+func (r *Replica) mirrorEndpoints() (endpoints []string, settings bool) {
+	switch {
+	case r.cfg.etcdRequired():
+		return r.cfg.EtcdEndpoints, true
+	case !r.cfg.mirrorAllowed():
+		return nil, false
+	}
+	if e := r.node.Store().View().Info().MirrorEndpoints; e != "" {
+		return strings.Split(e, ","), false
+	}
+	return nil, false
+}
+
+// useMirror returns the mirror for the present endpoints, or nil if there are none. It closes the former
+// mirror, which must not be running any more.
+func (r *Replica) useMirror() (*openedMirror, error) {
+	endpoints, _ := r.mirrorEndpoints()
+	text := strings.Join(endpoints, ",")
+	former := r.mirror.Load()
+	if former != nil && former.endpoints == text {
+		return former, nil
+	}
+	if former != nil {
+		r.mirror.Store(nil)
+		if err := former.client.Close(); err != nil {
+			r.log.Debug("could not close the client of the former etcd", "err", err)
+		}
+	}
+	if text == "" {
+		return nil, nil
+	}
+	cfg := &r.cfg
+	if err := cfg.checkEtcd(endpoints); err != nil {
+		return nil, fmt.Errorf("the endpoints of the mirror: %w", err)
 	}
 	extra, err := cfg.published()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if r.etcd, err = cfg.dialEtcd(cfg.etcdAddresses()); err != nil {
-		return err
+	client, err := cfg.dialEtcd(endpoints)
+	if err != nil {
+		return nil, err
 	}
-	r.mirror, err = mirror.New(
+	m, err := mirror.New(
 		mirror.Options{
 			Prefix: cfg.EtcdPrefix, Layout: mirror.Layout(cfg.MirrorLayout), Domain: cfg.Domain, MaxAge: cfg.MirrorEvents,
 			ProbeEvery: cfg.EtcdProbe, CallLimit: cfg.EtcdTimeout, WriteBound: 6 * cfg.EtcdTimeout,
 		},
 		mirror.Deps{
-			Store: r.node.Store(), Etcd: r.etcd, Log: r.log, Describe: mirrorspec.Fields, Extra: extra,
+			Store: r.node.Store(), Etcd: client, Log: r.log, Describe: mirrorspec.Fields, Extra: extra,
 			Attachment: attachment{r},
 			Confirm: func(ctx context.Context) error {
 				_, err := r.node.Confirm(ctx)
@@ -43,10 +91,24 @@ func (r *Replica) openMirror() error {
 			},
 			OnHealth: func(context.Context, mirror.Health) { r.modes.wake() },
 		})
-	return err
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	opened := &openedMirror{Mirror: m, client: client, endpoints: text}
+	r.mirror.Store(opened)
+	return opened, nil
 }
 
-// published returns the DNS records that CoreDNS reads; none with SCHEDULER_SHADOW.
+// activeMirror returns the opened mirror if its endpoints are still the present ones, else nil.
+func (r *Replica) activeMirror() *openedMirror {
+	endpoints, _ := r.mirrorEndpoints()
+	if m := r.mirror.Load(); m != nil && m.endpoints == strings.Join(endpoints, ",") {
+		return m
+	}
+	return nil
+}
+
+// published returns the DNS records that the mirror writes to etcd for CoreDNS; none with SCHEDULER_SHADOW.
 func (c *Config) published() (mirror.Extra, error) {
 	if c.Shadow {
 		return nil, nil
@@ -58,16 +120,14 @@ func (c *Config) published() (mirror.Extra, error) {
 	return skydns{sky}, nil
 }
 
-// lead does the work of one leadership term: the leader's loop, the mirror, the mode and the watch of
+// lead does the work of one leadership term: it runs the leader's loop, the mirror, the mode and the watch of
 // CoreDNS. It returns when all of them have ended.
 func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	if r.mirror != nil {
-		wg.Go(func() { r.runMirror(ctx, epoch) })
-	}
+	wg.Go(func() { r.runMirror(ctx, epoch) })
 	wg.Go(func() { r.modes.keep(ctx, epoch) })
 	if r.coredns != nil {
 		wg.Go(func() { r.coredns.Run(ctx) })
@@ -75,41 +135,95 @@ func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 	return r.loop.Run(ctx, epoch)
 }
 
-// afterMirror is the pause before a mirror that ended starts again.
+// afterMirror is the pause between the end of a mirror and its next start.
 const afterMirror = time.Second
 
-// runMirror runs the mirror until the leadership term ends. The mirror ends earlier if etcd shows a later
-// leader: either this term is over, or the mirror starts again.
+// runMirror runs the mirror until the leadership term ends, always with the endpoints that are attached. The
+// mirror ends by itself if etcd contains the mark of a later leader. Then either this term is over, or the
+// mirror is started again.
 func (r *Replica) runMirror(ctx context.Context, epoch fsm.Epoch) {
+	pause, logged := afterMirror, ""
 	for {
-		err := r.mirror.Run(ctx, epoch)
-		if ctx.Err() != nil || errors.Is(err, store.ErrClosed) {
-			return
+		m, err := r.useMirror()
+		switch {
+		case err == nil && m == nil:
+			pause, logged = mirrorLook, ""
+		case err == nil:
+			pause = afterMirror
+			run, cancel := context.WithCancel(ctx)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				r.awaitOtherEndpoints(run, m)
+				cancel()
+			})
+			err = m.Run(run, epoch)
+			cancel()
+			wg.Wait()
+			if ctx.Err() != nil || errors.Is(err, store.ErrClosed) {
+				return
+			}
+			if r.activeMirror() != m {
+				r.log.Info("the mirror was detached", "endpoints", m.endpoints, "epoch", epoch.String())
+				continue
+			}
 		}
-		r.log.Warn("the mirror stopped", "err", err, "epoch", epoch.String())
+		if err != nil && err.Error() != logged {
+			logged = err.Error()
+			r.log.Warn("the mirror stopped", "err", err, "epoch", epoch.String())
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(afterMirror):
+		case <-time.After(pause):
 		}
 	}
 }
 
-// attachment implements mirror's record, in the state, that an etcd has held the whole mirror.
+// awaitOtherEndpoints returns when ctx ends or when the endpoints of m are no longer the present ones.
+func (r *Replica) awaitOtherEndpoints(ctx context.Context, m *openedMirror) {
+	tick := time.NewTicker(modeEvery)
+	defer tick.Stop()
+	for r.activeMirror() == m {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// attachment implements mirror.Attachment: it records in the replicated state which etcd is attached.
 type attachment struct{ r *Replica }
 
 func (a attachment) Attached() (uint64, bool) {
-	id := a.r.node.Store().View().Info().MirrorEtcd
-	return id, id != 0
+	info := a.r.node.Store().View().Info()
+	return info.AttachedEtcd(), info.MirrorEtcd != 0
 }
 
+// MarkAttached records that the etcd of ETCD_ENDPOINTS is attached. It does so only if every scheduler can
+// reach that etcd; otherwise a change of leader alone could degrade the mode and refuse writes. An etcd that
+// a user attaches is probed by every scheduler at that time.
 func (a attachment) MarkAttached(ctx context.Context, etcd uint64) error {
+	if pin, _ := a.Attached(); pin == 0 {
+		id, err := rpc.SameEtcd(a.r.server.ProbeMirrors(ctx, nil), false)
+		if err != nil {
+			return err
+		}
+		if id != etcd {
+			return fmt.Errorf("etcd cluster %x is the attached mirror, but etcd cluster %x answers now", etcd, id)
+		}
+	}
 	return a.r.commit(ctx, &commandv1.Command{Body: &commandv1.Command_MirrorAttached{MirrorAttached: &commandv1.MirrorAttached{EtcdClusterId: etcd}}})
 }
 
-// commit proposes a command of the leader that does not come from the planner.
+// commit proposes a command of the leader other than those of the planner.
 func (r *Replica) commit(ctx context.Context, c fsm.Command) error {
-	c.Head = &commandv1.Head{At: time.Now().UnixNano(), By: "leader"}
+	return r.propose(ctx, "leader", c)
+}
+
+// propose commits one command. by is the author that the history shows for it.
+func (r *Replica) propose(ctx context.Context, by string, c fsm.Command) error {
+	c.Head = &commandv1.Head{At: time.Now().UnixNano(), By: by}
 	results, err := r.node.Propose(ctx, c)
 	if err != nil {
 		return err
@@ -120,7 +234,7 @@ func (r *Replica) commit(ctx context.Context, c fsm.Command) error {
 	return nil
 }
 
-// skydns gives the mirror the DNS records that CoreDNS reads.
+// skydns supplies to the mirror the DNS records that CoreDNS reads.
 type skydns struct{ *dnsserver.SkyDNS }
 
 func (s skydns) Records(v fsm.View) []mirror.KV { return keyValues(s.SkyDNS.Records(v)) }

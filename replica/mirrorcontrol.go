@@ -14,10 +14,16 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// namedKeys bounds the keys and problems in an answer.
+// errMirrorStarts is returned after an etcd was attached and before the mirror has started.
+var errMirrorStarts = errors.New("the mirror has not started yet; try again in a second")
+
+// probeLimit is the timeout of a probe of etcd that another replica asks for.
+const probeLimit = 4 * time.Second
+
+// namedKeys is the maximum number of keys, and of problems, that an answer lists.
 const namedKeys = 500
 
-// mirrorControl implements rpc.Mirror.
+// mirrorControl implements rpc.Mirror: the calls about the etcd mirror.
 type mirrorControl struct{ r *Replica }
 
 func (m mirrorControl) Health() (state, reason string, index uint64) {
@@ -25,11 +31,30 @@ func (m mirrorControl) Health() (state, reason string, index uint64) {
 	return h.State, h.Reason, h.Index
 }
 
-func (m mirrorControl) Read(ctx context.Context, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
+func (m mirrorControl) Endpoints() (endpoints []string, settings bool) { return m.r.mirrorEndpoints() }
+
+func (m mirrorControl) Check(endpoints []string) error { return m.r.cfg.checkEtcd(endpoints) }
+
+func (m mirrorControl) Probe(ctx context.Context, endpoints []string) (uint64, error) {
+	client, err := m.r.cfg.dialEtcd(endpoints)
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	limit := min(m.r.cfg.EtcdTimeout, probeLimit)
+	return mirror.Probe(ctx, client, m.r.cfg.EtcdPrefix, m.r.node.Store().View().Info().ClusterID, limit)
+}
+
+func (m mirrorControl) Read(ctx context.Context, endpoints []string, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
 	if prefix == "" {
 		prefix = m.r.cfg.EtcdPrefix
 	}
-	found, err := mirror.Read(ctx, m.r.etcd, prefix)
+	client, err := m.r.cfg.dialEtcd(endpoints)
+	if err != nil {
+		return nil, fsm.State{}, err
+	}
+	defer client.Close()
+	found, err := mirror.Read(ctx, client, prefix)
 	if err != nil {
 		return nil, fsm.State{}, err
 	}
@@ -50,8 +75,8 @@ func (m mirrorControl) Read(ctx context.Context, prefix string, present fsm.Info
 	return out, state, nil
 }
 
-// translate turns a record of a legacy v1 scheduler into the command that an apply of it would give, with
-// sealed secrets.
+// translate turns a record in etcd of a legacy v1 scheduler into the command that an apply of the same
+// workload would give, with sealed secrets.
 func (m mirrorControl) translate(w *mirror.Workload) (*commandv1.WorkloadPut, error) {
 	req, err := mirrorspec.Specification(w)
 	if err != nil {
@@ -69,7 +94,11 @@ func (m mirrorControl) translate(w *mirror.Workload) (*commandv1.WorkloadPut, er
 }
 
 func (m mirrorControl) Preview(ctx context.Context) (*clusterv1.RestoreMirrorResponse, error) {
-	p, err := m.r.mirror.Preview(ctx)
+	opened := m.r.activeMirror()
+	if opened == nil {
+		return nil, errMirrorStarts
+	}
+	p, err := opened.Preview(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -83,8 +112,8 @@ func (m mirrorControl) Preview(ctx context.Context) (*clusterv1.RestoreMirrorRes
 }
 
 const (
-	// mirrorStart bounds the wait for the mirror after a restore of the state, which begins a new
-	// leadership term.
+	// mirrorStart is the longest wait for the mirror to start after a restore of the state, which begins a
+	// new leadership term.
 	mirrorStart = 15 * time.Second
 	mirrorLook  = 50 * time.Millisecond
 )
@@ -94,19 +123,20 @@ func (m mirrorControl) Restore(ctx context.Context) error {
 	defer cancel()
 	look := time.NewTicker(mirrorLook)
 	defer look.Stop()
-	for !m.r.mirror.Running() {
+	opened := m.r.activeMirror()
+	for ; opened == nil || !opened.Running(); opened = m.r.activeMirror() {
 		select {
 		case <-look.C:
 		case <-wait.Done():
 			return errors.New("this replica does not write the mirror; `persysctl status` shows who leads, then: persysctl recovery restore")
 		}
 	}
-	return m.r.mirror.Restore(ctx)
+	return opened.Restore(ctx)
 }
 
-// control returns nil if there is no mirror.
+// control returns the calls about the etcd mirror, or nil if the settings forbid a mirror.
 func (r *Replica) control() rpc.Mirror {
-	if !r.cfg.mirrored() {
+	if !r.cfg.mirrorAllowed() {
 		return nil
 	}
 	return mirrorControl{r}

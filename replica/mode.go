@@ -3,20 +3,27 @@ package replica
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/mirror"
 )
 
-// modes proposes, while this replica leads, the mode that follows from the health of the mirror. On every
-// replica it logs changes of the mode.
+// modes handles changes of the cluster's mode. While this replica leads, it proposes the mode that follows
+// from the health of the mirror. On every replica it logs changes of the mode.
 type modes struct {
 	r     *Replica
-	awake chan struct{} // capacity 1
+	awake chan struct{} // wakes the loop in the method keep; capacity 1
+
+	// Only keep uses the fields below.
+	asked   time.Time // when the other replicas were last asked whether they reach etcd
+	reached bool      // the result of that question: another replica reaches etcd
+	handed  time.Time // when leadership was last transferred because of etcd
 }
 
 func newModes(r *Replica) *modes { return &modes{r: r, awake: make(chan struct{}, 1)} }
@@ -29,26 +36,32 @@ func (m *modes) wake() {
 }
 
 const (
-	// modeEvery is the period of the check without a wake-up: some of the replicated facts change without
-	// one.
+	// modeEvery is the period at which the mode is checked even without a wake-up, because some changes of
+	// the replicated state cause none.
 	modeEvery = 250 * time.Millisecond
-	// modeLimit bounds one proposal of a mode.
+	// modeLimit is the timeout of one proposal of a mode.
 	modeLimit = 5 * time.Second
 )
 
-// keep proposes modes for one leadership term.
+// keep proposes changes of the mode during one leadership term.
 func (m *modes) keep(ctx context.Context, epoch fsm.Epoch) {
 	tick := time.NewTicker(modeEvery)
 	defer tick.Stop()
-	var said mirror.State // the mirror state that led to the last mode set here
+	var said mirror.State // state of the mirror that caused the last change of mode by this loop
 	for {
 		v := m.r.node.Store().View()
 		var health *mirror.Health
-		if m.r.mirror != nil {
-			h := m.r.mirror.Stats().Health
+		if opened := m.r.activeMirror(); opened != nil {
+			h := opened.Stats().Health
 			health = &h
 		}
 		facts := mirror.Facts{Required: m.r.cfg.etcdRequired(), Attached: v.Info().MirrorEtcd != 0, Empty: v.WorkloadCount() == 0}
+		if health != nil && m.othersReach(ctx, *health, facts, v.Info().AttachedEtcd()) {
+			health = nil // keep the mode: other replicas reach etcd, so only this replica's connection to etcd is broken
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		if set := nextMode(v.Info(), health, facts, said); set != nil {
 			limited, cancel := context.WithTimeout(ctx, modeLimit)
 			err := m.r.commit(limited, &commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: set}})
@@ -71,8 +84,43 @@ func (m *modes) keep(ctx context.Context, epoch fsm.Epoch) {
 	}
 }
 
-// nextMode returns the change of mode that is due; nil for none. health is nil without a mirror. said is
-// the mirror state that led to the present mode, "" if it is not known.
+// handOverEvery is the shortest time between two attempts to transfer leadership to a replica that reaches
+// etcd.
+const handOverEvery = time.Minute
+
+// othersReach reports whether another replica reaches the etcd that this leader cannot reach. If so, it also
+// transfers leadership to that replica. It asks the other replicas once per ETCD_PROBE_INTERVAL.
+func (m *modes) othersReach(ctx context.Context, h mirror.Health, facts mirror.Facts, pin uint64) bool {
+	mode, _, ok := mirror.ModeFor(h, facts)
+	if !ok || mode != fsm.ModeDegraded || h.State != mirror.Unreachable && h.State != mirror.Other {
+		m.asked, m.reached = time.Time{}, false
+		return false
+	}
+	if time.Since(m.asked) < m.r.cfg.EtcdProbe {
+		return m.reached
+	}
+	probes := m.r.server.ProbeMirrors(ctx, nil)
+	m.asked, m.reached = time.Now(), false
+	i := slices.IndexFunc(probes, func(p *clusterv1.MirrorProbe) bool {
+		return p.GetReplicaId() != m.r.node.ID() && p.GetEtcdClusterId() != 0 && (pin == 0 || p.GetEtcdClusterId() == pin)
+	})
+	if i < 0 {
+		return false
+	}
+	m.reached = true
+	if time.Since(m.handed) < handOverEvery {
+		return true
+	}
+	m.handed = time.Now()
+	limited, cancel := context.WithTimeout(ctx, modeLimit)
+	defer cancel()
+	err := m.r.node.TransferLeadership(limited, probes[i].GetReplicaId())
+	m.r.log.Warn("this replica cannot reach the etcd of the mirror, but another replica can: leadership is transferred to that one", "to", probes[i].GetReplica(), "reason", h.Reason, "err", err)
+	return true
+}
+
+// nextMode returns the change of mode that is due; nil if there is none. health is nil if there is no mirror.
+// said is the state of the mirror that led to the present mode; "" if it is not known.
 func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mirror.State) *commandv1.SetMode {
 	mode, reason, ok := fsm.ModeNormal, "", true
 	if health != nil {
@@ -82,10 +130,10 @@ func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mir
 	case !ok, info.ClusterID == "":
 		return nil
 	case info.ModePinned && (mode != fsm.ModeNormal || info.Mode != fsm.ModeNormal):
-		return nil // a mode that a person set stays
+		return nil // keep a mode that a user has set
 	case info.ModePinned:
-		// A person set normal while the mirror was not healthy. It is healthy now, so the next outage
-		// counts again.
+		// A user set mode normal while the mirror was not healthy. The mirror is healthy now, so end the
+		// pin: the next outage of etcd changes the mode again.
 		return &commandv1.SetMode{Mode: string(mode), Unpin: true}
 	case info.Mode != mode, mode.Frozen() && said != "" && health.State != said:
 		return &commandv1.SetMode{Mode: string(mode), Reason: reason}
@@ -93,8 +141,8 @@ func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mir
 	return nil
 }
 
-// standing is the mode of this replica: the worse of the replicated and the local one, with its reason and
-// start.
+// standing is the mode in effect on this replica, with its reason and start: the worse of the replicated and
+// the local mode.
 type standing struct {
 	mode   fsm.Mode
 	reason string
@@ -111,8 +159,9 @@ func (r *Replica) standing() standing {
 	return s
 }
 
-// watch logs every change of this replica's mode. Replicated changes come from the change feed, so that
-// none is missed, with the time that was committed; local changes are logged as they are noticed.
+// watch logs every change of the mode in effect on this replica. Changes of the replicated mode come from the
+// change feed, so none is missed, and each has its committed time. Changes of the local mode are logged when
+// they are noticed.
 func (m *modes) watch(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { m.watchFeed(ctx) })
@@ -152,9 +201,10 @@ func (m *modes) watchFeed(ctx context.Context) {
 			feed.Close()
 		}
 		if !errors.Is(err, store.ErrCompacted) {
-			return // the context or the store has ended
+			return // ctx has ended or the store was closed
 		}
-		// The feed skipped changes, for example because of a snapshot: compare with the present mode.
+		// The change feed skipped changes, for example because of a snapshot. So compare the last mode
+		// with the present mode.
 		if now := st.View().Info(); now.Mode != last.Mode && last.Mode != "" {
 			m.logInfo(last.Mode, now)
 		}

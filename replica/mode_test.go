@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/mirror"
 )
 
-func TestNextMode(t *testing.T) {
+func TestTheModeFollowsTheMirror(t *testing.T) {
 	is := func(s mirror.State) *mirror.Health { return &mirror.Health{State: s, Reason: "because"} }
 	at := func(m fsm.Mode) fsm.Info { return fsm.Info{ClusterID: "c1", Mode: m} }
 	pinned := func(m fsm.Mode) fsm.Info { i := at(m); i.ModePinned = true; return i }
@@ -19,7 +19,7 @@ func TestNextMode(t *testing.T) {
 		health *mirror.Health
 		facts  mirror.Facts
 		said   mirror.State
-		want   string // "mode reason" or "mode unpin"; "" = no change
+		want   string // expected change of mode, as "mode reason" or "mode unpin"; "" = no change
 	}{
 		{"normal with a healthy mirror: no change", at("normal"), is(mirror.Healthy), required, "", ""},
 		{"etcd became unreachable: degraded", at("normal"), is(mirror.Unreachable), required, mirror.Healthy, "degraded because"},
@@ -45,7 +45,7 @@ func TestNextMode(t *testing.T) {
 					got += "unpin"
 				}
 				if set.GetPinned() {
-					t.Error("the leader pins a mode")
+					t.Error("the leader must not pin a mode, but did")
 				}
 			}
 			if got != tt.want {
@@ -55,39 +55,37 @@ func TestNextMode(t *testing.T) {
 	}
 }
 
-func TestEtcdSettings(t *testing.T) {
+func TestEtcdSettingsAreChecked(t *testing.T) {
 	for _, tt := range []struct {
-		name      string
-		cfg       Config
-		addresses string // "" = no mirror
-		required  bool
-		err       string
+		name              string
+		cfg               Config
+		allowed, required bool
+		err               string
 	}{
-		{"unset: the local etcd is tried", Config{}, "localhost:2379", false, ""},
-		{"blank is unset", Config{EtcdEndpoints: []string{" ", ""}}, "localhost:2379", false, ""},
-		{"none", Config{EtcdEndpoints: []string{"none"}}, "", false, ""},
-		{"set", Config{EtcdEndpoints: []string{"a:2379", " https://b:2379"}}, "a:2379 https://b:2379", true, ""},
-		{"none with other endpoints", Config{EtcdEndpoints: []string{"a:2379", "none"}}, "", false, "ETCD_ENDPOINTS"},
-		{"another scheme", Config{EtcdEndpoints: []string{"ftp://a"}}, "", false, "ftp://a"},
-		{"a user without a password", Config{EtcdUsername: "u"}, "", false, "ETCD_PASSWORD"},
-		{"a certificate without a key", Config{EtcdTLSCert: "c"}, "", false, "ETCD_TLS_KEY"},
+		{"unset: no etcd is contacted", Config{}, true, false, ""},
+		{"blank is unset", Config{EtcdEndpoints: []string{" ", ""}}, true, false, ""},
+		{"none", Config{EtcdEndpoints: []string{"none"}}, false, false, ""},
+		{"two endpoints", Config{EtcdEndpoints: []string{"localhost:2379", " https://b:2379"}}, true, true, ""},
+		{"loopback without TLS", Config{EtcdEndpoints: []string{"127.0.0.1:2379", "http://[::1]:2379"}}, true, true, ""},
+		{"another machine without TLS", Config{EtcdEndpoints: []string{"10.0.0.9:2379"}}, true, true, "ETCD_PLAINTEXT"},
+		{"http on another machine", Config{EtcdEndpoints: []string{"http://etcd:2379"}, EtcdTLSCA: "ca.pem"}, true, true, "ETCD_PLAINTEXT"},
+		{"a name that only begins like localhost", Config{EtcdEndpoints: []string{"localhost.example.com:2379"}}, true, true, "ETCD_PLAINTEXT"},
+		{"another machine with a CA", Config{EtcdEndpoints: []string{"10.0.0.9:2379"}, EtcdTLSCA: "ca.pem"}, true, true, ""},
+		{"another machine without TLS, allowed", Config{EtcdEndpoints: []string{"http://10.0.0.9:2379"}, EtcdPlaintext: true}, true, true, ""},
+		{"-insecure", Config{EtcdEndpoints: []string{"10.0.0.9:2379"}, Insecure: true}, true, true, ""},
+		{"ETCD_ENDPOINTS mixes none with an endpoint", Config{EtcdEndpoints: []string{"a:2379", "none"}}, true, true, "ETCD_ENDPOINTS"},
+		{"another scheme", Config{EtcdEndpoints: []string{"ftp://a"}}, true, true, "ftp://a"},
+		{"no port", Config{EtcdEndpoints: []string{"localhost"}}, true, true, "host:port"},
+		{"a user without a password", Config{EtcdUsername: "u"}, true, false, "ETCD_PASSWORD"},
+		{"a certificate without a key", Config{EtcdTLSCert: "c"}, true, false, "ETCD_TLS_KEY"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := tt.cfg.completeEtcd()
-			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Fatalf("error %v, want one that names %s", err, tt.err)
-				}
-				return
+			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+				t.Fatalf("error %v, want an error that names %q", err, tt.err)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if on := tt.cfg.mirrored(); on != (tt.addresses != "") || tt.cfg.etcdRequired() != tt.required {
-				t.Fatalf("mirrored %v, required %v", on, tt.cfg.etcdRequired())
-			}
-			if tt.addresses != "" && strings.Join(tt.cfg.etcdAddresses(), " ") != tt.addresses {
-				t.Errorf("addresses %q, want %s", tt.cfg.etcdAddresses(), tt.addresses)
+			if on := tt.cfg.mirrorAllowed(); on != tt.allowed || tt.cfg.etcdRequired() != tt.required {
+				t.Fatalf("mirror allowed %v, etcd required %v; want what the case says", on, tt.cfg.etcdRequired())
 			}
 		})
 	}

@@ -14,13 +14,13 @@ import (
 	"github.com/persys/compute/rpc"
 )
 
-// raftAdapter makes the Raft node an rpc.Replica and a leader.Proposer.
+// raftAdapter adapts the Raft node to the interfaces rpc.Replica and leader.Proposer.
 type raftAdapter struct {
 	node     *cluster.Node
 	self     rpc.Peer
-	onChange func() // called at every change of leader
+	onChange func() // called by the method watch at every change of leader
 	from     *tracer
-	// gossip returns the ids of the installed gossip keys.
+	// gossip returns the ids of the gossip keys that are installed.
 	gossip func() []string
 
 	mu      sync.Mutex
@@ -31,7 +31,7 @@ func newRaftAdapter(n *cluster.Node, self rpc.Peer, onChange func()) *raftAdapte
 	return &raftAdapter{node: n, self: self, onChange: onChange, changed: make(chan struct{})}
 }
 
-// watch wakes the callers of LeaderChanged, until ctx ends.
+// watch wakes the callers of LeaderChanged at each change of leader, until ctx ends.
 func (r *raftAdapter) watch(ctx context.Context) {
 	for range r.node.LeaderChanges(ctx) {
 		r.onChange()
@@ -48,7 +48,7 @@ func (r *raftAdapter) LeaderChanged() <-chan struct{} {
 	return r.changed
 }
 
-// translate maps errors of the Raft node to those of package rpc.
+// translate turns errors of the Raft node into errors of package rpc.
 func translate(err error) error {
 	switch {
 	case err == nil:
@@ -65,7 +65,8 @@ func translate(err error) error {
 	return err
 }
 
-// precondition marks the refusal of a membership change: the cluster is not in a state that allows it.
+// precondition turns the refusal of a membership change into an error that says that the state of the cluster
+// does not allow the change now.
 func precondition(err error) error {
 	if err == nil || errors.Is(err, rpc.ErrNotLeader) || errors.Is(err, rpc.ErrUnknownOutcome) || errors.Is(err, rpc.ErrBusy) ||
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -96,13 +97,13 @@ func (r *raftAdapter) Leader() (rpc.Peer, bool) {
 
 func (r *raftAdapter) LastContact() time.Time { return time.Now().Add(-r.node.Status().LastContact) }
 
-// Frozen returns the reason why this replica alone cannot accept writes; "" if it can.
+// Frozen returns the reason why this replica itself cannot accept writes; "" if it can.
 func (r *raftAdapter) Frozen() string {
 	mode, reason := r.node.LocalMode()
 	if !mode.Frozen() {
 		return ""
 	}
-	// rpc holds a call for a moment before it uses this reason: see rpc.Config.
+	// Return "": without a leader, package rpc waits for a moment before it refuses a call (rpc.Config).
 	return reason
 }
 
@@ -133,7 +134,7 @@ func (r *raftAdapter) Describe(out *clusterv1.StatusResponse) {
 	for _, p := range st.Peers {
 		v := &clusterv1.Replica{
 			Id: p.ID, RaftAddr: p.RaftAddr, Role: string(p.Role), Health: p.Health, Self: p.Self,
-			LastContactMs: p.LastContact.Milliseconds(), MatchIndex: p.LastIndex,
+			LastContactMs: p.LastContact.Milliseconds(), MatchIndex: p.LastIndex, Copies: p.Copies,
 		}
 		if a := p.Replica; a != nil {
 			v.Name, v.GrpcAddr, v.HttpAddr, v.GossipAddr = a.Name, a.GRPCAddr, a.HTTPAddr, a.GossipAddr

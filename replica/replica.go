@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,11 +19,12 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cluster"
+	"github.com/persys/compute/config"
 	"github.com/persys/compute/dnsserver"
 	"github.com/persys/compute/fsm"
-	"github.com/persys/compute/mirror"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/pki/vault"
+	"github.com/persys/compute/replica/auditsink"
 	"github.com/persys/compute/replica/coredns"
 	"github.com/persys/compute/replica/keyring"
 	"github.com/persys/compute/rpc"
@@ -40,30 +43,33 @@ type Replica struct {
 	version string
 
 	grpcLis, httpLis net.Listener
+	profiles         net.Listener // listener of the profiles; nil without SCHEDULER_PPROF
 	node             *cluster.Node
 	adapter          *raftAdapter
 	keys             *keyring.Keyring
 	loop             *leader.Loop
 	agents           *rpc.Agents
 	server           *rpc.Server
-	dns              *dnsserver.Server // nil = off
-	mirror           *mirror.Mirror    // nil = off
-	etcd             *mirror.Client    // nil = off
+	dns              *dnsserver.Server            // DNS server; nil if DNS is turned off
+	mirror           atomic.Pointer[openedMirror] // etcd mirror; nil if no etcd is attached
 	modes            *modes
-	coredns          *coredns.Watch // nil = no server to watch
+	coredns          *coredns.Watch // watch of CoreDNS servers; nil if there are none to watch
 	registry         *prometheus.Registry
 	http             *http.Server
 	tls              *pki.Files
 	metrics          *metrics
-	traces           *telemetry.Traces // nil = off
-	trust            *trust            // nil = certificates from files, or -insecure
-	vault            *vault.Source     // nil = certificate not from Vault
-	keyFile          pki.KeyFile
-	gossip           gossipKeys
+	traces           *telemetry.Traces // exporter of traces; nil if traces are turned off
+	// Certificate from the cluster's own CA; nil if certificates come from files, or with -insecure.
+	trust   *trust
+	vault   *vault.Source // certificate from Vault; nil if it does not come from Vault
+	keyFile pki.KeyFile
+	gossip  gossipKeys
+	audits  *auditsink.Exporter // exporter of the audit logs; nil if they are not exported
 }
 
-// Start opens the ports and the Raft node. Its errors name the setting. Call Run next: it ends everything
-// that Start began.
+// Start opens the ports and the Raft node. An error names the setting that caused it. Call Run next: Run ends
+// everything that Start began. If the data is damaged and the settings allow a repair, Start returns only
+// after the repair, which may have to wait until the other replicas are back.
 func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_ *Replica, err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -98,32 +104,59 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 			r.abandon()
 		}
 	}()
-	if r.grpcLis, err = listen("GRPC_PORT", cfg.BindAddr, cfg.GRPCPort); err != nil {
-		return nil, err
-	}
-	if r.httpLis, err = listen("METRICS_PORT", cfg.BindAddr, cfg.MetricsPort); err != nil {
-		return nil, err
-	}
-	if err := r.openDNS(); err != nil {
+	if err := r.listen(); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR %q: %w", cfg.DataDir, err)
 	}
-	if err := r.openNode(ctx); err != nil {
-		return nil, err
+	err = r.openNode(ctx)
+	if errors.Is(err, cluster.ErrCorrupt) && cfg.RepairsItself() {
+		err = r.repair(ctx, err)
+	}
+	if err != nil {
+		return nil, cfg.advise(err)
 	}
 	if r.keys, err = keyring.Open(r.keyFile, r.node.Store(), log); err != nil {
 		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}
+	if cfg.AuditSink != "" {
+		if r.audits, err = auditsink.New(auditsink.Config{
+			Address: cfg.AuditSink, Token: cfg.AuditToken, Place: filepath.Join(cfg.DataDir, "audit.places"),
+			View: func() fsm.View { return r.node.Store().View() }, Log: log, Metrics: r.metrics,
+		}); err != nil {
+			return nil, err
+		}
+	}
 	return r, r.openServer()
 }
 
+// listen opens the gRPC, HTTP and DNS ports.
+func (r *Replica) listen() (err error) {
+	cfg := &r.cfg
+	if r.grpcLis, err = config.Listen("GRPC_PORT", cfg.BindAddr, cfg.GRPCPort); err != nil {
+		return err
+	}
+	if r.httpLis, err = config.Listen("METRICS_PORT", cfg.BindAddr, cfg.MetricsPort); err != nil {
+		return err
+	}
+	return r.openDNS()
+}
+
 func (r *Replica) openNode(ctx context.Context) error {
+	nc, err := r.nodeConfig()
+	if err != nil {
+		return err
+	}
+	r.node, err = cluster.Open(ctx, nc)
+	return err
+}
+
+func (r *Replica) nodeConfig() (cluster.Config, error) {
 	cfg := &r.cfg
 	gossipKey, gossipKeys, err := r.gossipKey()
 	if err != nil {
-		return err
+		return cluster.Config{}, err
 	}
 	nc := cluster.Config{
 		Name:            cfg.Name,
@@ -142,21 +175,21 @@ func (r *Replica) openNode(ctx context.Context) error {
 		Shard:           cfg.Shard,
 		GossipKey:       gossipKey,
 		GossipKeys:      gossipKeys,
-		Timing:          cluster.Timing{Heartbeat: cfg.RaftHeartbeat},
+		Timing:          cluster.Timing{Heartbeat: cfg.RaftHeartbeat, DiskStall: cfg.DiskStall},
 		Logger:          r.log,
 		Version:         r.version,
 		FeatureLevel:    fsm.FeatureLevel,
+		Memory:          memory(),
 		Metrics:         r.metrics,
 	}
 	if r.tls != nil {
 		nc.TLS = cluster.TLSFromFiles(r.tls)
 	}
-	r.node, err = cluster.Open(ctx, nc)
-	return cfg.advise(err)
+	return nc, nil
 }
 
-// gossipKey returns the key that encrypts gossip and all keys that decrypt it. Gossip is only a hint: every
-// replica that it names is verified on the Raft port.
+// gossipKey returns the key that encrypts gossip, and all keys that decrypt it. Gossip proves nothing: the
+// replicas that it names are verified on the Raft port.
 func (r *Replica) gossipKey() (seals []byte, all [][]byte, err error) {
 	if r.cfg.Insecure {
 		return nil, nil, nil
@@ -221,25 +254,29 @@ func (r *Replica) openServer() error {
 	r.loop = leader.New(lcfg, r.adapter, agents, r.node.Store())
 	var err error
 	r.server, err = rpc.NewServer(rpc.Config{
-		Replica:      r.adapter,
-		Leader:       r.loop,
-		Agents:       r.agents,
-		Keys:         r.keys,
-		Mirror:       r.control(),
-		TLS:          r.tls,
-		Enrol:        r.trust != nil,
-		CertLife:     cfg.CertLife,
-		Gossip:       r.gossips,
-		Limits:       cfg.limits(),
-		Limited:      r.metrics.limited,
-		Tuning:       tuning,
-		Shard:        cfg.Shard,
-		Version:      r.version,
-		Server:       r.traces.ServerOptions(),
-		PeerDial:     r.traces.DialOptions(),
-		Interceptors: []grpc.UnaryServerInterceptor{r.metrics.unary},
-		StreamInts:   []grpc.StreamServerInterceptor{r.metrics.stream},
-		Logger:       r.log,
+		Replica:       r.adapter,
+		Leader:        r.loop,
+		Agents:        r.agents,
+		Keys:          r.keys,
+		Mirror:        r.control(),
+		TLS:           r.tls,
+		Enrol:         r.trust != nil,
+		CertLife:      cfg.CertLife,
+		UserCertLife:  cfg.UserCertLife,
+		Gossip:        r.gossips,
+		Limits:        cfg.limits(),
+		NodeStreams:   cfg.LimitNodeStreams,
+		AuditCommands: cfg.AuditCommands,
+		Limited:       r.metrics.limited,
+		Tuning:        tuning,
+		Shard:         cfg.Shard,
+		Stacks:        cfg.Stacks,
+		Version:       r.version,
+		Server:        r.traces.ServerOptions(),
+		PeerDial:      r.traces.DialOptions(),
+		Interceptors:  []grpc.UnaryServerInterceptor{r.metrics.unary, r.ifNoCopy},
+		StreamInts:    []grpc.StreamServerInterceptor{r.metrics.stream, r.streamIfNoCopy},
+		Logger:        r.log,
 	})
 	if err != nil {
 		return err
@@ -247,26 +284,30 @@ func (r *Replica) openServer() error {
 	if err := r.openMirror(); err != nil {
 		return err
 	}
-	r.http = &http.Server{Handler: r.mux(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10}
+	r.http = httpServer(r.mux())
+	if cfg := r.cfg; cfg.Pprof {
+		if r.profiles, err = listenProfiles(cfg.DataDir); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// GRPCAddr is the published gRPC address.
+// GRPCAddr returns the gRPC address that this replica publishes.
 func (r *Replica) GRPCAddr() string { return r.cfg.grpcAdvertise(r.grpcLis.Addr()) }
 
-// GossipAddr is the address that another replica can put in its Join.
+// GossipAddr returns the address of this replica for the Join setting of another replica.
 func (r *Replica) GossipAddr() string { return r.node.GossipAddr() }
 
-// HTTPAddr is the address of /health and /metrics.
+// HTTPAddr returns the listen address of /health and /metrics.
 func (r *Replica) HTTPAddr() string { return r.httpLis.Addr().String() }
 
 // Node returns the Raft node.
 func (r *Replica) Node() *cluster.Node { return r.node }
 
-// abandon closes everything that a failed Start opened.
+// abandon closes everything that Start had opened when it failed.
 func (r *Replica) abandon() {
-	for _, l := range []net.Listener{r.grpcLis, r.httpLis} {
+	for _, l := range []net.Listener{r.grpcLis, r.httpLis, r.profiles} {
 		if l != nil {
 			_ = l.Close()
 		}
@@ -277,16 +318,16 @@ func (r *Replica) abandon() {
 	if r.agents != nil {
 		r.agents.Close()
 	}
-	if r.etcd != nil {
-		_ = r.etcd.Close()
+	if m := r.mirror.Load(); m != nil {
+		_ = m.client.Close()
 	}
 	if r.node != nil {
 		_ = r.node.Close()
 	}
 }
 
-// Run serves until ctx ends or the replica halts. Then it transfers leadership, stops serving and closes
-// the node. It returns nil if ctx ended, or if this replica left the cluster on request.
+// Run serves until ctx ends or the replica halts. Then it transfers leadership, stops serving and closes the
+// node. It returns nil if ctx ended, or if this replica left the cluster on request.
 func (r *Replica) Run(ctx context.Context) error {
 	stop, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -302,11 +343,21 @@ func (r *Replica) Run(ctx context.Context) error {
 		return nil
 	})
 	g.Go(func() error {
-		if err := r.http.Serve(limits.Listen(r.httpLis, limits.Limits{Connections: 1024, PerHost: 256}, r.metrics.limited)); err != nil && !errors.Is(err, http.ErrServerClosed) && stop.Err() == nil {
+		if err := r.serveHTTP(r.http); err != nil && !errors.Is(err, http.ErrServerClosed) && stop.Err() == nil {
 			cancel(fmt.Errorf("HTTP on %s: %w", r.httpLis.Addr(), err))
 		}
 		return nil
 	})
+	if r.profiles != nil {
+		profiles := profileServer()
+		defer context.AfterFunc(stop, func() { _ = profiles.Close() })()
+		g.Go(func() error {
+			if err := profiles.Serve(r.profiles); err != nil && !errors.Is(err, http.ErrServerClosed) && stop.Err() == nil {
+				cancel(fmt.Errorf("profiles on %s: %w", r.profiles.Addr(), err))
+			}
+			return nil
+		})
+	}
 	g.Go(func() error {
 		err := r.node.Lead(stop, func(ctx context.Context, s cluster.LeadershipTerm) error {
 			return r.lead(ctx, s.Epoch)
@@ -324,6 +375,12 @@ func (r *Replica) Run(ctx context.Context) error {
 		r.modes.watch(stop)
 		return nil
 	})
+	if r.audits != nil {
+		g.Go(func() error {
+			r.audits.Run(stop)
+			return nil
+		})
+	}
 	if r.tls != nil {
 		g.Go(func() error {
 			r.runTrust(stop)
@@ -344,9 +401,11 @@ func (r *Replica) Run(ctx context.Context) error {
 			return nil
 		})
 	}
+	answers, stopAnswers := context.WithCancel(stop)
+	defer stopAnswers()
 	if r.dns != nil {
 		g.Go(func() error {
-			if err := r.dns.Run(stop, r.node.Store(), r.hints); err != nil && stop.Err() == nil {
+			if err := r.dns.Run(answers, r.node.Store(), r.hints); err != nil && answers.Err() == nil {
 				cancel(fmt.Errorf("DNS on %s: %w", r.dns.Addr(), err))
 			}
 			return nil
@@ -357,6 +416,15 @@ func (r *Replica) Run(ctx context.Context) error {
 		case <-stop.Done():
 		case <-r.node.Halted():
 			err := r.node.Err()
+			if errors.Is(err, cluster.ErrCopied) {
+				// The replica has halted. Keep the process running, so that /health and `persysctl
+				// status` show the error.
+				r.log.Error("this scheduler does not take part in its cluster", "err", err)
+				stopAnswers()
+				r.server.SetServing(false)
+				<-stop.Done()
+				return nil
+			}
 			if errors.Is(err, cluster.ErrLeft) {
 				r.log.Info("left the cluster", "name", r.cfg.Name, "raft_id", r.node.ID())
 				cancel(err)
@@ -375,10 +443,11 @@ func (r *Replica) Run(ctx context.Context) error {
 	return errors.Join(err, r.shutdown(&g, err == nil))
 }
 
-// shutdown transfers leadership first, so that callers find another leader at once, then stops the servers,
-// then the node.
+// shutdown first transfers leadership, so that callers find another leader at once. Then it stops the
+// servers, and then the node.
 func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	r.server.SetServing(false)
+	r.node.Stopping()
 	if graceful && r.node.IsLeader() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		if err := r.node.TransferLeadership(ctx, ""); err != nil {
@@ -386,7 +455,11 @@ func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 		}
 		cancel()
 	}
-	r.server.Close(2 * time.Second)
+	grace := 2 * time.Second
+	if _, stalled := r.node.DiskPending(); stalled {
+		grace = 100 * time.Millisecond // close at once: calls that wait for the hanging disk would not end
+	}
+	r.server.Close(grace)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if err := r.http.Shutdown(ctx); err != nil {
@@ -395,8 +468,8 @@ func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	_ = g.Wait()
 	r.agents.Close()
 	var err error
-	if r.etcd != nil {
-		err = r.etcd.Close()
+	if m := r.mirror.Load(); m != nil {
+		err = m.client.Close()
 	}
 	err = errors.Join(err, r.node.Close())
 	flush, stop := context.WithTimeout(context.Background(), 2*time.Second)
@@ -404,7 +477,8 @@ func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	return errors.Join(err, r.traces.Close(flush))
 }
 
-// otherKeys asks the leader, or all other replicas in parallel, for the cluster key.
+// otherKeys asks the leader, or all other replicas in parallel, for their cluster key, and returns the
+// answers.
 func (r *Replica) otherKeys(ctx context.Context, leader bool) []keyring.Offer {
 	var mu sync.Mutex
 	var out []keyring.Offer
@@ -419,7 +493,7 @@ func (r *Replica) otherKeys(ctx context.Context, leader bool) []keyring.Offer {
 			defer cancel()
 			key, err := r.askKey(ctx, p.GRPCAddr)
 			if err != nil {
-				r.log.Debug("no cluster key from another scheduler", "addr", p.GRPCAddr, "err", err)
+				r.log.Debug("no other scheduler sent the cluster key", "addr", p.GRPCAddr, "err", err)
 				return
 			}
 			mu.Lock()

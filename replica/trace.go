@@ -13,28 +13,28 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// tracer carries a trace from the commit of a change to the orders that follow from it, where no call
-// connects them. It remembers, in the leader's memory, the last traced caller of each recent workload. The
-// first order that the agent accepts belongs to the caller's trace. A later order, after a node failure or
-// a retry, is a trace of its own with a link to it. A new leader remembers nothing: its orders are not
-// traced.
+// tracer continues the trace of an API call in the orders that follow from it. This needs code, because no
+// call connects the commit of a change to its orders. For each recent workload, the leader remembers in
+// memory the last traced call that changed it. The first order that the agent accepts belongs to the trace of
+// that call. A later order, after a node failure or a retry, is a trace of its own with a link to that call.
+// A new leader remembers nothing, so its orders for earlier calls are not traced.
 type tracer struct {
 	trace.Tracer
 
 	mu     sync.Mutex
 	asked  map[string]*asker
-	oldest []string // ids in the order of their first request
+	oldest []string // request ids, in the order in which they first occurred
 }
 
 type asker struct {
 	span trace.SpanContext
-	told bool // an agent has accepted an order
+	told bool // true once an agent has accepted an order that follows from this request
 }
 
-// maxAsked bounds the remembered workloads.
+// maxAsked is the maximum number of workloads whose last traced call is remembered.
 const maxAsked = 4096
 
-// newTracer returns nil if traces are off.
+// newTracer returns a tracer, or nil if traces are turned off.
 func newTracer(t *telemetry.Traces) *tracer {
 	if !t.On() {
 		return nil
@@ -55,14 +55,15 @@ func (t *tracer) remember(id string, span trace.SpanContext) {
 	t.asked[id] = &asker{span: span}
 }
 
-// proposing starts the span of a proposal if the caller's call is traced. done ends it.
+// proposing starts a span for a proposal, if the call that caused the proposal is traced. done ends the span.
 func (t *tracer) proposing(ctx context.Context, cmds []fsm.Command) (_ context.Context, done func([]fsm.Result, error)) {
 	if t == nil || !trace.SpanContextFromContext(ctx).IsSampled() {
 		return ctx, func([]fsm.Result, error) {}
 	}
 	ctx, span := t.Start(ctx, "raft propose", trace.WithAttributes(attribute.Int("commands", len(cmds))))
 	for _, c := range cmds {
-		// Before the commit: the planner may be faster than this goroutine.
+		// Record the call before the commit: after the commit, the planner may send the order before
+		// this goroutine runs again.
 		for _, id := range changes(c) {
 			t.remember(id, span.SpanContext())
 		}
@@ -75,7 +76,7 @@ func (t *tracer) proposing(ctx context.Context, cmds []fsm.Command) (_ context.C
 	}
 }
 
-// changes returns the workloads whose desired state a command changes.
+// changes returns the ids of the workloads whose desired state a command changes.
 func changes(c fsm.Command) []string {
 	var ids []string
 	for _, w := range c.GetPutWorkloads().GetWorkloads() {
@@ -89,13 +90,13 @@ func changes(c fsm.Command) []string {
 	return ids
 }
 
-// tracedAgents adds spans to a leader.Agents.
+// tracedAgents wraps a leader.Agents, so that each order has a span.
 type tracedAgents struct {
 	leader.Agents
 	t *tracer
 }
 
-// Deliver implements leader.Agents.
+// Deliver implements leader.Agents: it delivers an order within a span.
 func (a tracedAgents) Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (sched.Ack, error) {
 	a.t.mu.Lock()
 	from, told := trace.SpanContext{}, false

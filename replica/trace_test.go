@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// answering is an agent that returns its errors one after another.
+// answering is a fake client of agents whose deliveries return these errors, one after another.
 type answering struct{ errs []error }
 
 func (a *answering) Deliver(context.Context, fsm.Epoch, sched.Order) (sched.Ack, error) {
@@ -23,8 +23,8 @@ func (a *answering) Deliver(context.Context, fsm.Epoch, sched.Order) (sched.Ack,
 	return sched.Ack{Accepted: err == nil}, err
 }
 
-// The orders of an apply belong to its trace until an agent accepts one. Later orders are traces of their
-// own with a link to it.
+// The orders that follow from an apply belong to its trace until an agent accepts one. Later orders are
+// traces of their own with a link to that trace.
 func TestOrdersFollowTheirApply(t *testing.T) {
 	memory := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(memory))
@@ -38,7 +38,7 @@ func TestOrdersFollowTheirApply(t *testing.T) {
 	_, done := tr.proposing(ctx, put)
 	done([]fsm.Result{{Index: 7}}, nil)
 	call.End()
-	for range 3 { // not delivered, delivered, and again after its node died
+	for range 3 { // the first order is not delivered, the second is, and the third follows after the node has died
 		_, _ = agents.Deliver(t.Context(), fsm.Epoch{}, sched.Order{Op: sched.OpApply, Workload: "web", Node: "a"})
 	}
 	_, _ = agents.Deliver(t.Context(), fsm.Epoch{}, sched.Order{Op: sched.OpApply, Workload: "another", Node: "a"})
@@ -67,16 +67,16 @@ func TestAskersAreBounded(t *testing.T) {
 		tr.remember(fmt.Sprint("w", i), span.SpanContext())
 	}
 	if len(tr.asked) != maxAsked || len(tr.oldest) != maxAsked || tr.asked["w0"] != nil || tr.asked[fmt.Sprint("w", maxAsked+9)] == nil {
-		t.Errorf("%d remembered in %d places", len(tr.asked), len(tr.oldest))
+		t.Errorf("%d workloads are remembered in %d places, want the newest maxAsked ones", len(tr.asked), len(tr.oldest))
 	}
 }
 
-// Without traces the tracer does nothing.
-func TestTracerOff(t *testing.T) {
+// A nil tracer, which means that traces are turned off, must do nothing.
+func TestATracerThatIsOffDoesNothing(t *testing.T) {
 	var off *tracer
 	ctx, done := off.proposing(t.Context(), []fsm.Command{{}})
 	done(nil, nil)
 	if ctx != t.Context() {
-		t.Error("the context is another one")
+		t.Error("a nil tracer must return the context unchanged, but returned another one")
 	}
 }

@@ -1,8 +1,10 @@
 package replica
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -28,22 +30,21 @@ import (
 	"github.com/persys/compute/rpc/enrol"
 )
 
-// trust manages the certificate of a replica if it comes from the cluster's own CA.
+// trust manages the certificate of this replica if the certificate comes from the cluster's own CA.
 type trust struct {
 	identityStore pki.IdentityStore
-	dir           string // data folder
+	dir           string // path of the data folder
 	hosts         []string
-	life          time.Duration
+	life, user    time.Duration // validity of the certificates of programs, and of people
 	name          string
 	log           *slog.Logger
 }
 
-// defaultCert is the default of PERSYS_TLS_CERT.
+// defaultCert is the default value of PERSYS_TLS_CERT.
 const defaultCert = "/etc/persys/certs/persys-scheduler/persys_scheduler.crt"
 
-// identity decides where this replica's certificate comes from: the PERSYS_TLS_* files (nil), a CA that
-// this replica creates (--init), a join token, or the certificate of an earlier start with --init or a
-// token.
+// identity decides where this replica's certificate comes from: the PERSYS_TLS_* files (it then returns nil),
+// a new CA that this replica creates (--init), a join token, or an earlier start with --init or a token.
 func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logger) (*trust, error) {
 	if c.Insecure {
 		if c.Init || c.hasToken() {
@@ -52,7 +53,7 @@ func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logge
 		return nil, nil
 	}
 	t := &trust{
-		identityStore: pki.IdentityStore{Dir: filepath.Join(c.DataDir, "tls")}, dir: c.DataDir, name: c.Name, life: c.CertLife, log: log,
+		identityStore: pki.IdentityStore{Dir: filepath.Join(c.DataDir, "tls")}, dir: c.DataDir, name: c.Name, life: c.CertLife, user: c.UserCertLife, log: log,
 		hosts: enrol.Hosts(c.BindAddr, c.AdvertiseIP, c.ExternalIP),
 	}
 	asked := c.Init || c.hasToken()
@@ -92,14 +93,15 @@ func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logge
 
 func (c *Config) hasToken() bool { return len(c.Join) == 1 && pki.IsJoinToken(c.Join[0]) }
 
-// join enrols with a token. The cluster key comes with the certificate.
+// join gets a certificate with the join token in the settings. The cluster key is sent with the certificate.
 func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
-	r, _ := t.recall() // reissue reports the error
+	r, _ := t.recall() // ignore an error here: reissue reports it
 	keep := func(got *clusterv1.EnrolResponse) error {
 		if _, err := file.Import(got.GetClusterKey()); err != nil {
 			return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 		}
-		if got.GetGossipRing() == "" { // gossip uses the key that is derived from the cluster key
+		// The cluster still uses the initial gossip key, which is derived from the cluster key.
+		if got.GetGossipRing() == "" {
 			return nil
 		}
 		return pki.WriteFile(c.gossipRing(), []byte(got.GetGossipRing()), 0o600)
@@ -111,8 +113,8 @@ func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 	return nil
 }
 
-// begin creates the identities of a new cluster: a CA (or it reads the one in SCHEDULER_CA_DIR), the cluster key,
-// and a certificate for this replica.
+// begin creates the identities of a new cluster: a CA (unless SCHEDULER_CA_DIR contains one), the cluster
+// key, and a certificate for this replica.
 func (t *trust) begin(c *Config, file pki.KeyFile) error {
 	if c.BootstrapExpect > 1 || len(c.Join) > 0 {
 		return errors.New("SCHEDULER_INIT forms a cluster alone, which others join with tokens: leave out SCHEDULER_BOOTSTRAP_EXPECT and SCHEDULER_JOIN")
@@ -135,16 +137,16 @@ func (t *trust) begin(c *Config, file pki.KeyFile) error {
 		if err != nil {
 			return err
 		}
-		t.log.Warn("made a CA; move the root's key to a place that no machine of the cluster can read: it is needed for `persysctl ca rotate` only", "key", folder.RootKeyPath(), "cluster", a.Cluster)
+		t.log.Warn("made a CA; move the root's key to a place that no machine of the cluster can read: only `persysctl ca rotate` needs it", "key", folder.RootKeyPath(), "cluster", a.Cluster)
 	}
-	// Store the authority first: after a crash, certificates can be issued from it again.
+	// Store the issuing authority first, so that it can issue certificates again after a crash.
 	if err := t.remember(key, a, time.Now()); err != nil {
 		return err
 	}
 	if err := t.identityStore.SaveMembership(pki.Membership{Cluster: a.Cluster, Role: pki.RoleScheduler, Name: t.name}); err != nil {
 		return err
 	}
-	return t.sign(a, t.identityStore, pki.RoleScheduler, t.name, time.Now(), t.life)
+	return t.sign(a, t.identityStore, pki.RoleScheduler, t.name, time.Now(), t.life, nil)
 }
 
 func newCA(folder pki.CAFolder, cluster string) (*pki.Authority, error) {
@@ -166,21 +168,27 @@ func newCA(folder pki.CAFolder, cluster string) (*pki.Authority, error) {
 	return a, folder.Create(root, a)
 }
 
-// sign issues a certificate on this machine.
-func (t *trust) sign(a *pki.Authority, to pki.IdentityStore, role pki.Role, name string, at time.Time, life time.Duration) error {
+// sign issues a certificate with authority a on this machine and stores it in to. If admit is not nil, it is
+// called before the certificate is stored, to admit its holder to the cluster.
+func (t *trust) sign(a *pki.Authority, to pki.IdentityStore, role pki.Role, name string, at time.Time, life time.Duration, admit func(*x509.Certificate) error) error {
 	keyPEM, csr, err := to.Request(t.hosts)
 	if err != nil {
 		return err
 	}
-	got, err := a.Sign(csr, pki.Identity{Role: role, ID: name}, at, life)
+	got, err := a.Sign(csr, pki.Identity{Role: role, ID: name}, pki.Hosts{Requested: true}, at, life)
 	if err != nil {
 		return err
+	}
+	if admit != nil {
+		if err := admit(got.Cert); err != nil {
+			return err
+		}
 	}
 	return to.SaveBeside(keyPEM, got.Chain, a.Root.Raw)
 }
 
-// remembered is the issuing authority in a file beside the state. If the certificates of all replicas
-// expired while they were off, none can ask another for a new one.
+// remembered is the issuing authority, stored in a file beside the state. Without it, if the certificates of
+// all replicas expired while they were off, no replica could get a new certificate from another replica.
 type remembered struct {
 	Cert, Root []byte
 	SealedKey  string
@@ -217,8 +225,9 @@ func (r *remembered) open(key *pki.Key) (*pki.Authority, error) {
 	return rpc.OpenAuthority(key, &fsm.Authority{ID: pki.Fingerprint(r.Cert), Cert: r.Cert, Root: r.Root, SealedKey: r.SealedKey})
 }
 
-// reissue replaces a certificate that has expired, is incomplete, or does not name this replica's present
-// addresses: other replicas could not connect there, and this one could not ask them for another.
+// reissue replaces this replica's certificate if it has expired, is incomplete, or does not contain this
+// replica's present addresses. With such a certificate other replicas could not connect to this one, and it
+// could not request another certificate from them.
 func (t *trust) reissue(file pki.KeyFile) error {
 	leaf, err := t.identityStore.Leaf()
 	good := err == nil && time.Now().Before(leaf.NotAfter)
@@ -229,7 +238,7 @@ func (t *trust) reissue(file pki.KeyFile) error {
 		return err
 	}
 	at, life := time.Now(), t.life
-	if good { // keep the times of the old one, so that a revocation by name still covers it
+	if good { // keep the times of the former certificate, so that a revocation of the name still covers the new certificate
 		at, life = pki.IssuedAt(leaf), pki.Life(leaf)
 	}
 	err = t.signAgain(file, at, life)
@@ -237,12 +246,12 @@ func (t *trust) reissue(file pki.KeyFile) error {
 		return err
 	}
 	if leaf, lerr := t.identityStore.Leaf(); err != nil || lerr != nil || !pki.Covers(leaf, t.hosts) {
-		t.log.Warn("this scheduler keeps a certificate that does not name its present addresses", "name", t.name, "err", err)
+		t.log.Warn("this scheduler keeps a certificate that does not contain its present addresses", "name", t.name, "err", err)
 	}
 	return nil
 }
 
-// signAgain issues a certificate with the remembered authority, if there is one.
+// signAgain issues a certificate with the authority that this replica has stored, if there is one.
 func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) error {
 	r, err := t.recall()
 	if err != nil || r == nil {
@@ -256,24 +265,28 @@ func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) er
 	if err != nil {
 		return err
 	}
-	t.log.Warn("this scheduler's certificate has expired or does not name its present addresses; issuing a new one with the cluster's authority", "name", t.name)
-	return t.sign(a, t.identityStore, pki.RoleScheduler, t.name, at, life)
+	t.log.Warn("this scheduler's certificate has expired or does not contain its present addresses; issuing a new one with the cluster's authority", "name", t.name)
+	return t.sign(a, t.identityStore, pki.RoleScheduler, t.name, at, life, nil)
 }
 
 const (
 	trustEvery = 250 * time.Millisecond
 	trustCall  = 10 * time.Second
-	// adminEvery is the period of the check of the admin's identity.
+	// adminEvery is the period at which the admin's identity is checked.
 	adminEvery = 5 * time.Second
-	caSoon     = 60 * 24 * time.Hour // time before the CA ends from which a warning is logged
+	// adminBridge is the validity of a certificate that serves only to request the next certificate. Half of
+	// the validity is in the past, so that the certificate is due for renewal at once.
+	adminBridge = 10 * time.Minute
+	caSoon      = 60 * 24 * time.Hour // how long before the expiry of the CA a warning is logged
 )
 
-// runTrust applies certificates, roots and revocations of the state to this replica. With --init it also
-// puts the CA into the state. Failures are retried.
+// runTrust applies the certificates, roots and revocations in the state to this replica. With --init it also
+// stores the CA in the state. Steps that fail are repeated.
 func (r *Replica) runTrust(ctx context.Context) {
 	var version uint64
 	said := ""
-	var again, told time.Time // next check for --init; last warning about the end of the CA
+	var again, told time.Time // again: time of the next check for --init; told: time of the last warning about the expiry of the CA
+	var admin time.Time       // next check of the admin's identity
 	t := time.NewTicker(trustEvery)
 	defer t.Stop()
 	for {
@@ -293,17 +306,21 @@ func (r *Replica) runTrust(ctx context.Context) {
 		}
 		if end := time.Unix(caNotAfter(v), 0); end.Unix() > 0 && time.Until(end) < caSoon && time.Since(told) > 24*time.Hour {
 			told = time.Now()
-			r.log.Warn("the cluster's CA ends, and every certificate with it; before that: persysctl ca rotate DIR, where its root key is, and persysctl ca install DIR", "not_after", end.UTC())
+			r.log.Warn("the cluster's CA will expire, and with it every certificate; before that: persysctl ca rotate DIR, where its root key is, and persysctl ca install DIR", "not_after", end.UTC())
 		}
 		if now := time.Now(); err == nil && r.trust != nil && r.cfg.Init && now.After(again) {
 			var done bool
 			if done, err = r.beginTrust(ctx, again.IsZero()); done {
 				again = now.Add(adminEvery)
 			}
+			if err == nil && !r.node.IsLeader() && now.After(admin) {
+				admin = now.Add(adminEvery)
+				err = r.keepAdmin(ctx)
+			}
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
-			r.log.Warn("this scheduler does not follow the cluster's CA yet; trying again", "err", err)
+			r.log.Warn("this scheduler could not apply the cluster's certificates and revocations yet; trying again", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -313,8 +330,9 @@ func (r *Replica) runTrust(ctx context.Context) {
 	}
 }
 
-// caNotAfter is the end of the issuing authority, or of the last one that issued, in Unix seconds; 0
-// without one.
+// caNotAfter returns the time at which the certificate of the present issuing authority expires, in Unix
+// seconds. If no authority is valid any more, it returns the latest expiry of the former ones; 0 if there are
+// none.
 func caNotAfter(v fsm.View) int64 {
 	now, last := max(time.Now().UnixNano(), v.Info().Clock), int64(0)
 	if a, ok := v.Issuer(now); ok {
@@ -329,7 +347,7 @@ func caNotAfter(v fsm.View) int64 {
 	return last
 }
 
-// follow stores the roots and the authority of the state in files.
+// follow writes the roots and the issuing authority in the state to this replica's files.
 func (t *trust) follow(v fsm.View) error {
 	a, ok := v.Issuer(time.Now().UnixNano())
 	if !ok {
@@ -350,9 +368,10 @@ func (t *trust) follow(v fsm.View) error {
 	return t.save(a)
 }
 
-// beginTrust puts the CA into the state, admits this scheduler and the admin, and the first time creates
-// tokens for the other machines. Each part is done once. The admin's identity is renewed while its files
-// are here; an admin who moved them away renews it elsewhere.
+// beginTrust stores the CA in the state, and admits this scheduler and the admin. The first time, it also
+// creates join tokens for the other machines. A part that was done before is not repeated. The admin's
+// identity is renewed while its files are on this machine; an admin who moved them elsewhere renews the
+// identity there.
 func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	v := r.node.Store().View()
 	if !r.node.IsLeader() || !r.keys.Settled() {
@@ -366,7 +385,7 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	}
 	known, err := r.trust.recall()
 	if err != nil || known == nil {
-		return err == nil, err // the cluster of another CA
+		return err == nil, err // the state has a CA already, and it is another one
 	}
 	a, err := known.open(key)
 	if err != nil {
@@ -384,7 +403,11 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 			return false, err
 		}
 	}
-	if err := r.admitSelf(ctx, r.trust.identityStore, pki.RoleScheduler, r.cfg.Name, ""); err != nil {
+	own, err := r.trust.identityStore.Leaf()
+	if err != nil {
+		return false, err
+	}
+	if err := r.admit(ctx, own, pki.RoleScheduler, r.cfg.Name, ""); err != nil {
 		return false, err
 	}
 	admin := r.trust.admin()
@@ -394,18 +417,23 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 		_, revoked = v.RevokedCertificate(pki.Fingerprint(leaf.Raw))
 	}
 	if revoked || !first && !admin.Exists() {
-		return true, nil // a revoked admin is not created again
+		return true, nil // do not create a revoked admin again
 	}
 	if err != nil || time.Now().After(pki.RenewAt(leaf)) || leaf.CheckSignatureFrom(a.Cert) != nil {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, err
 		}
-		if err := r.trust.sign(a, admin, pki.RoleUser, pki.AdminID, time.Now(), rpc.CertLife(pki.RoleUser, r.trust.life)); err != nil {
+		// Admit the certificate to the cluster before its files are written, because a program that reads
+		// the files may connect at once.
+		admit := func(leaf *x509.Certificate) error { return r.admit(ctx, leaf, pki.RoleUser, pki.AdminID, "admin") }
+		if err := r.trust.sign(a, admin, pki.RoleUser, pki.AdminID, time.Now(), r.trust.user, admit); err != nil {
 			return false, err
 		}
-		r.log.Info("made an identity for the admin", "persysctl", adminHint(admin, r.GRPCAddr()))
-	}
-	if err := r.admitSelf(ctx, admin, pki.RoleUser, pki.AdminID, "admin"); err != nil {
+		if err := admin.SaveMembership(pki.Membership{Cluster: a.Cluster, Role: pki.RoleUser, Name: pki.AdminID}); err != nil {
+			return false, err
+		}
+		r.log.Info("made a certificate for the admin", "persysctl", adminHint(admin, r.GRPCAddr()))
+	} else if err := r.admit(ctx, leaf, pki.RoleUser, pki.AdminID, "admin"); err != nil {
 		return false, err
 	}
 	if !first {
@@ -415,7 +443,57 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	return err == nil, err
 }
 
-// admin is the folder in which --init leaves the admin's identity.
+// keepAdmin renews the admin's identity on the scheduler with --init while another scheduler leads.
+// An expired certificate cannot be used to request a new one. In that case keepAdmin first issues a
+// certificate that is valid for a few minutes, and uses it for the request.
+func (r *Replica) keepAdmin(ctx context.Context) error {
+	admin, v := r.trust.admin(), r.node.Store().View()
+	leaf, err := admin.Leaf()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil || time.Now().Before(pki.RenewAt(leaf)) {
+		return err
+	}
+	if _, ok := v.Admission(string(pki.RoleUser), pki.AdminID); !ok {
+		return nil
+	}
+	if at, ok := v.RevokedIdentity(string(pki.RoleUser), pki.AdminID); ok && pki.IssuedAt(leaf).UnixNano() <= at.At {
+		return nil
+	}
+	if _, ok := v.RevokedCertificate(pki.Fingerprint(leaf.Raw)); ok {
+		return nil
+	}
+	if time.Now().After(leaf.NotAfter) {
+		known, err := r.trust.recall()
+		if err != nil || known == nil {
+			return err
+		}
+		key, err := r.keys.Key()
+		if err != nil {
+			return err
+		}
+		a, err := known.open(key)
+		if err != nil {
+			return err
+		}
+		if err := r.trust.sign(a, admin, pki.RoleUser, pki.AdminID, time.Now().Add(-adminBridge/2), adminBridge, nil); err != nil {
+			return err
+		}
+		r.log.Warn("the admin's certificate had expired; asking the leader for a new one", "folder", admin.Dir)
+	}
+	files, cc, err := r.dialAs(admin)
+	if err != nil {
+		return err
+	}
+	defer cc.Close()
+	ctx, cancel := context.WithTimeout(ctx, trustCall)
+	defer cancel()
+	k := enrol.Keeper{Identity: admin, Files: files, Conn: cc, Log: r.log, RenewOnly: true, Eager: true}
+	return k.Once(ctx)
+}
+
+// admin returns the folder in which --init stores the identity of the admin.
 func (t *trust) admin() pki.IdentityStore {
 	return pki.IdentityStore{Dir: filepath.Join(t.dir, "admin")}
 }
@@ -425,14 +503,11 @@ func adminHint(k pki.IdentityStore, addr string) string {
 	return fmt.Sprintf("export PERSYS_SCHEDULER_ADDR=%s PERSYS_TLS_CA=%s PERSYS_TLS_CERT=%s PERSYS_TLS_KEY=%s", addr, p.CA, p.Cert, p.Key)
 }
 
-// admitSelf records a certificate that this replica issued itself.
-func (r *Replica) admitSelf(ctx context.Context, k pki.IdentityStore, role pki.Role, name, access string) error {
-	leaf, err := k.Leaf()
-	if err != nil {
-		return err
-	}
-	// A later certificate, perhaps of a copy of this identity, stays the newest. Certificates count in
-	// whole seconds.
+// admit records in the state that the holder of a certificate, which this replica has issued itself, is
+// admitted to the cluster.
+func (r *Replica) admit(ctx context.Context, leaf *x509.Certificate, role pki.Role, name, access string) error {
+	// If the state already has a later certificate of this identity, perhaps from another machine, that one
+	// stays the newest. The comparison uses whole seconds, as certificates do.
 	v, print := r.node.Store().View(), pki.Fingerprint(leaf.Raw)
 	if old, ok := v.Admission(string(role), name); ok && (old.Fingerprint == print || old.IssuedAt/1e9 > pki.IssuedAt(leaf).Unix()) {
 		return nil
@@ -443,30 +518,22 @@ func (r *Replica) admitSelf(ctx context.Context, k pki.IdentityStore, role pki.R
 	}}})
 }
 
-func (r *Replica) commitTrust(ctx context.Context, c *commandv1.Command) error {
-	c.Head = &commandv1.Head{At: time.Now().UnixNano(), By: r.tls.Identity().String()}
-	results, err := r.node.Propose(ctx, c)
-	if err != nil {
-		return err
-	}
-	return results[0].Err()
+// commitTrust proposes a command about identities, with this replica as its author.
+func (r *Replica) commitTrust(ctx context.Context, c fsm.Command) error {
+	return r.propose(ctx, r.tls.Identity().String(), c)
 }
 
-// Uses of the tokens of a first start.
+// Number of uses of each join token that the first start with --init creates.
 const (
 	firstSchedulers = 8
 	firstAgents     = 100
 )
 
-// firstTokens creates a token for schedulers and one for agents, valid for an hour, in files of the admin's
-// folder, and prints them on a terminal.
+// firstTokens creates a join token for schedulers and one for agents, valid for an hour. It writes them to
+// files in the folders of SCHEDULER_TOKEN_DIR, by default in the admin's folder, and prints them if the
+// output is a terminal.
 func (r *Replica) firstTokens(ctx context.Context, admin pki.IdentityStore) error {
-	p := admin.Paths()
-	files, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key})
-	if err != nil {
-		return err
-	}
-	cc, err := r.dialSelf(files)
+	_, cc, err := r.dialAs(admin)
 	if err != nil {
 		return err
 	}
@@ -476,7 +543,8 @@ func (r *Replica) firstTokens(ctx context.Context, admin pki.IdentityStore) erro
 		role pki.Role
 		uses uint32
 	}{{pki.RoleScheduler, firstSchedulers}, {pki.RoleAgent, firstAgents}} {
-		path := filepath.Join(admin.Dir, string(t.role)+".token")
+		folder := pki.IdentityStore{Dir: cmp.Or(r.cfg.TokenDirs[string(t.role)], admin.Dir)}
+		path := filepath.Join(folder.Dir, string(t.role)+".token")
 		if _, err := os.Stat(path); err == nil {
 			continue
 		}
@@ -484,28 +552,40 @@ func (r *Replica) firstTokens(ctx context.Context, admin pki.IdentityStore) erro
 		if err != nil {
 			return err
 		}
-		if err := admin.SaveFile(path, []byte(resp.GetToken()+"\n")); err != nil {
+		if err := folder.SaveFile(path, []byte(resp.GetToken()+"\n")); err != nil {
 			return err
 		}
-		r.log.Info("made a join token, good for an hour", "role", t.role, "file", path, "id", resp.GetInfo().GetId())
+		r.log.Info("made a join token that is valid for an hour", "role", t.role, "file", path, "id", resp.GetInfo().GetId())
 		lines = append(lines, "", fmt.Sprintf("To add %s within the hour:", map[pki.Role]string{pki.RoleScheduler: "schedulers", pki.RoleAgent: "agents"}[t.role]),
 			fmt.Sprintf("  persys-%s --join %s", t.role, resp.GetToken()))
 	}
-	// Tokens are secrets: print them for a person, but not into a journal.
+	// Tokens are secrets: print them only on a terminal, so that they do not get into a journal.
 	if len(lines) > 0 && term.IsTerminal(int(os.Stdout.Fd())) {
 		fmt.Println(strings.Join(append(lines, "", "To use persysctl on this machine:", "  "+adminHint(admin, r.GRPCAddr()), ""), "\n"))
 	}
 	return nil
 }
 
-// dialSelf connects to this replica's own API at its listen address, because the published address may work
-// from other machines only. Every certificate of a scheduler names localhost.
+// dialAs connects to this replica's own API with the certificate in id.
+func (r *Replica) dialAs(id pki.IdentityStore) (*pki.Files, *grpc.ClientConn, error) {
+	p := id.Paths()
+	files, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key})
+	if err != nil {
+		return nil, nil, err
+	}
+	cc, err := r.dialSelf(files)
+	return files, cc, err
+}
+
+// dialSelf connects to this replica's own API at the listen address, because the published address may be
+// reachable only from other machines. The server's certificate is valid for localhost, as that of every
+// scheduler.
 func (r *Replica) dialSelf(files *pki.Files) (*grpc.ClientConn, error) {
 	at, err := netip.ParseAddrPort(r.grpcLis.Addr().String())
 	if err != nil {
 		return nil, err
 	}
-	if at.Addr().IsUnspecified() { // [::] accepts IPv4 as well
+	if at.Addr().IsUnspecified() { // a listener at [::] accepts IPv4 as well
 		at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at.Port())
 	}
 	return grpc.NewClient("passthrough:///"+at.String(), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
@@ -513,8 +593,8 @@ func (r *Replica) dialSelf(files *pki.Files) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(credentials.NewTLS(files.ClientConfig(pki.Peer{Hosts: []string{"localhost"}, Role: pki.RoleScheduler}))))
 }
 
-// keepIdentity renews this replica's certificate through its own API, which forwards the request to the
-// leader.
+// keepIdentity renews this replica's certificate. It makes the request through this replica's own API, which
+// forwards it to the leader.
 func (r *Replica) keepIdentity(ctx context.Context) error {
 	cc, err := r.dialSelf(r.tls)
 	if err != nil {
@@ -526,7 +606,7 @@ func (r *Replica) keepIdentity(ctx context.Context) error {
 	return nil
 }
 
-// gossips returns the gossip addresses of all replicas.
+// gossips returns the gossip addresses of all replicas in the state.
 func (r *Replica) gossips() []string {
 	var out []string
 	r.node.Store().View().Replicas(func(p *fsm.Replica) bool {

@@ -18,8 +18,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestCertificateFollowsTheAddress: a scheduler that starts at another address gets a certificate for it.
-// A revocation by name still covers the new certificate, and the roots stay.
+// TestCertificateFollowsTheAddress: a scheduler that starts at another address gets a certificate for that
+// address. A revocation of its name still covers the new certificate, and the trusted roots stay the same.
 func TestCertificateFollowsTheAddress(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
@@ -39,7 +39,7 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !pki.Covers(leaf, hosts) {
-			t.Errorf("at %v its certificate is for %v and %v", hosts, leaf.DNSNames, leaf.IPAddresses)
+			t.Errorf("with hosts %v the certificate is for %v and %v", hosts, leaf.DNSNames, leaf.IPAddresses)
 		}
 		return tr, leaf.Raw
 	}
@@ -49,14 +49,14 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, again := start("10.0.0.1", "s1.example.com"); !bytes.Equal(again, before) {
-		t.Error("another certificate, although nothing changed")
+		t.Error("the certificate must be kept while nothing has changed, but was replaced")
 	}
-	// An invalid host name must not keep a scheduler from starting.
+	// An invalid host name in the settings must not keep a scheduler from starting.
 	odd := &trust{identityStore: first.identityStore, dir: dir, hosts: []string{"no host"}, life: time.Hour, name: "s1", log: first.log}
 	if err := odd.reissue(file); err != nil {
 		t.Error(err)
 	}
-	// After a change of root both roots are trusted.
+	// After the cluster has changed its root, both roots are trusted.
 	other, err := pki.NewRoot("c1", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -70,24 +70,24 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 	}
 	moved, _ := start("10.0.0.2", "fd00::2", "s1.example.com")
 	if roots, err := os.ReadFile(moved.identityStore.Paths().CA); err != nil || bytes.Count(roots, []byte("BEGIN")) != 2 || !bytes.Contains(roots, pki.EncodeCerts(other.Cert.Raw)) {
-		t.Errorf("it believes %s, %v", roots, err)
+		t.Errorf("the replica trusts the CAs %s (error %v), want both the old and the new one", roots, err)
 	}
 	now, err := moved.identityStore.Leaf()
 	if err != nil || !pki.IssuedAt(now).Equal(pki.IssuedAt(was)) || !now.NotAfter.Equal(was.NotAfter) {
-		t.Errorf("issued at %s until %s, the former one at %s until %s, %v", pki.IssuedAt(now), now.NotAfter, pki.IssuedAt(was), was.NotAfter, err)
+		t.Errorf("the certificate is valid from %s until %s, the former one from %s until %s (error %v); want equal times", pki.IssuedAt(now), now.NotAfter, pki.IssuedAt(was), was.NotAfter, err)
 	}
 }
 
-// TestAGoodCertificateStarts: a scheduler that cannot issue another certificate starts with the valid one
-// that it has.
+// TestAGoodCertificateStarts: a scheduler whose certificate is valid starts with it, even if it could not
+// issue another one.
 func TestAGoodCertificateStarts(t *testing.T) {
 	for name, spoil := range map[string]func(*trust, pki.KeyFile) error{
 		"no authority": func(tr *trust, _ pki.KeyFile) error { return os.Remove(tr.rememberedPath()) },
-		"a spoilt one": func(tr *trust, _ pki.KeyFile) error {
+		"a damaged authority": func(tr *trust, _ pki.KeyFile) error {
 			return tr.identityStore.SaveFile(tr.rememberedPath(), []byte("{"))
 		},
 		"no cluster key": func(_ *trust, file pki.KeyFile) error { return os.Remove(file.Path) },
-		"another key, whole": func(_ *trust, file pki.KeyFile) error {
+		"another cluster key": func(_ *trust, file pki.KeyFile) error {
 			if err := os.Remove(file.Path); err != nil {
 				return err
 			}
@@ -113,8 +113,8 @@ func TestAGoodCertificateStarts(t *testing.T) {
 	}
 }
 
-// TestExpiredCertificatesAreReissued: a scheduler with an expired certificate starts without the others,
-// which wait for it. Its join token is still in its settings.
+// TestExpiredCertificatesAreReissued: a scheduler with an expired certificate starts without the help of the
+// others, which wait for it. Its join token is still in its settings.
 func TestExpiredCertificatesAreReissued(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
@@ -137,13 +137,13 @@ func TestExpiredCertificatesAreReissued(t *testing.T) {
 		t.Fatal(err)
 	}
 	if leaf, err := tr.identityStore.Leaf(); err != nil || time.Now().After(leaf.NotAfter) || len(cfg.Join) != 1 || cfg.Join[0] != "10.0.0.1:8088" {
-		t.Errorf("certificate until %v, joining %v, %v", leaf.NotAfter, cfg.Join, err)
+		t.Errorf("the certificate is valid until %v; the replicas to join are %v (error %v); want a valid certificate and 10.0.0.1:8088", leaf.NotAfter, cfg.Join, err)
 	}
 }
 
-// TestInitFormsAlone: --init is refused together with settings that wait for other replicas, because the
-// others wait for its tokens.
-func TestInitFormsAlone(t *testing.T) {
+// TestInitRefusesSettingsThatWaitForReplicas: --init is refused together with settings that make a scheduler
+// wait for other replicas, because the others wait for the tokens that --init creates.
+func TestInitRefusesSettingsThatWaitForReplicas(t *testing.T) {
 	for _, c := range []Config{{BootstrapExpect: 3}, {Join: []string{"10.0.0.2:8088"}}} {
 		c.Init, c.DataDir, c.TLSCert = true, t.TempDir(), defaultCert
 		if _, err := c.identity(t.Context(), pki.KeyFile{}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "SCHEDULER_BOOTSTRAP_EXPECT") {
@@ -152,14 +152,15 @@ func TestInitFormsAlone(t *testing.T) {
 	}
 }
 
-// TestARevokedAdminStaysRevoked: the first scheduler renews the admin's identity, but does not create it
-// again after a revocation, and does not replace a newer certificate.
+// TestARevokedAdminStaysRevoked: the first scheduler renews the admin's identity. It does not create the
+// identity again after a revocation, and does not replace a newer certificate.
 func TestARevokedAdminStaysRevoked(t *testing.T) {
 	cfg, err := DefaultConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg.Name, cfg.DataDir, cfg.Init, cfg.EtcdEndpoints = "a", t.TempDir(), true, []string{"none"}
+	cfg.TokenDirs = map[string]string{"agent": filepath.Join(t.TempDir(), "tokens")}
 	cfg.BindAddr, cfg.GRPCPort, cfg.MetricsPort = "127.0.0.1", 0, 0
 	cfg.RaftAddr, cfg.GossipAddr, cfg.DNSAddr = "127.0.0.1:0", "127.0.0.1:0", "none"
 	r, err := Start(t.Context(), cfg, "test", slog.New(slog.DiscardHandler))
@@ -172,9 +173,15 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 	defer wg.Wait()
 	defer stop()
 	testbed.Until(t, "the first tokens", func() bool {
-		_, err := os.Stat(filepath.Join(cfg.DataDir, "admin", "agent.token"))
+		_, err := os.Stat(filepath.Join(cfg.TokenDirs["agent"], "agent.token"))
 		return err == nil
 	})
+	if _, err := os.Stat(filepath.Join(cfg.DataDir, "admin", "scheduler.token")); err != nil {
+		t.Errorf("the scheduler's token must be in the folder of the admin, but is not: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(cfg.DataDir, "admin", "agent.token")); err == nil {
+		t.Error("the folder of the admin must not have the agent's token, but does")
+	}
 	again := func() (admitted string) {
 		t.Helper()
 		if done, err := r.beginTrust(ctx, true); !done || err != nil {
@@ -193,7 +200,38 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The admin renewed it on another machine.
+	if got := pki.Life(made); got != 24*time.Hour {
+		t.Errorf("the admin's certificate is valid for %s, want 24 hours", got)
+	}
+	if m, err := r.trust.admin().Membership(); err != nil || m.Role != pki.RoleUser || m.Name != "admin" {
+		t.Errorf("the membership in the admin's folder is %+v (error %v), want user admin", m, err)
+	}
+	// An expired identity of the admin is renewed even while another scheduler leads.
+	known, err := r.trust.recall()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := r.keys.Key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := known.open(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.trust.sign(a, r.trust.admin(), pki.RoleUser, pki.AdminID, time.Now().Add(-48*time.Hour), time.Hour, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.keepAdmin(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if made, err = r.trust.admin().Leaf(); err != nil || time.Until(made.NotAfter) < 23*time.Hour {
+		t.Fatalf("the admin's certificate ends at %s (error %v), want it valid for at least 23 hours", made.NotAfter, err)
+	}
+	if now, _ := r.node.Store().View().Admission("user", "admin"); now.Fingerprint != pki.Fingerprint(made.Raw) || now.Access != "admin" {
+		t.Errorf("admitted as %+v", now)
+	}
+	// Now the admin has renewed the identity on another machine.
 	next := strings.Repeat("ab", 32)
 	err = r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
 		Role: "user", Name: "admin", Access: "admin", KeySha256: pki.KeyHash(made), Fingerprint: next,
@@ -203,7 +241,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := again(); got != next {
-		t.Error("the stored certificate replaces a newer one")
+		t.Error("an older stored certificate must not replace a newer one, but did")
 	}
 	revoke(&commandv1.Revoke{Fingerprint: pki.Fingerprint(made.Raw)})
 	again()
@@ -212,11 +250,11 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again(); r.trust.admin().Exists() {
-		t.Error("a revoked admin was created again")
+		t.Error("a revoked admin must not be created again, but was")
 	}
 }
 
-// The end of the CA is announced before: after it no other CA can be installed.
+// The expiry of the CA is reported in advance, because no new CA can be installed after it.
 func TestTheEndOfTheCAIsReported(t *testing.T) {
 	state, index := fsm.New(), uint64(0)
 	apply := func(c *commandv1.Command) {
@@ -230,7 +268,7 @@ func TestTheEndOfTheCAIsReported(t *testing.T) {
 	}
 	apply(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
 	if end := caNotAfter(state); end != 0 {
-		t.Errorf("without a CA it ends at %d", end)
+		t.Errorf("without a CA the reported end of the CA must be 0, but is %d", end)
 	}
 	key, err := pki.NewKey()
 	if err != nil {
@@ -240,7 +278,7 @@ func TestTheEndOfTheCAIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first authority has ended, which stays known; the last one does not issue yet.
+	// The first authority has expired but is still in the state. The last authority is not in use yet.
 	for _, begun := range []time.Duration{-pki.AuthorityLife - time.Hour, 0, time.Hour} {
 		a, err := root.NewAuthority("c1", time.Now().Add(begun))
 		if err != nil {
@@ -252,7 +290,7 @@ func TestTheEndOfTheCAIsReported(t *testing.T) {
 		}
 		apply(&commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: put}})
 		if left := caNotAfter(state) - time.Now().Add(min(begun, 0)+pki.AuthorityLife).Unix(); left > 0 || left < -60 {
-			t.Errorf("it ends %d seconds after its authority", left)
+			t.Errorf("the reported end of the CA is %d s after its real end, want at most a minute before it", left)
 		}
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/persys/compute/pki/vault"
 )
 
-// vaultSettings are the Vault settings of contract/env.md.
+// vaultSettings are the settings for Vault, as in contract/env.md.
 type vaultSettings struct {
 	Enabled  bool          `env:"PERSYS_VAULT_ENABLED" flag:"vault" yaml:"vault_enabled" bool:"word" default:"false" usage:"certificate from Vault's PKI engine, in the PERSYS_TLS_* files"`
-	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://127.0.0.1:8200" usage:"URL of Vault; Vault's own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) hold too"`
+	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://127.0.0.1:8200" usage:"URL of Vault; Vault's own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) apply too"`
 	Auth     string        `env:"PERSYS_VAULT_AUTH_METHOD" yaml:"vault_auth_method" oneof:"token,approle" default:"token" usage:"auth method"`
 	Token    string        `env:"PERSYS_VAULT_TOKEN" yaml:"vault_token" secret:"true" usage:"token, for auth method token"`
 	RoleID   string        `env:"PERSYS_VAULT_APPROLE_ROLE_ID" yaml:"vault_approle_role_id" usage:"role id, for auth method approle"`
@@ -32,7 +32,8 @@ func (v *vaultSettings) access() vault.Access {
 	return vault.Access{Addr: v.Addr, Auth: v.Auth, Token: v.Token, RoleID: v.RoleID, SecretID: v.SecretID}
 }
 
-// vault gets the certificate from Vault; nil if that is off.
+// vault returns the source of certificates from Vault, after it has obtained the certificate. It returns nil
+// if Vault is not enabled.
 func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, error) {
 	if !c.Vault.Enabled {
 		return nil, nil
@@ -51,7 +52,7 @@ func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, er
 	})
 }
 
-// keyFile returns the file of the cluster key and its protection.
+// keyFile returns the file of the cluster key, and how the key in it is encrypted.
 func (c *Config) keyFile() (pki.KeyFile, error) {
 	f := pki.KeyFile{Path: c.ClusterKey}
 	switch {

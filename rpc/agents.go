@@ -18,43 +18,50 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/policy"
+	"github.com/persys/compute/policy/document"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
 
-// Agents is the client to agents. It pools one connection per node and endpoint, and every call has
-// a deadline. A connection carries calls only for the node that its TLS certificate names.
+// Agents is the client with which a scheduler calls agents. For each node and endpoint it keeps one
+// connection for calls and one for streams, so that streams do not delay orders. Every call has a deadline.
+// With TLS, a connection is used only if the agent's certificate is that of the node.
 type Agents struct {
 	tls   *pki.Files
 	store *store.Store
 	keys  Keys
-	poll  time.Duration // interval of status polls during a delete on a legacy v1 agent
-	again time.Duration // shortest time between two dials that users' calls cause
+	again time.Duration // shortest time between two dials that are caused by calls of users
 	dial  []grpc.DialOption
 
 	mu     sync.Mutex
 	conns  map[agentAt]*agentConn
 	closed bool
 	swept  time.Time
+	// deletes holds the delete orders that were sent to legacy v1 agents and have not ended yet, as far as is known.
+	deletes map[sched.Order]bool
 }
 
-// agentAt identifies a connection: a node and the endpoint that it registered. Two nodes may
-// register the same endpoint; they do not share a connection.
-type agentAt struct{ node, addr string }
+// agentAt identifies a connection to an agent by a node and the endpoint that the node has registered. Two
+// nodes that registered the same endpoint do not share a connection.
+type agentAt struct {
+	node, addr string
+	streams    bool // true: the connection is for logs and sessions; false: for orders and other calls
+}
 
 type agentConn struct {
 	cc         *grpc.ClientConn
 	made, used time.Time
 }
 
-// NewAgents makes a client. If tls is nil, calls are plaintext. extra adds dial options, for
-// instance for metrics and traces.
+// NewAgents returns a client of agents. If tls is nil, the connections are not encrypted. extra are
+// additional dial options, for instance for metrics and traces.
 func NewAgents(st *store.Store, tls *pki.Files, keys Keys, extra ...grpc.DialOption) *Agents {
-	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, again: 5 * time.Second, dial: extra, conns: map[agentAt]*agentConn{}}
+	return &Agents{tls: tls, store: st, keys: keys, again: 5 * time.Second, dial: extra, conns: map[agentAt]*agentConn{}, deletes: map[sched.Order]bool{}}
 }
 
-// Close closes every connection.
+// Close closes every connection to an agent.
 func (a *Agents) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,31 +72,35 @@ func (a *Agents) Close() {
 	a.conns = nil
 }
 
-// idleFor is the idle time after which a connection is closed.
+// idleFor is the time after which an unused connection is closed.
 const (
 	idleFor    = 10 * time.Minute
 	sweepEvery = time.Minute
 )
 
+// conn returns the connection to a node's agent for orders and other unary calls.
 func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
+	return a.connAt(agentAt{n.ID, n.Facts.Endpoint, false})
+}
+
+func (a *Agents) connAt(at agentAt) (agentv1.AgentServiceClient, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
 		return nil, errorf(KindUnavailable, "this replica is shutting down")
 	}
 	now := time.Now()
-	at := agentAt{n.ID, n.Facts.Endpoint}
 	if c := a.conns[at]; c != nil {
 		c.used = now
 		return agentv1.NewAgentServiceClient(c.cc), nil
 	}
 	a.sweep(now)
-	cc, err := dial.To(a.tls, at.addr, pki.Peer{Role: pki.RoleAgent, Node: n.ID}, append([]grpc.DialOption{
+	cc, err := dial.To(a.tls, at.addr, pki.Peer{Role: pki.RoleAgent, Node: at.node}, append([]grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec()), grpc.MaxCallRecvMsgSize(dial.MaxAnswer)),
 		grpc.WithIdleTimeout(idleFor),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			// Thousands of agents may be gone, so dial them rarely. When a node is back, redial
-			// skips the backoff.
+			// Thousands of agents may be unreachable, so the backoff grows to a minute. When a node is
+			// back, redial skips the backoff.
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Minute},
 			MinConnectTimeout: 3 * time.Second,
 		}),
@@ -97,37 +108,44 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 10 * time.Second}),
 	}, a.dial...)...)
 	if err != nil {
-		return nil, fmt.Errorf("agent of node %s at %s: %w", n.ID, at.addr, err)
+		return nil, fmt.Errorf("agent of node %s at %s: %w", at.node, at.addr, err)
 	}
 	a.conns[at] = &agentConn{cc, now, now}
 	return agentv1.NewAgentServiceClient(cc), nil
 }
 
-// redial makes the next call to an agent dial at once and wait for the connection, if the last dial
-// failed. Callers use it when they know that the node is up. It leaves connections younger than age
-// alone. It replaces the connection and does not reset its backoff, because a connection in backoff
-// refuses calls and a hanging dial would go on.
+// redial makes the next call to an agent dial at once and wait for the connection, if the last dial failed.
+// Callers use it when they know that the node is up. It leaves connections alone that are younger than age.
+// It replaces the connection and does not reset its backoff, because a connection in backoff refuses calls,
+// and a dial that hangs would go on.
 func (a *Agents) redial(node, addr string, age time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	at := agentAt{node, addr}
-	if c := a.conns[at]; c != nil && c.cc.GetState() == connectivity.TransientFailure && time.Since(c.made) >= age {
-		_ = c.cc.Close() // a failing connection refuses calls at once
-		delete(a.conns, at)
+	for _, streams := range []bool{false, true} {
+		at := agentAt{node, addr, streams}
+		if c := a.conns[at]; c != nil && c.cc.GetState() == connectivity.TransientFailure && time.Since(c.made) >= age {
+			_ = c.cc.Close() // the connection is in backoff and its calls fail at once, so close it
+			delete(a.conns, at)
+		}
 	}
 }
 
-// fresh is conn for calls that a user waits for. Only the leader receives heartbeats, but any
-// replica answers users: if the node counts as up, a failing connection is dialled again every few
-// seconds.
+// fresh returns the connection for a call that a user waits for. If the node is up according to the state,
+// fresh dials a failing connection again, at most every few seconds. Every replica does this, because every
+// replica answers users, but only the leader receives heartbeats.
 func (a *Agents) fresh(n *fsm.Node) (agentv1.AgentServiceClient, error) {
+	return a.freshAt(n, false)
+}
+
+func (a *Agents) freshAt(n *fsm.Node, streams bool) (agentv1.AgentServiceClient, error) {
 	if n.Up {
 		a.redial(n.ID, n.Facts.Endpoint, a.again)
 	}
-	return a.conn(n)
+	return a.connAt(agentAt{n.ID, n.Facts.Endpoint, streams})
 }
 
-// sweep closes connections that were idle for long, once a minute at most. The caller holds mu.
+// sweep closes the connections that were idle for longer than idleFor. It does so at most once a minute. The
+// caller holds mu.
 func (a *Agents) sweep(now time.Time) {
 	if now.Sub(a.swept) < sweepEvery {
 		return
@@ -142,7 +160,7 @@ func (a *Agents) sweep(now time.Time) {
 	}
 }
 
-// Deliver implements leader.Agents.
+// Deliver implements leader.Agents: it sends an order of the leader to the agent of the node.
 func (a *Agents) Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (sched.Ack, error) {
 	view := a.store.View()
 	node, ok := view.Node(o.Node)
@@ -168,18 +186,104 @@ func (a *Agents) Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (s
 }
 
 func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, w *fsm.Workload) (sched.Ack, error) {
-	plain, err := spec.Unseal(w.ID, w.Spec, sealer(a.keys))
+	plain, err := spec.Unseal(w.SpecID(), w.Spec, sealer(a.keys))
 	if err != nil {
 		return sched.Ack{}, err
 	}
 	req := spec.ToAgent(w, plain)
+	if w.Bundle != "" {
+		if n.Facts.Protocol == 0 {
+			return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "compose.files: node " + n.ID +
+				" runs a legacy v1 agent, which cannot receive the files of a stack; add a constraint that selects other nodes"}, nil
+		}
+		b, ok := a.store.View().Bundle(w.Bundle)
+		if !ok {
+			return sched.Ack{Fenced: true, Message: "the order is out of date"}, nil
+		}
+		if req.GetSpec().GetCompose().Files, err = spec.OpenFiles(b, sealer(a.keys)); err != nil {
+			return sched.Ack{}, err
+		}
+	}
+	if field := unknownToLegacy(req.GetSpec().GetContainer()); field != "" && n.Facts.Protocol == 0 {
+		return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "container." + field + ": node " + n.ID +
+			" runs a legacy v1 agent, which would ignore it; add a constraint that selects other nodes"}, nil
+	}
+	if err := judgedBy(req, a.store.View(), w, n); err != nil {
+		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: err.Error()}, nil
+	}
 	req.Epoch, req.NodeId, req.InstanceId = e, n.ID, n.Facts.InstanceID
 	ack, err := a.order(ctx, c, n, req)
 	ack.Code, ack.Message = clip(ack.Code, maxReportCode), clip(ack.Message, maxReportMessage)
 	return ack, err
 }
 
-// order sends an apply and reads the acknowledgement.
+// maxPolicies is the maximum size of all policies in an order, in bytes.
+const maxPolicies = 1 << 20
+
+// judgedBy adds to an order the policies by which the agent judges the workload: those of its namespace and
+// of the node.
+func judgedBy(req *agentv1.ApplyWorkloadRequest, v fsm.View, w *fsm.Workload, n *fsm.Node) error {
+	req.AdminsOnly = fsm.AdminsOnly(v, w)
+	size := 0
+	add := func(p *policy.Policy) (string, error) {
+		if len(p.ImageKeys) > 0 && n.Facts.Protocol == 0 && req.GetSpec().GetVm() == nil {
+			return "", fmt.Errorf("policy %q: image_keys: node %s runs a legacy v1 agent, which checks no signature; add a constraint that selects other nodes", p.Name, n.ID)
+		}
+		text, err := document.Format(p)
+		if size += len(text); size > maxPolicies {
+			err = fmt.Errorf("the policies of namespace %s and node %s have more than %d bytes together: bind smaller policies", w.In(), n.ID, maxPolicies)
+		}
+		return text, err
+	}
+	var err error
+	if p := v.Admitted(w); p != nil {
+		if req.Policy, err = add(p); err != nil {
+			return err
+		}
+	}
+	for _, p := range v.NodePolicies(n) {
+		text, err := add(p)
+		if err != nil {
+			return err
+		}
+		req.NodePolicies = append(req.NodePolicies, text)
+	}
+	return nil
+}
+
+// unknownToLegacy returns a field of a container that legacy v1 agents ignore, although the container would
+// then have more rights or run something else; "" if none is set.
+func unknownToLegacy(c *agentv1.ContainerSpec) string {
+	switch {
+	case c.GetUser() != "":
+		return "user"
+	case len(c.GetCapDrop()) > 0:
+		return "cap_drop"
+	case c.GetPidsLimit() > 0:
+		return "pids_limit"
+	}
+	for i, p := range c.GetPorts() {
+		if p.GetAddress() != "" {
+			return fmt.Sprintf("ports[%d].address", i)
+		}
+	}
+	if c == nil {
+		return ""
+	}
+	fields := c.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		if f := fields.Get(i); f.Number() >= firstOfCompose && c.ProtoReflect().Has(f) {
+			return string(f.Name())
+		}
+	}
+	return ""
+}
+
+// firstOfCompose is the number of the first field of a container that it has in common with a service of a
+// Compose file.
+const firstOfCompose = 1340
+
+// order sends an apply to an agent and returns its acknowledgement.
 func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, req *agentv1.ApplyWorkloadRequest) (sched.Ack, error) {
 	resp, err := c.ApplyWorkload(ctx, req, grpc.WaitForReady(false))
 	if err != nil {
@@ -199,8 +303,8 @@ func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 		}
 		ack.Message = st.GetMessage()
 	case strings.Contains(resp.GetMessage(), "is draining"):
-		// The agent does not know yet that the drain has ended; the answer to its next heartbeat
-		// says so.
+		// The drain of the node has ended, but the agent learns of it only from the answer to its next
+		// heartbeat.
 		return sched.Ack{}, fmt.Errorf("apply on node %s: %s", n.ID, resp.GetMessage())
 	default:
 		ack.Refused = true
@@ -209,8 +313,8 @@ func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	return ack, nil
 }
 
-// classOf returns the failure class of a refused apply. Legacy v1 agents send it in the metadata,
-// or only in the message (contract/wire-agent.md).
+// classOf returns the failure class of an apply that the agent refused. Legacy v1 agents send the class in
+// the metadata, or only within the message (contract/wire-agent.md).
 func classOf(st *agentv1.WorkloadStatus, message string) string {
 	if c := st.GetMetadata()["failure_reason"]; c != "" {
 		return c
@@ -219,15 +323,28 @@ func classOf(st *agentv1.WorkloadStatus, message string) string {
 	case strings.Contains(message, "runtime not available"):
 		return fsm.CodeRuntimeNotOffered
 	case strings.HasPrefix(message, "failed to apply workload:"):
-		// The agent's queue was full, so it applied at once and failed; a registry or a full disk
-		// may be the cause.
+		// The task queue of the legacy v1 agent was full, so it ran the apply at once, and the apply
+		// failed. The cause may be temporary, such as an unreachable registry or a full disk.
 		return "RUNTIME_ERROR"
 	}
 	return "INVALID_SPECIFICATION"
 }
 
 func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, o sched.Order) (sched.Ack, error) {
-	// A workload that moved to another node leaves its volumes on this one.
+	if n.Facts.Protocol == 0 && a.wasSent(o) {
+		// A legacy v1 agent starts a new task for each delete. So send another delete only if the last one
+		// has failed.
+		switch done, err := a.deleted(ctx, c, o.Workload); {
+		case err != nil:
+			return sched.Ack{}, fmt.Errorf("delete on node %s: %w", n.ID, err)
+		case done == deleteGone:
+			a.sent(o, false)
+			return sched.Ack{Accepted: true, Gone: true}, nil
+		case done == deleteRuns:
+			return sched.Ack{Accepted: true}, nil
+		}
+	}
+	// If the workload now belongs on another node, its volumes on this node are kept.
 	w, lives := a.store.View().Workload(o.Workload)
 	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
 		Id: o.Workload, Epoch: e, Generation: spec.AgentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
@@ -241,43 +358,13 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 	}
 	ack := sched.Ack{Accepted: resp.GetSuccess(), Gone: resp.GetAbsent(), Fenced: resp.GetFenced(), Message: resp.GetMessage()}
 	if ack.Fenced || ack.Gone || n.Facts.Protocol > 0 {
-		return ack, nil // our agents report the removal in a heartbeat
+		return ack, nil // an agent of this project reports the removal in a heartbeat
 	}
-	// Legacy v1 agents queue the delete and never report its end, so poll.
-	t := time.NewTicker(a.poll)
-	defer t.Stop()
-	for {
-		gone, err := a.gone(ctx, c, o.Workload)
-		if err != nil || gone {
-			return sched.Ack{Accepted: true, Gone: gone}, err
-		}
-		select {
-		case <-ctx.Done():
-			return ack, nil // accepted; the leader will send the order again
-		case <-t.C:
-		}
-	}
+	return a.removing(ctx, c, n, o, ack)
 }
 
-// gone reports whether the agent has no such workload, in every form that contract/wire-agent.md
-// lists.
-func (a *Agents) gone(ctx context.Context, c agentv1.AgentServiceClient, id string) (bool, error) {
-	resp, err := c.GetWorkloadStatus(ctx, &agentv1.GetWorkloadStatusRequest{Id: id})
-	if err != nil {
-		if notFound(err) {
-			return true, nil
-		}
-		// The agent may notice the shared deadline first.
-		if status.Code(err) == codes.DeadlineExceeded {
-			return false, nil
-		}
-		return false, err
-	}
-	return deletedMeanwhile(resp.GetStatus()), nil
-}
-
-// notFound reports whether an agent answered "not found". The same words from a name resolver do
-// not count.
+// notFound reports whether an agent answered "not found". A connection error that contains these words, such
+// as that of a name resolver, is not such an answer.
 func notFound(err error) bool {
 	switch status.Code(err) {
 	case codes.NotFound:
@@ -290,23 +377,23 @@ func notFound(err error) bool {
 
 // logs opens the log stream of a workload on its node.
 func (a *Agents) logs(ctx context.Context, n *fsm.Node, req *agentv1.LogsRequest) (grpc.ServerStreamingClient[agentv1.LogChunk], error) {
-	c, err := a.fresh(n)
+	c, err := a.freshAt(n, true)
 	if err != nil {
 		return nil, err
 	}
 	return c.Logs(ctx, req)
 }
 
-// exec opens a session on a node. The session ends with ctx.
+// exec opens a session (a user's command or console in a workload) on a node. The session ends with ctx.
 func (a *Agents) exec(ctx context.Context, n *fsm.Node) (agentv1.AgentService_ExecClient, error) {
-	c, err := a.fresh(n)
+	c, err := a.freshAt(n, true)
 	if err != nil {
 		return nil, err
 	}
 	return c.Exec(ctx)
 }
 
-// actions returns the task history of a workload on its node, newest first.
+// actions returns the agent's task history of a workload on a node, newest first.
 func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int32) ([]*agentv1.AgentAction, error) {
 	c, err := a.fresh(n)
 	if err != nil {
@@ -314,7 +401,7 @@ func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int3
 	}
 	resp, err := c.ListActions(ctx, &agentv1.ListActionsRequest{WorkloadId: id, Limit: limit, NewestFirst: true})
 	if unimplemented(err) {
-		return nil, nil // legacy v1 agents keep no history
+		return nil, nil // not found: legacy v1 agents keep no task history
 	}
 	return resp.GetActions(), err
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// fakeAgent answers with functions of a test and records the requests.
+// fakeAgent is an agent that answers with functions that the test sets. It records the requests.
 type fakeAgent struct {
 	agentv1.UnimplementedAgentServiceServer
 	addr string
@@ -84,7 +84,8 @@ func (f *fakeAgent) Logs(r *agentv1.LogsRequest, s grpc.ServerStreamingServer[ag
 	return f.logs(r, s)
 }
 
-// agentWorld is a group whose node n has a fake agent with workload web.
+// agentWorld returns a group of replicas in whose state node n has a fake agent and the workload web, with an
+// order for web.
 func agentWorld(t *testing.T, protocol uint32) (*group, *fakeAgent, *Agents, sched.Order) {
 	t.Helper()
 	g := newGroup(t, 1)
@@ -94,11 +95,10 @@ func agentWorld(t *testing.T, protocol uint32) (*group, *fakeAgent, *Agents, sch
 	g.assign("web", "n")
 	w, _ := g.view().Workload("web")
 	a := g.replicas[0].server.agents
-	a.poll = 5 * time.Millisecond
 	return g, f, a, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation}
 }
 
-// agent serves a fake agent of node n.
+// agent starts a fake agent for node n.
 func (g *group) agent(t *testing.T, protocol uint32) *fakeAgent {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -120,53 +120,53 @@ func (g *group) agent(t *testing.T, protocol uint32) *fakeAgent {
 	return f
 }
 
-var stint = fsm.Epoch{Incarnation: 1, Term: 7}
+var epoch = fsm.Epoch{Incarnation: 1, Term: 7}
 
-func TestDeliverApply(t *testing.T) {
+func TestDeliverApplyReportsTheAgentsAnswer(t *testing.T) {
 	for _, c := range []struct {
 		fact   string
 		answer func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error)
 		want   sched.Ack
 		fails  bool
 	}{
-		{"queued is accepted", func(r *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"a queued order is accepted", func(r *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Applied: true, Status: &agentv1.WorkloadStatus{ActualState: agentv1.ActualState_ACTUAL_STATE_PENDING, Message: "queued"}}, nil
 		}, sched.Ack{Accepted: true, State: fsm.ActualPending, Message: "queued"}, false},
-		{"accepted without a status is accepted", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an answer without a status means that the order is accepted", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Applied: true}, nil
 		}, sched.Ack{Accepted: true}, false},
-		{"skipped is accepted", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"a skipped order is accepted", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Skipped: true, Status: &agentv1.WorkloadStatus{ActualState: agentv1.ActualState_ACTUAL_STATE_RUNNING}}, nil
 		}, sched.Ack{Accepted: true, Skipped: true, State: fsm.ActualRunning}, false},
-		{"not applied is refused, with its class", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an order that is not applied is refused with its failure class", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "bad image", Status: &agentv1.WorkloadStatus{Metadata: map[string]string{"failure_reason": "INVALID_IMAGE"}}}, nil
 		}, sched.Ack{Refused: true, Code: "INVALID_IMAGE", Message: "bad image"}, false},
-		{"a missing runtime is read from the text", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"a missing runtime is recognised by the text of the message", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "Runtime not available: container"}, nil
 		}, sched.Ack{Refused: true, Code: fsm.CodeRuntimeNotOffered, Message: "Runtime not available: container"}, false},
-		{"what failed to run there and then may run later", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an order that failed at once may be retried", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "Failed to apply workload: registry: i/o timeout"}, nil
 		}, sched.Ack{Refused: true, Code: "RUNTIME_ERROR", Message: "Failed to apply workload: registry: i/o timeout"}, false},
-		{"a missing runtime is one there and then, too", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"a missing runtime is recognised when an order failed at once", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "failed to apply workload: runtime not available: vm"}, nil
 		}, sched.Ack{Refused: true, Code: fsm.CodeRuntimeNotOffered, Message: "failed to apply workload: runtime not available: vm"}, false},
-		{"what is wrong with the request stays wrong", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an invalid order is refused for good", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "invalid request: spec is required"}, nil
 		}, sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "invalid request: spec is required"}, false},
 		{"an invalid argument is refused", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return nil, status.Error(codes.InvalidArgument, "no")
 		}, sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "no"}, false},
-		{"a fence is neither", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an order refused by a fence is neither accepted nor refused", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Fenced: true, Message: "a newer epoch"}, nil
 		}, sched.Ack{Fenced: true, Message: "a newer epoch"}, false},
-		{"any other error says nothing", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"any other error means that the outcome is not known", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return nil, status.Error(codes.Internal, "disk")
 		}, sched.Ack{}, true},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			_, f, a, o := agentWorld(t, 1)
 			f.apply = c.answer
-			ack, err := a.Deliver(ctxFor(t), stint, o)
+			ack, err := a.Deliver(ctxFor(t), epoch, o)
 			is(t, "failed", err != nil, c.fails)
 			is(t, "answer", ack, c.want)
 			r := f.applies[0]
@@ -180,7 +180,7 @@ func TestDeliverApply(t *testing.T) {
 	t.Run("an order that is out of date is not sent", func(t *testing.T) {
 		_, f, a, o := agentWorld(t, 1)
 		o.Generation.Sequence--
-		ack, err := a.Deliver(ctxFor(t), stint, o)
+		ack, err := a.Deliver(ctxFor(t), epoch, o)
 		ok(t, err)
 		is(t, "fenced", ack.Fenced, true)
 		is(t, "sent", len(f.applies), 0)
@@ -188,38 +188,34 @@ func TestDeliverApply(t *testing.T) {
 	t.Run("an unknown node is an error", func(t *testing.T) {
 		_, _, a, o := agentWorld(t, 1)
 		o.Node = "x"
-		_, err := a.Deliver(ctxFor(t), stint, o)
+		_, err := a.Deliver(ctxFor(t), epoch, o)
 		is(t, "failed", err != nil, true)
 	})
-	t.Run("a node where nobody listens fails at once", func(t *testing.T) {
+	t.Run("an order to a node without a listener fails at once", func(t *testing.T) {
 		g, _, a, o := agentWorld(t, 1)
-		o.Node = "a" // port 1
+		o.Node = "a" // no agent listens at the endpoint of node a
 		g.place("x", "a")
 		w, _ := g.view().Workload("x")
 		o.Workload, o.Generation = "x", w.Generation
 		began := time.Now()
-		_, err := a.Deliver(ctxFor(t), stint, o)
+		_, err := a.Deliver(ctxFor(t), epoch, o)
 		is(t, "failed", err != nil, true)
 		if took := time.Since(began); took > 2*time.Second {
-			t.Errorf("it took %s", took)
+			t.Errorf("the order took %s", took)
 		}
 	})
-	t.Run("after Close nothing is dialled", func(t *testing.T) {
+	t.Run("no node is dialled after Close", func(t *testing.T) {
 		_, _, a, o := agentWorld(t, 1)
 		a.Close()
-		_, err := a.Deliver(ctxFor(t), stint, o)
+		_, err := a.Deliver(ctxFor(t), epoch, o)
 		is(t, "failed", err != nil, true)
 	})
 }
 
-func TestDeliverDelete(t *testing.T) {
+func TestDeliverDeleteReportsTheAgentsAnswer(t *testing.T) {
 	success := func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 		return &agentv1.DeleteWorkloadResponse{Success: true}, nil
 	}
-	state := func(s agentv1.ActualState, task, message string) *agentv1.GetWorkloadStatusResponse {
-		return &agentv1.GetWorkloadStatusResponse{Status: &agentv1.WorkloadStatus{ActualState: s, Message: message, Metadata: map[string]string{"task_id": task}}}
-	}
-	const failed, pending = agentv1.ActualState_ACTUAL_STATE_FAILED, agentv1.ActualState_ACTUAL_STATE_PENDING
 	for _, c := range []struct {
 		fact     string
 		protocol uint32
@@ -229,35 +225,23 @@ func TestDeliverDelete(t *testing.T) {
 		fails    bool
 		polled   bool
 	}{
-		{"our agent says later that it is gone", 1, success, nil, sched.Ack{Accepted: true}, false, false},
-		{"our agent says that nothing was there", 1, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+		{"an agent of this version reports later that the workload no longer exists", 1, success, nil, sched.Ack{Accepted: true}, false, false},
+		{"an agent of this version has nothing to delete", 1, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return &agentv1.DeleteWorkloadResponse{Success: true, Absent: true}, nil
 		}, nil, sched.Ack{Accepted: true, Gone: true}, false, false},
-		{"our agent refuses by a fence", 1, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+		{"an agent of this version refuses the delete as fenced", 1, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return &agentv1.DeleteWorkloadResponse{Fenced: true, Message: "newer"}, nil
 		}, nil, sched.Ack{Fenced: true, Message: "newer"}, false, false},
-		{"an existing agent is asked until its status is not found", 0, success, func(poll int) (*agentv1.GetWorkloadStatusResponse, error) {
-			if poll < 3 {
-				return state(pending, "delete-web-1", "deleting"), nil
-			}
-			return nil, errors.New("Status Not Found for workload web")
-		}, sched.Ack{Accepted: true, Gone: true}, false, true},
-		{"an existing agent's failed second delete means gone", 0, success, func(int) (*agentv1.GetWorkloadStatusResponse, error) {
-			return state(failed, "delete-web-2", "workload not found"), nil
-		}, sched.Ack{Accepted: true, Gone: true}, false, true},
-		{"an existing agent's failed apply does not mean gone", 0, success, func(poll int) (*agentv1.GetWorkloadStatusResponse, error) {
-			if poll < 3 {
-				return state(failed, "apply-web-1", "image not found"), nil
-			}
-			return nil, status.Error(codes.NotFound, "status not found")
-		}, sched.Ack{Accepted: true, Gone: true}, false, true},
-		{"an error of the status says nothing", 0, success, func(int) (*agentv1.GetWorkloadStatusResponse, error) {
+		{"an error of the status call means that the outcome is not known", 0, success, func(int) (*agentv1.GetWorkloadStatusResponse, error) {
 			return nil, status.Error(codes.Unavailable, "host not found")
 		}, sched.Ack{Accepted: true}, true, true},
-		{"a delete of what is not found is gone", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+		{"the delete of a workload that the agent does not know counts as done", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return nil, errors.New("workload not found")
 		}, nil, sched.Ack{Accepted: true, Gone: true}, false, false},
-		{"a delete that fails says nothing", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+		{"a delete that is answered with not found counts as done", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+			return &agentv1.DeleteWorkloadResponse{Message: "failed to delete workload: workload not found"}, nil
+		}, nil, sched.Ack{Accepted: true, Gone: true}, false, false},
+		{"a delete that fails means that the outcome is not known", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return nil, status.Error(codes.Unavailable, "name not found by the resolver")
 		}, nil, sched.Ack{}, true, false},
 	} {
@@ -268,30 +252,88 @@ func TestDeliverDelete(t *testing.T) {
 			f.status = func(*agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
 				return c.status(f.polls)
 			}
-			ack, err := a.Deliver(ctxFor(t), stint, o)
+			ack, err := a.Deliver(ctxFor(t), epoch, o)
 			is(t, "failed", err != nil, c.fails)
 			is(t, "answer", ack, c.want)
 			is(t, "polled", f.polls > 0, c.polled)
 			is(t, "generation", f.removes[0].GetGeneration().GetSequence(), o.Generation.Sequence)
 		})
 	}
-	t.Run("an existing agent that takes its time is asked again by another order", func(t *testing.T) {
-		_, f, a, o := agentWorld(t, 0)
-		o.Op = sched.OpDelete
-		f.remove = success
-		f.status = func(*agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
-			return state(pending, "delete-web-1", ""), nil
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		ack, err := a.Deliver(ctx, stint, o)
-		ok(t, err)
-		is(t, "answer", ack, sched.Ack{Accepted: true})
-	})
+}
+
+// TestDeliverDeleteToLegacyAgent: a legacy v1 agent carries out a delete in a task, and no call waits for the
+// end of that task. The scheduler learns of the end from the status of the workload or from the newest task of
+// the workload. A status that names no workload does not prove that the delete has ended.
+func TestDeliverDeleteToLegacyAgent(t *testing.T) {
+	const (
+		failed, pending  = agentv1.ActualState_ACTUAL_STATE_FAILED, agentv1.ActualState_ACTUAL_STATE_PENDING
+		stopped, unknown = agentv1.ActualState_ACTUAL_STATE_STOPPED, agentv1.ActualState_ACTUAL_STATE_UNKNOWN
+		running          = agentv1.ActualState_ACTUAL_STATE_RUNNING
+	)
+	type seen struct {
+		state         agentv1.ActualState
+		task, message string
+		action        string // type, status and error of the agent's newest task; "" = the agent keeps no history
+	}
+	none := seen{message: "nothing"}
+	for _, c := range []struct {
+		fact  string
+		looks []seen
+		gone  bool
+		sends int // expected number of deletes sent after one call of Deliver per element of looks
+	}{
+		{"the status is not found", []seen{{pending, "delete-web-1", "", ""}, {pending, "delete-web-1", "", ""}, none}, true, 1},
+		{"a failed second delete means gone", []seen{{failed, "delete-web-2", "workload not found", ""}}, true, 1},
+		{"a failed apply does not mean gone", []seen{{failed, "apply-web-1", "image not found", ""}}, false, 1},
+		{"the status stays Stopped, and the delete is completed", []seen{{stopped, "", "no containers", "delete_workload/completed/"}}, true, 1},
+		{"the status stays Unknown, and the delete is completed", []seen{{unknown, "", "container not found", "delete_workload/completed/"}}, true, 1},
+		{"the status stays Stopped, and each delete fails with not found", []seen{{stopped, "", "no containers", "delete_workload/failed/workload not found"}}, true, 1},
+		{"the status stays Stopped, without a history", []seen{{stopped, "", "no containers", ""}}, true, 1},
+		{"the status stays Unknown, without a history", []seen{{unknown, "", "container not found", ""}}, true, 1},
+		{"the delete is under way", []seen{{stopped, "", "", "delete_workload/running/"}, {stopped, "", "", "delete_workload/pending/"}}, false, 1},
+		{"the delete failed, so it is sent again", []seen{{stopped, "", "", "delete_workload/failed/disk"}, {stopped, "", "", "delete_workload/failed/disk"}}, false, 2},
+		{"the workload runs, although a delete is completed", []seen{{running, "", "", "delete_workload/completed/"}, {running, "", "", "delete_workload/completed/"}}, false, 2},
+		{"the workload was applied since", []seen{{stopped, "", "no containers", "apply_workload/completed/"}}, false, 1},
+		{"an Unknown state without a cause decides nothing", []seen{{unknown, "", "docker: timeout", ""}}, false, 1},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			_, f, a, o := agentWorld(t, 0)
+			o.Op = sched.OpDelete
+			f.remove = func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+				return &agentv1.DeleteWorkloadResponse{Success: true}, nil
+			}
+			for i, look := range c.looks {
+				f.status = func(*agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
+					if look == none {
+						return nil, errors.New("Status Not Found for workload web")
+					}
+					return &agentv1.GetWorkloadStatusResponse{Status: &agentv1.WorkloadStatus{ActualState: look.state, Message: look.message, Metadata: map[string]string{"task_id": look.task}}}, nil
+				}
+				f.actions = nil
+				if look.action != "" {
+					part := strings.SplitN(look.action, "/", 3)
+					f.actions = func(r *agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
+						is(t, "asked", fmt.Sprintln(r.GetWorkloadId(), r.GetNewestFirst()), "web true\n")
+						return &agentv1.ListActionsResponse{Actions: []*agentv1.AgentAction{{ActionType: part[0], Status: part[1], Error: part[2]}}}, nil
+					}
+				}
+				polls := f.polls
+				ack, err := a.Deliver(ctxFor(t), epoch, o)
+				ok(t, err)
+				is(t, "accepted", ack.Accepted, true)
+				is(t, "gone", ack.Gone, c.gone && i == len(c.looks)-1)
+				if f.polls > polls+2 {
+					t.Errorf("one call must ask the agent at most twice, but asked it %d times", f.polls-polls)
+				}
+			}
+			is(t, "deletes sent", len(f.removes), c.sends)
+			is(t, "remembered", a.wasSent(o), !c.gone)
+		})
+	}
 }
 
 func TestActionsAndLogs(t *testing.T) {
-	t.Run("the history is passed on", func(t *testing.T) {
+	t.Run("the agent's task history is returned", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 0)
 		f.actions = func(r *agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
 			is(t, "asked", fmt.Sprint(r.GetWorkloadId(), r.GetLimit(), r.GetNewestFirst()), "web5 true")
@@ -303,13 +345,13 @@ func TestActionsAndLogs(t *testing.T) {
 		is(t, "created", r.GetActions()[0].GetCreatedAt().GetSeconds(), 100)
 		is(t, "started", r.GetActions()[0].GetStartedAt() == nil, true)
 	})
-	t.Run("an agent that keeps no history has none", func(t *testing.T) {
+	t.Run("the history of an agent that keeps none is empty", func(t *testing.T) {
 		g, _, _, _ := agentWorld(t, 0)
 		r, err := g.cluster(0).ListActions(ctxFor(t), &clusterv1.ListActionsRequest{WorkloadId: "web"})
 		ok(t, err)
 		is(t, "actions", len(r.GetActions()), 0)
 	})
-	t.Run("a log is passed through", func(t *testing.T) {
+	t.Run("the log of the agent is returned", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		f.logs = func(r *agentv1.LogsRequest, s grpc.ServerStreamingServer[agentv1.LogChunk]) error {
 			for _, line := range []string{"one ", "two ", r.GetId()} {
@@ -336,9 +378,9 @@ func TestActionsAndLogs(t *testing.T) {
 		code     codes.Code
 		says     string
 	}{
-		{"an agent without logs is named", "web", codes.FailedPrecondition, "v9"},
-		{"an unknown workload is not found", "x", codes.NotFound, "x"},
-		{"an unplaced workload has no log", "idle", codes.FailedPrecondition, "why idle"},
+		{"the error about an agent that cannot stream logs names it", "web", codes.FailedPrecondition, "v9"},
+		{"the log of an unknown workload is not found", "x", codes.NotFound, "x"},
+		{"a workload that is on no node has no log", "idle", codes.FailedPrecondition, "why idle"},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			g, _, _, _ := agentWorld(t, 0)
@@ -348,7 +390,7 @@ func TestActionsAndLogs(t *testing.T) {
 			_, err = s.Recv()
 			code(t, err, c.code)
 			if !strings.Contains(err.Error(), c.says) {
-				t.Errorf("it says %v, want something of %q", err, c.says)
+				t.Errorf("the error is %v, want it to contain %q", err, c.says)
 			}
 		})
 	}

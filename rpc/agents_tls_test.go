@@ -16,9 +16,9 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// TestDeliverAsksWhoItIs: an order goes only to an agent with the certificate of the node, whatever
-// endpoint the node registers.
-func TestDeliverAsksWhoItIs(t *testing.T) {
+// TestDeliverChecksTheAgentsCertificate: an order is sent only to an agent whose certificate is that of the
+// node, whatever endpoint the node has registered.
+func TestDeliverChecksTheAgentsCertificate(t *testing.T) {
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Cluster: "c1", Schedulers: []string{"s0"}, Agents: []string{"victim", "thief", "fleet"}})
 	ok(t, err)
 	files := func(who string, m pki.Mapping) *pki.Files {
@@ -29,9 +29,11 @@ func TestDeliverAsksWhoItIs(t *testing.T) {
 	}
 	g := newGroup(t, 1)
 	serve := func(who string) *fakeAgent {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", "0.0.0.0:0")
 		ok(t, err)
-		f := &fakeAgent{addr: l.Addr().String(), apply: func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		ok(t, err)
+		f := &fakeAgent{addr: net.JoinHostPort("127.0.0.1", port), apply: func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Applied: true}, nil
 		}}
 		tls := files(who, pki.Mapping{}).ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
@@ -56,7 +58,7 @@ func TestDeliverAsksWhoItIs(t *testing.T) {
 		id := "on-" + node
 		g.place(id, node)
 		w, _ := g.view().Workload(id)
-		a := NewAgents(g.replicas[0].store, files("scheduler/s0", pki.DefaultMapping("")), keys{})
+		a := NewAgents(g.replicas[0].store, files("scheduler/s0", pki.LegacyMapping("")), keys{})
 		defer a.Close()
 		return a.Deliver(ctxFor(t), fsm.Epoch{Incarnation: 1, Term: 7}, sched.Order{Op: sched.OpApply, Node: node, Workload: id, Generation: w.Generation})
 	}
@@ -66,16 +68,23 @@ func TestDeliverAsksWhoItIs(t *testing.T) {
 		ok(t, err)
 		is(t, "accepted", ack.Accepted, true)
 	})
-	t.Run("a node that names another agent's address gets its order refused", func(t *testing.T) {
+	t.Run("an order to a node that registered another agent's address is refused", func(t *testing.T) {
 		before := victim.applied()
 		_, err := deliver(t, "thief", victim.addr)
-		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), `\"`, `"`), `agent "victim", not to that of node "thief"`) {
+		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), `\"`, `"`), `agent "victim", which is not the agent of node "thief"`) {
 			t.Errorf("got %v", err)
 		}
 		is(t, "orders that reached the victim", victim.applied(), before)
 	})
-	t.Run("nor does the other node's connection serve it", func(t *testing.T) {
-		a := NewAgents(g.replicas[0].store, files("scheduler/s0", pki.DefaultMapping("")), keys{})
+	t.Run("a certificate with the node's name is accepted although it lacks the address", func(t *testing.T) {
+		_, port, err := net.SplitHostPort(victim.addr)
+		ok(t, err)
+		ack, err := deliver(t, "victim", net.JoinHostPort("127.0.0.2", port))
+		ok(t, err)
+		is(t, "accepted", ack.Accepted, true)
+	})
+	t.Run("two nodes at the same endpoint do not share a connection", func(t *testing.T) {
+		a := NewAgents(g.replicas[0].store, files("scheduler/s0", pki.LegacyMapping("")), keys{})
 		defer a.Close()
 		for _, c := range []struct {
 			node string
@@ -86,7 +95,7 @@ func TestDeliverAsksWhoItIs(t *testing.T) {
 			ok(t, err)
 			_, err = client.ApplyWorkload(context.Background(), &agentv1.ApplyWorkloadRequest{Id: "w"})
 			if (err == nil) != c.want {
-				t.Errorf("as node %s: %v", c.node, err)
+				t.Errorf("the certificate of node %s returned error %v, want one exactly for the wrong certificates", c.node, err)
 			}
 		}
 	})

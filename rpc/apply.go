@@ -3,19 +3,24 @@ package rpc
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/compose-spec/compose-go/v2/types"
+	"google.golang.org/grpc/status"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/policy"
 	"github.com/persys/compute/spec"
 )
 
-// ApplyWorkload implements control.v1. The refusal of a well-formed request is in the response, not
-// a gRPC error (contract/wire-control.md, "Outcomes per RPC").
+// ApplyWorkload implements the call of control.v1. If a well-formed request is refused, the refusal is in the
+// response and not a gRPC error (contract/wire-control.md, "Outcomes per RPC").
 func (s *Server) ApplyWorkload(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*controlv1.ApplyWorkloadResponse, error) {
-	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{req}, never)
+	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{req}, nil)
 	return out[0].resp, out[0].err
 }
 
@@ -29,20 +34,31 @@ func refused(r controlv1.FailureReason, message string) outcome {
 	return outcome{resp: &controlv1.ApplyWorkloadResponse{FailureReason: r, ErrorMessage: message}}
 }
 
-// apply checks requests one by one and commits the valid ones together. A request for which joins
-// returns true has a derived request id and may share a command.
+// apply checks each request and commits all valid requests together. joins(i) reports whether request i has a
+// derived request id and may therefore share a log command with other requests. joins is nil if the call
+// consists of a single request.
 func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest, joins func(int) bool) []outcome {
 	out := make([]outcome, len(reqs))
-	if frozen := s.frozen(); frozen != "" {
+	if frozen := s.frozenBeforeLog(true); frozen != "" {
 		for i := range out {
 			out[i] = refused(controlv1.FailureReason_RUNTIME_ERROR, frozen)
 		}
 		return out
 	}
-	b := batch{s: s, reqs: reqs}
+	b := batch{s: s, reqs: reqs, back: make([][]*controlv1.TakenBack, len(reqs))}
+	unjudged := false
 	for i := range reqs {
-		if err := b.add(ctx, i, joins(i)); err != nil {
-			out[i] = refusal(err)
+		if err := ctx.Err(); err != nil { // the caller has given up before anything was stored
+			for i := range out {
+				out[i] = outcome{err: status.FromContextError(err).Err()}
+			}
+			return out
+		}
+		if err := b.add(ctx, i, joins); err != nil {
+			out[i], unjudged = refusal(err), true
+			if frozen := s.frozenBeforeLog(false); frozen != "" {
+				out[i] = refused(controlv1.FailureReason_RUNTIME_ERROR, frozen)
+			}
 		}
 	}
 	if len(b.cmds) == 0 {
@@ -63,19 +79,26 @@ func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadReque
 	for n, r := range results {
 		for k, i := range b.of[n] {
 			if out[i].err != nil || (out[i].resp != nil && !out[i].resp.GetSuccess()) {
-				continue // an earlier command of the same request was refused
+				continue // an earlier command of the same request was refused already
 			}
 			out[i] = merge(out[i].resp, b.verdict(n, k, r))
 			s.rolling(reqs[i], out[i].resp)
+			s.tagged(out[i].resp)
+			if resp := out[i].resp; resp.GetSuccess() && !r.Duplicate && b.back[i] != nil {
+				resp.TakesBack = b.back[i]
+			}
 		}
+	}
+	if unjudged {
+		callOf(ctx).judged = false
 	}
 	return out
 }
 
-// never is for requests that must not share a command.
+// never is the argument joins of apply for requests that must not share a log command.
 func never(int) bool { return false }
 
-// refusal maps an error from before the log to an outcome.
+// refusal turns an error that occurred before anything was proposed into an outcome.
 func refusal(err error) outcome {
 	var bad spec.Errors
 	switch {
@@ -89,18 +112,16 @@ func refusal(err error) outcome {
 	return outcome{err: err}
 }
 
-// merge adds a verdict of the state machine to the response of its request.
+// merge adds the state machine's verdict on a command to the response of its request.
 func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 	switch r.Kind {
 	case fsm.OK, fsm.AlreadyDone:
-	case fsm.TooOld:
+	case fsm.TooOld, fsm.Denied, fsm.OtherRevision, fsm.OtherRequest:
 		return outcome{err: r.Err()}
-	case fsm.Invalid:
+	case fsm.Invalid, fsm.NotAllowed:
 		return refused(controlv1.FailureReason_INVALID_SPEC, r.Reason)
 	case fsm.OverQuota:
 		return refused(controlv1.FailureReason_INSUFFICIENT_RESOURCES, r.Reason)
-	case fsm.Denied:
-		return outcome{err: r.Err()}
 	default:
 		return refused(controlv1.FailureReason_RUNTIME_ERROR, r.Reason)
 	}
@@ -109,6 +130,11 @@ func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 	}
 	have.Index = max(have.Index, r.Index)
 	for _, it := range r.Items {
+		if it.Deleted {
+			have.Unchanged = false
+			have.RemovedWorkloadIds = append(have.RemovedWorkloadIds, it.ID)
+			continue
+		}
 		have.WorkloadIds = append(have.WorkloadIds, it.ID)
 		have.Generation = spec.ControlGeneration(it.Generation)
 		have.RevisionId = it.Revision
@@ -117,7 +143,7 @@ func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 	return outcome{resp: have}
 }
 
-// applyCommands makes the commands of one request, usually one.
+// applyCommands makes the log commands of one request. Most requests need only one command.
 func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkloadRequest) ([]fsm.Command, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
@@ -125,12 +151,12 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 	}
 	desired := spec.DesiredState(req.GetDesiredState())
 	if req.GetSpec() == nil {
-		return s.desireCommands(ctx, id, desired, req.GetRequestId())
+		return s.desireCommands(ctx, id, desired, req.GetIfRevision(), req.GetRequestId())
 	}
 	if desired == fsm.DesiredDeleted {
-		return s.deleteCommands(ctx, id, false, req.GetRequestId())
+		return s.deleteCommands(ctx, id, false, req.GetIfRevision(), req.GetRequestId())
 	}
-	prepared, err := s.prepare(ctx, req)
+	prepared, err := s.prepare(ctx, req, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -141,24 +167,93 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 	return []fsm.Command{c}, nil
 }
 
-// prepare parses and seals a request. If the request has secrets and there is no cluster key yet,
-// it waits for the key.
-func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (spec.Prepared, error) {
-	prepared, err := spec.Prepare(req, sealer(s.cfg.Keys))
-	if errors.Is(err, spec.ErrNoKey) && s.awaitKey(ctx) {
-		return spec.Prepare(req, sealer(s.cfg.Keys))
+// Parsing a request needs up to 300 times its size in memory. So a request larger than smallRequest waits
+// until all requests that are being parsed at the same time have at most parseRoom bytes together.
+const (
+	smallRequest = 16 << 10
+	parseRoom    = 2 << 20
+)
+
+// parse waits until a text of size bytes may be parsed. The caller calls leave when it has parsed the text.
+func (s *Server) parse(ctx context.Context, size int) (leave func(), err error) {
+	if size <= smallRequest {
+		return func() {}, nil
+	}
+	n := min(int64(size), parseRoom)
+	if err := s.parsing.Acquire(ctx, n); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	return func() { s.parsing.Release(n) }, nil
+}
+
+// prepare parses a request, seals its secrets, loads its Compose stack, and checks both. by is the policy by
+// which the workload is judged; nil means the policy for puts of the caller. If the request has secrets and
+// there is no cluster key yet, prepare waits for the key.
+func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadRequest, by *policy.Policy) (spec.Prepared, error) {
+	leave, err := s.parse(ctx, req.SizeVT())
+	if err != nil {
+		return spec.Prepared{}, err
+	}
+	defer leave()
+	if by == nil {
+		by = s.policyOf(ctx, req)
+	}
+	defaults := spec.Defaults{Cluster: s.store.View().Info().ClusterID}
+	if by != nil {
+		defaults.CPU, defaults.Memory = by.DefaultCPU, by.DefaultMemory
+	}
+	var project *types.Project
+	defaults.Limits = func() (_ *spec.Limits, err error) {
+		if project == nil {
+			project, err = s.loadStack(ctx, req)
+		}
+		return limitsIn(project), err
+	}
+	prepared, err := withKey(ctx, s, func() (spec.Prepared, error) { return spec.PrepareWith(req, sealer(s.cfg.Keys), defaults) })
+	if err != nil {
+		return prepared, err
+	}
+	if put := prepared.Command.GetPutWorkloads(); put != nil {
+		if err = conditional(put, req.GetIfRevision()); err == nil {
+			err = judgeStack(req, project, put)
+		}
+		if err == nil {
+			err = spec.UnknownLabels(req.GetSpec(), s.hasLabel)
+		}
 	}
 	return prepared, err
 }
 
-// keyWait is how long an apply waits for the cluster key. A new cluster, or a scheduler that has
-// just joined, has the key within a second. keyLook is the poll interval.
+// hasLabel reports whether any node has a label with this key. While there are no nodes, every label counts as
+// known.
+func (s *Server) hasLabel(key string) bool {
+	v := s.store.View()
+	found := v.NodeCount() == 0 || key == fsm.NodeIDLabel // every node has this label
+	v.Nodes("", func(n *fsm.Node) bool {
+		found = found || slices.ContainsFunc(n.Labels(), func(l fsm.Label) bool { return l.Key == key })
+		return !found
+	})
+	return found
+}
+
+// keyWait is how long an apply waits for the cluster key. A new cluster, or a scheduler that has just joined,
+// has the key within a second. keyLook is the interval at which the apply looks for the key.
 const (
 	keyWait = 3 * time.Second
 	keyLook = 20 * time.Millisecond
 )
 
-// awaitKey waits for the cluster key and reports whether it is there.
+// withKey calls fn, which seals or opens secrets. If this replica lacks the cluster key, it waits for the key and calls
+// fn once more.
+func withKey[T any](ctx context.Context, s *Server, fn func() (T, error)) (T, error) {
+	v, err := fn()
+	if errors.Is(err, spec.ErrNoKey) && s.awaitKey(ctx) {
+		return fn()
+	}
+	return v, err
+}
+
+// awaitKey waits for the cluster key and reports whether this replica has it.
 func (s *Server) awaitKey(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, keyWait)
 	defer cancel()
@@ -176,8 +271,8 @@ func (s *Server) awaitKey(ctx context.Context) bool {
 	}
 }
 
-// sealer returns the cluster key, or nil if there is none: specifications without secrets do not
-// need it.
+// sealer returns the cluster key, or nil if there is none. That is no error, because specifications without
+// secrets do not need the key.
 func sealer(k Keys) spec.Sealer {
 	if key, err := k.Key(); err == nil {
 		return key
@@ -185,27 +280,24 @@ func sealer(k Keys) spec.Sealer {
 	return nil
 }
 
-// targets returns the workloads that an id selects, and the view in which it looked. The members of
-// a group are read from a confirmed leader's state. For a single workload any view will do, because
-// the state machine checks it again.
+// targets returns the ids of the workloads that id selects, and the view in which it found them. The members
+// of a group are read from the state of a leader that has confirmed its leadership. For a single workload any
+// view is recent enough, because the state machine checks the workload again.
 func (s *Server) targets(ctx context.Context, id string) ([]string, fsm.View, error) {
 	view := s.store.View()
 	if _, ok := view.Workload(id); ok {
 		return []string{id}, view, nil
 	}
-	index, err := s.replica.Confirm(ctx)
+	view, err := s.latest(ctx)
 	if err != nil {
-		return nil, nil, err
-	}
-	if view, err = s.store.At(ctx, index); err != nil {
 		return nil, nil, err
 	}
 	return selected(view, id), view, nil
 }
 
-// selected returns the workloads that an id selects: the workload itself, or the members of a group
-// that was made with a count. An unknown id selects itself, so that the state machine reports it as
-// unknown.
+// selected returns the ids of the workloads that id selects: the workload itself, or the members of a group
+// that was created with a count. If there is no such workload, it returns id itself, so that the state
+// machine reports the error.
 func selected(view fsm.View, id string) (ids []string) {
 	if _, known := view.Workload(id); !known {
 		view.Group(id, func(w *fsm.Workload) bool {
@@ -221,36 +313,42 @@ func selected(view fsm.View, id string) (ids []string) {
 	return ids
 }
 
-func (s *Server) desireCommands(ctx context.Context, id string, desired fsm.Desired, request string) ([]fsm.Command, error) {
+func (s *Server) desireCommands(ctx context.Context, id string, desired fsm.Desired, condition, request string) ([]fsm.Command, error) {
 	if desired == fsm.DesiredDeleted {
-		return s.deleteCommands(ctx, id, false, request)
+		return s.deleteCommands(ctx, id, false, condition, request)
 	}
-	return s.each(ctx, id, request, func(id string) *commandv1.Command {
-		return &commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: id, Desired: string(desired)}}}
+	return s.each(ctx, id, condition, request, func(id string) *commandv1.Command {
+		return &commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: id, Desired: string(desired), IfRevision: condition}}}
 	})
 }
 
-func (s *Server) deleteCommands(ctx context.Context, id string, force bool, request string) ([]fsm.Command, error) {
-	return s.each(ctx, id, request, func(id string) *commandv1.Command {
-		return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: force}}}
+func (s *Server) deleteCommands(ctx context.Context, id string, force bool, condition, request string) ([]fsm.Command, error) {
+	return s.each(ctx, id, condition, request, func(id string) *commandv1.Command {
+		return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: force, IfRevision: condition}}}
 	})
 }
 
-// each makes one command per selected workload. A request about a group ends with a barrier under
-// the request's own id. Its receipt proves that the whole request was applied, even if the group is
-// gone when the request is repeated.
-func (s *Server) each(ctx context.Context, id, request string, make func(string) *commandv1.Command) ([]fsm.Command, error) {
+// each creates one command for each workload that id selects. A request about a group ends with a barrier
+// command that has the id of the request. The receipt of the barrier proves that the whole request was
+// applied, even if the group no longer exists when the request is repeated.
+func (s *Server) each(ctx context.Context, id, condition, request string, make func(string) *commandv1.Command) ([]fsm.Command, error) {
+	if err := checkCondition(condition); err != nil {
+		return nil, err
+	}
 	targets, view, err := s.targets(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	group := targets[0] != id
+	if group && condition != "" {
+		return nil, errGroupCondition(condition)
+	}
 	barrier := &commandv1.Command{Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
 	if barrier.Head, err = s.head(ctx, request, ""); err != nil {
 		return nil, err
 	}
 	if _, known := view.Workload(id); !group && !known && answered(view, request) {
-		return []fsm.Command{barrier}, nil // the receipt holds the answer
+		return []fsm.Command{barrier}, nil // a repeated request: the receipt has the answer
 	}
 	var cmds []fsm.Command
 	for _, target := range targets {
@@ -269,27 +367,27 @@ func (s *Server) each(ctx context.Context, id, request string, make func(string)
 	return cmds, nil
 }
 
-// answered reports whether a request has a receipt.
+// answered reports whether the state has a receipt (a stored answer) for this request id.
 func answered(view fsm.View, request string) bool {
 	id, err := parseRequestID(request)
 	if err != nil {
 		return false
 	}
-	_, done := view.Receipt(id)
+	_, done := view.Receipt(id, 0)
 	return done
 }
 
-// DeleteWorkload implements control.v1. It marks the workload for deletion; the record is removed
-// once no node holds the workload.
+// DeleteWorkload implements the call of control.v1. It marks the workload for deletion. The record is removed
+// when no node runs the workload any more.
 func (s *Server) DeleteWorkload(ctx context.Context, req *controlv1.DeleteWorkloadRequest) (*controlv1.DeleteWorkloadResponse, error) {
-	if why := s.frozen(); why != "" {
+	id := strings.TrimSpace(req.GetWorkloadId())
+	if why := s.frozenBeforeLog(id != ""); why != "" {
 		return &controlv1.DeleteWorkloadResponse{ErrorMessage: why}, nil
 	}
-	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
 	}
-	cmds, err := s.deleteCommands(ctx, id, req.GetForce(), req.GetRequestId())
+	cmds, err := s.deleteCommands(ctx, id, req.GetForce(), req.GetIfRevision(), req.GetRequestId())
 	if err != nil {
 		return nil, err
 	}
@@ -297,21 +395,47 @@ func (s *Server) DeleteWorkload(ctx context.Context, req *controlv1.DeleteWorklo
 	return &controlv1.DeleteWorkloadResponse{Success: refused == "", ErrorMessage: refused, Index: index}, err
 }
 
-// RetryWorkload implements control.v1.
+// RetryWorkload implements the call of control.v1: it makes a workload, or the members of a group, start
+// again.
 func (s *Server) RetryWorkload(ctx context.Context, req *controlv1.RetryWorkloadRequest) (*controlv1.RetryWorkloadResponse, error) {
-	if why := s.frozen(); why != "" {
+	id := strings.TrimSpace(req.GetWorkloadId())
+	if why := s.frozenBeforeLog(id != ""); why != "" {
 		return &controlv1.RetryWorkloadResponse{Reason: why}, nil
 	}
-	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
 	}
-	cmds, err := s.each(ctx, id, req.GetRequestId(), func(id string) *commandv1.Command {
-		return &commandv1.Command{Body: &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: id}}}
-	})
+	cmds, err := s.retryCommands(ctx, id, req.GetRestart(), req.GetIfRevision(), req.GetRequestId())
 	if err != nil {
 		return nil, err
 	}
-	index, refused, err := s.proposeAll(ctx, cmds)
-	return &controlv1.RetryWorkloadResponse{Accepted: refused == "", Reason: refused, Index: index}, err
+	results, err := s.replica.Propose(ctx, cmds...)
+	if err != nil {
+		return nil, err
+	}
+	out := &controlv1.RetryWorkloadResponse{Accepted: true, Unchanged: true}
+	for _, r := range results {
+		switch why := r.Err(); {
+		case failsCall(r):
+			return nil, why
+		case why != nil && out.Accepted:
+			out.Accepted, out.Reason = false, why.Error()
+		case r.Kind == fsm.AlreadyDone && out.Reason == "":
+			out.Reason = r.Reason
+		}
+		out.Index = max(out.Index, r.Index)
+		out.Unchanged = out.Unchanged && !slices.ContainsFunc(r.Items, func(it fsm.Item) bool { return !it.Unchanged })
+	}
+	if out.Accepted && !out.Unchanged {
+		out.Reason = "" // say that the refusal is about some members of the group only
+	}
+	out.Unchanged = out.Unchanged && out.Accepted
+	return out, nil
+}
+
+// retryCommands creates the commands that retry or restart the workloads that id selects.
+func (s *Server) retryCommands(ctx context.Context, id string, restart bool, condition, request string) ([]fsm.Command, error) {
+	return s.each(ctx, id, condition, request, func(id string) *commandv1.Command {
+		return &commandv1.Command{Body: &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: id, IfNeeded: !restart, IfRevision: condition}}}
+	})
 }

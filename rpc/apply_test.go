@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -13,12 +14,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 )
 
-func TestApplyWorkload(t *testing.T) {
+func TestApplyWorkloadAcceptsAndRefuses(t *testing.T) {
 	desired := func(id, state string) *controlv1.ApplyWorkloadRequest {
 		return &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: state}
 	}
@@ -31,15 +34,15 @@ func TestApplyWorkload(t *testing.T) {
 		reason  controlv1.FailureReason
 		says    string
 	}{
-		{"a good one is recorded", false, web("w"), codes.OK, true, 0, ""},
-		{"a blank id is an invalid argument", false, web("  "), codes.InvalidArgument, false, 0, "workload_id"},
-		{"a bad spec is refused in-band", false, &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: "zeppelin"}}, codes.OK, false, controlv1.FailureReason_INVALID_SPEC, "zeppelin"},
-		{"a malformed id is refused in-band", false, web("a/b"), codes.OK, false, controlv1.FailureReason_INVALID_SPEC, "a/b"},
-		{"stop of a known one is recorded", false, desired("web", "STOP"), codes.OK, true, 0, ""},
-		{"stop of an unknown one is refused in-band", false, desired("x", "Stopped"), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "x"},
-		{"delete by desired state is recorded", false, desired("web", "deleted"), codes.OK, true, 0, ""},
-		{"a frozen mode refuses in-band", true, web("w"), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "degraded"},
-		{"a frozen mode refuses before it looks at the arguments", true, web(""), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "degraded"},
+		{"a valid apply is committed", false, web("w"), codes.OK, true, 0, ""},
+		{"an apply with a blank id is an invalid argument", false, web("  "), codes.InvalidArgument, false, 0, "workload_id"},
+		{"an apply with an invalid specification is refused in the response", false, &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: "zeppelin"}}, codes.OK, false, controlv1.FailureReason_INVALID_SPEC, "zeppelin"},
+		{"an apply with a malformed id is refused in the response", false, web("a/b"), codes.OK, false, controlv1.FailureReason_INVALID_SPEC, "a/b"},
+		{"a stop of a known workload is committed", false, desired("web", "STOP"), codes.OK, true, 0, ""},
+		{"a stop of an unknown workload is refused in the response", false, desired("x", "Stopped"), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "x"},
+		{"a delete by desired state is committed", false, desired("web", "deleted"), codes.OK, true, 0, ""},
+		{"in a mode that refuses changes, an apply is refused in the response", true, web("w"), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "degraded"},
+		{"in a mode that refuses changes, an invalid apply is refused because of the mode", true, web(""), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "degraded"},
 		{"a malformed request id is an invalid argument", false, func() *controlv1.ApplyWorkloadRequest { r := web("w"); r.RequestId = "42"; return r }(), codes.InvalidArgument, false, 0, "request_id"},
 		{"a request id of another version is an invalid argument", false, func() *controlv1.ApplyWorkloadRequest { r := web("w"); r.RequestId = uuid.NewString(); return r }(), codes.InvalidArgument, false, 0, "version 7"},
 	} {
@@ -59,14 +62,14 @@ func TestApplyWorkload(t *testing.T) {
 					said = err.Error()
 				}
 				if !strings.Contains(said, c.says) {
-					t.Errorf("it says %q, want something of %q", said, c.says)
+					t.Errorf("the error is %q, want it to contain %q", said, c.says)
 				}
 			})
 		}
 	}
 }
 
-func TestOtherMutations(t *testing.T) {
+func TestOtherMutationsAcceptAndRefuse(t *testing.T) {
 	type answer struct {
 		done bool
 		says string
@@ -89,8 +92,8 @@ func TestOtherMutations(t *testing.T) {
 			if err == nil {
 				want := map[bool]string{true: "accepted", false: "rejected"}[r.GetAccepted()]
 				is(g.t, "decision", r.GetDecision(), want)
-				is(g.t, "has an action", r.GetAppliedAction() != "", r.GetAccepted())
-				is(g.t, "has a time", r.GetDecidedAt().IsValid(), true)
+				is(g.t, "whether the answer has an action", r.GetAppliedAction() != "", r.GetAccepted())
+				is(g.t, "whether the answer has a time", r.GetDecidedAt().IsValid(), true)
 			}
 			return answer{r.GetAccepted(), r.GetReason()}, err
 		}
@@ -112,22 +115,22 @@ func TestOtherMutations(t *testing.T) {
 		done   bool
 		says   string
 	}{
-		{"a delete is marked", false, del("web"), codes.OK, true, ""},
-		{"a delete of an unknown id is refused in-band", false, del("x"), codes.OK, false, "x"},
+		{"a delete marks the workload for deletion", false, del("web"), codes.OK, true, ""},
+		{"a delete of an unknown id is refused in the response", false, del("x"), codes.OK, false, "x"},
 		{"a delete of a blank id is an invalid argument", false, del(" "), codes.InvalidArgument, false, ""},
-		{"a delete in a frozen mode is refused in-band first", true, del(""), codes.OK, false, "degraded"},
+		{"in a mode that refuses changes, an invalid delete is refused because of the mode", true, del(""), codes.OK, false, "degraded"},
 		{"a retry is accepted", false, retry("web"), codes.OK, true, ""},
-		{"a retry of an unknown id is refused in-band", false, retry("x"), codes.OK, false, "x"},
+		{"a retry of an unknown id is refused in the response", false, retry("x"), codes.OK, false, "x"},
 		{"a retry of a blank id is an invalid argument", false, retry(""), codes.InvalidArgument, false, ""},
-		{"a retry in a frozen mode is refused in-band first", true, retry(""), codes.OK, false, "degraded"},
-		{"no suggestion is an invalid argument", false, suggest(nil), codes.InvalidArgument, false, ""},
-		{"a suggestion in a frozen mode is rejected first", true, suggest(nil), codes.OK, false, "degraded"},
+		{"in a mode that refuses changes, an invalid retry is refused because of the mode", true, retry(""), codes.OK, false, "degraded"},
+		{"a request without a suggestion is an invalid argument", false, suggest(nil), codes.InvalidArgument, false, ""},
+		{"in a mode that refuses changes, an invalid suggestion is refused because of the mode", true, suggest(nil), codes.OK, false, "degraded"},
 		{"a suggestion without a target is rejected", false, suggest(action(" ", set)), codes.OK, false, "target"},
-		{"a suggested state is set", false, suggest(action("web", set)), codes.OK, true, "why not"},
-		{"a suggested retry is made", false, suggest(action("web", again)), codes.OK, true, ""},
-		{"a suggested delete is made", false, suggest(action("web", remove)), codes.OK, true, ""},
-		{"a suggested scaling is rejected", false, suggest(action("web", scale)), codes.OK, false, "count"},
-		{"a suggestion of nothing is rejected", false, suggest(action("web", 0)), codes.OK, false, "action_type"},
+		{"a suggestion to set a desired state is carried out", false, suggest(action("web", set)), codes.OK, true, "why not"},
+		{"a suggestion to retry is carried out", false, suggest(action("web", again)), codes.OK, true, ""},
+		{"a suggestion to delete is carried out", false, suggest(action("web", remove)), codes.OK, true, ""},
+		{"a suggestion to scale without a number is rejected", false, suggest(action("web", scale)), codes.OK, false, "replica_delta"},
+		{"a suggestion without an action is rejected", false, suggest(action("web", 0)), codes.OK, false, "action_type"},
 		{"a suggestion about an unknown id is rejected", false, suggest(action("x", remove)), codes.OK, false, "x"},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
@@ -140,7 +143,7 @@ func TestOtherMutations(t *testing.T) {
 			code(t, err, c.code)
 			is(t, "done", a.done, c.done)
 			if err == nil && !strings.Contains(a.says, c.says) {
-				t.Errorf("it says %q, want something of %q", a.says, c.says)
+				t.Errorf("the error is %q, want it to contain %q", a.says, c.says)
 			}
 		})
 	}
@@ -156,12 +159,12 @@ func TestAReplicaThatIsFrozenByItselfRefuses(t *testing.T) {
 	code(t, err, codes.FailedPrecondition)
 }
 
-func TestRequestIDs(t *testing.T) {
+func TestRequestIDsMakeCallsRepeatable(t *testing.T) {
 	for _, c := range []struct {
 		fact string
 		fn   func(*testing.T, *group)
 	}{
-		{"a repetition gets the first answer again", func(t *testing.T, g *group) {
+		{"a repeated request gets the first answer again", func(t *testing.T, g *group) {
 			req := web("w")
 			req.RequestId = requestID(t)
 			first, err := g.control(1).ApplyWorkload(ctxFor(t), req)
@@ -171,35 +174,35 @@ func TestRequestIDs(t *testing.T) {
 			ok(t, err)
 			is(t, "the same answer", proto.Equal(first, again), true)
 		}},
-		{"an id in the metadata counts, also through a follower", func(t *testing.T, g *group) {
+		{"a request id in the metadata is used, also by a follower", func(t *testing.T, g *group) {
 			id := requestID(t)
 			for range 2 {
 				_, err := g.control(1).ApplyWorkload(with(t, dial.KeyRequestID, id), web("w"))
 				ok(t, err)
 			}
 			is(t, "receipts", g.view().ReceiptCount(), 1)
-			_, found := g.view().Receipt([16]byte(uuid.MustParse(id)))
+			_, found := g.view().Receipt([16]byte(uuid.MustParse(id)), 0)
 			is(t, "under that id", found, true)
 		}},
-		{"peers that send none get one each", func(t *testing.T, g *group) {
+		{"each call of a peer that sends no request id gets a new id", func(t *testing.T, g *group) {
 			for range 2 {
 				_, err := g.control(1).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "web"})
 				ok(t, err)
 			}
 			is(t, "receipts", g.view().ReceiptCount(), 2)
 		}},
-		{"an id from a clock that is far ahead is refused", func(t *testing.T, g *group) {
+		{"a request id from a clock that is far ahead is refused", func(t *testing.T, g *group) {
 			old := uuid.Must(uuid.NewV7())
-			copy(old[:6], []byte{0x7f, 0, 0, 0, 0, 0}) // a time far in the future
+			copy(old[:6], []byte{0x7f, 0, 0, 0, 0, 0}) // this sets the time in the request id far into the future
 			req := web("w")
 			req.RequestId = old.String()
 			r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
 			ok(t, err)
 			is(t, "success", r.GetSuccess(), false)
 		}},
-		{"members of a group keep their ids when others are gone", func(t *testing.T, g *group) {
+		{"members of a group keep their ids when other members are deleted", func(t *testing.T, g *group) {
 			req := web("grp")
-			req.Spec.Count = 3
+			req.Spec.Count = new(int32(3))
 			r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
 			ok(t, err)
 			is(t, "members", strings.Join(r.GetWorkloadIds(), " "), "grp-0 grp-1 grp-2")
@@ -207,13 +210,13 @@ func TestRequestIDs(t *testing.T) {
 			var ids [2][]string
 			for i := range ids {
 				s := g.replicas[0].server
-				cmds, err := s.deleteCommands(context.Background(), "grp", false, del.RequestId)
+				cmds, err := s.deleteCommands(context.Background(), "grp", false, "", del.RequestId)
 				ok(t, err)
-				is(t, "the last says that all was done", cmds[len(cmds)-1].GetBarrier() != nil, true)
+				is(t, "whether the last command is a barrier", cmds[len(cmds)-1].GetBarrier() != nil, true)
 				for _, c := range cmds[:len(cmds)-1] {
 					ids[i] = append(ids[i], c.GetDeleteWorkload().GetId()+fmt.Sprintf(" %x", c.GetHead().GetRequest()))
 				}
-				// The first member is removed between the two attempts.
+				// The first member of the group is removed between the two attempts of the call.
 				_, err = g.control(0).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "grp-0", Force: true})
 				ok(t, err)
 			}
@@ -224,11 +227,11 @@ func TestRequestIDs(t *testing.T) {
 				requests[request] = true
 			}
 			is(t, "distinct ids", len(requests), 3)
-			is(t, "the ids of the others", strings.Join(ids[1], ","), strings.Join(ids[0][1:], ","))
+			is(t, "the remaining members keep their ids", strings.Join(ids[1], ","), strings.Join(ids[0][1:], ","))
 		}},
-		{"deleting a group is answered as before when the group is gone", func(t *testing.T, g *group) {
+		{"a repeated delete of a group gets the first answer, although the group no longer exists", func(t *testing.T, g *group) {
 			req := web("grp")
-			req.Spec.Count = 2
+			req.Spec.Count = new(int32(2))
 			_, err := g.control(0).ApplyWorkload(ctxFor(t), req)
 			ok(t, err)
 			del := &controlv1.DeleteWorkloadRequest{WorkloadId: "grp", RequestId: requestID(t)}
@@ -243,7 +246,7 @@ func TestRequestIDs(t *testing.T) {
 			ok(t, err)
 			is(t, "another request: success", r.GetSuccess(), false)
 		}},
-		{"a deposed leader names no members", func(t *testing.T, g *group) {
+		{"a deposed leader does not select the members of a group", func(t *testing.T, g *group) {
 			g.replicas[0].before = func(context.Context) error { return ErrNotLeader }
 			_, _, err := g.replicas[0].server.targets(context.Background(), "grp")
 			is(t, "error", errors.Is(err, ErrNotLeader), true)
@@ -257,7 +260,7 @@ func TestRequestIDs(t *testing.T) {
 	}
 }
 
-func TestApplyWorkloads(t *testing.T) {
+func TestApplyWorkloadsAnswersEachRequest(t *testing.T) {
 	g := newGroup(t, 2)
 	req := &clusterv1.ApplyWorkloadsRequest{RequestId: requestID(t), Workloads: []*controlv1.ApplyWorkloadRequest{
 		web("w0"), {WorkloadId: "bad", Spec: &controlv1.WorkloadSpec{Type: "zeppelin"}}, web(""), web("w3"), {WorkloadId: "w0", DesiredState: "stopped"},
@@ -283,7 +286,7 @@ func TestApplyWorkloads(t *testing.T) {
 	}
 }
 
-func TestApplyStream(t *testing.T) {
+func TestApplyStreamAnswersInOrder(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
 		t.Run("answers come in the order of the requests at the "+where, func(t *testing.T) {
 			g := newGroup(t, 2)
@@ -313,7 +316,7 @@ func TestApplyStream(t *testing.T) {
 			is(t, "end", errors.Is(err, io.EOF), true)
 		})
 	}
-	t.Run("without a leader every request is told so", func(t *testing.T) {
+	t.Run("without a leader, every request of a stream fails with that reason", func(t *testing.T) {
 		g := newGroup(t, 2)
 		g.elect(-1)
 		s, err := g.cluster(1).ApplyStream(ctxFor(t))
@@ -328,7 +331,7 @@ func TestApplyStream(t *testing.T) {
 	})
 }
 
-func TestControlStream(t *testing.T) {
+func TestControlStreamAnswersInOrder(t *testing.T) {
 	of := func(change func(*controlv1.RegisterNodeRequest)) *controlv1.RegisterNodeRequest {
 		r := registration("n")
 		change(r)
@@ -372,10 +375,10 @@ func TestControlStream(t *testing.T) {
 				ok(t, err)
 				is(t, "correlation id", m.GetCorrelationId(), c.msg.CorrelationId)
 				if !c.want(m) {
-					t.Errorf("the answer to %v is %v", c.msg, m)
+					t.Errorf("the answer to %v is %v, want what the case says", c.msg, m)
 				}
 			}
-			// Sent together, answered one by one in order.
+			// The client sends all messages at once. The answers must arrive one by one, in the same order.
 			for n := range 50 {
 				ok(t, s.Send(&controlv1.ControlMessage{CorrelationId: fmt.Sprint(n), Message: &controlv1.ControlMessage_Apply{Apply: web(fmt.Sprintf("w%d", n))}}))
 			}
@@ -391,7 +394,7 @@ func TestControlStream(t *testing.T) {
 	}
 }
 
-func TestNodeActions(t *testing.T) {
+func TestNodeActionsChangeTheNode(t *testing.T) {
 	g := newGroup(t, 2)
 	g.place("web", "a")
 	r, err := g.cluster(1).CordonNode(ctxFor(t), &clusterv1.CordonNodeRequest{NodeId: "a", On: true})
@@ -428,7 +431,7 @@ func TestNodeActions(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestMessageLimit(t *testing.T) {
+func TestMessagesOverTheLimitAreRefused(t *testing.T) {
 	g := newGroup(t, 1)
 	req := web("w")
 	req.Spec.Metadata = map[string]string{"k": strings.Repeat("x", maxMessage+1)}
@@ -446,7 +449,7 @@ func TestAPanicHurtsOnlyItsOwnCall(t *testing.T) {
 	_, err := g.control(0).ApplyWorkload(ctxFor(t), web("w"))
 	code(t, err, codes.Internal)
 	if strings.Contains(err.Error(), "boom") {
-		t.Errorf("the cause is told to the caller: %v", err)
+		t.Errorf("the error must not show the internal cause to the caller, but does: %v", err)
 	}
 	s, err := g.control(0).ControlStream(ctxFor(t))
 	ok(t, err)
@@ -473,4 +476,65 @@ func TestStatusIsTheReplicasOwn(t *testing.T) {
 	st, err = g.cluster(1).Status(ctxFor(t), &clusterv1.StatusRequest{})
 	ok(t, err)
 	is(t, "mode", st.GetMode()+": "+st.GetModeReason(), "degraded: no quorum")
+}
+
+// TestRetryOfAHealthyWorkload: a retry of a healthy workload is accepted and changes nothing, however often
+// it is sent. A restart does restart the workload.
+func TestRetryOfAHealthyWorkload(t *testing.T) {
+	g := newGroup(t, 1)
+	g.place("web", "a")
+	w, _ := g.view().Workload("web")
+	g.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
+		{Workload: "web", Node: "a", Generation: fsm.GenerationPB(w.Generation), State: "Running"},
+	}}}})
+	restarts := func() uint32 { w, _ := g.view().Workload("web"); return w.Restarts }
+	was := restarts()
+	for range 3 {
+		r, err := g.control(0).RetryWorkload(ctxFor(t), &controlv1.RetryWorkloadRequest{WorkloadId: "web"})
+		ok(t, err)
+		is(t, "accepted", r.GetAccepted(), true)
+		is(t, "unchanged", r.GetUnchanged(), true)
+		is(t, "the answer to the retry names the command to restart", strings.Contains(r.GetReason(), "persysctl restart web"), true)
+		s, err := g.control(0).SubmitAutomationSuggestion(ctxFor(t), &controlv1.SubmitAutomationSuggestionRequest{Suggestion: &controlv1.AutomationSuggestion{
+			TargetWorkload: "web", ActionType: controlv1.AutomationActionType_AUTOMATION_ACTION_RETRY_WORKLOAD,
+		}})
+		ok(t, err)
+		is(t, "suggestion", s.GetAccepted(), true)
+	}
+	is(t, "restarts after retries", restarts(), was)
+	r, err := g.control(0).RetryWorkload(ctxFor(t), &controlv1.RetryWorkloadRequest{WorkloadId: "web", Restart: true})
+	ok(t, err)
+	is(t, "accepted", r.GetAccepted(), true)
+	is(t, "unchanged", r.GetUnchanged(), false)
+	is(t, "number of restarts after a restart", restarts(), was+1)
+}
+
+// lateKeys has the cluster key only after some calls, like a scheduler of a cluster that has just formed.
+type lateKeys struct {
+	keys
+	calls atomic.Int32
+}
+
+func (k *lateKeys) Key() (*pki.Key, error) {
+	if k.calls.Add(1) < 5 {
+		return nil, errors.New("this replica has no cluster key")
+	}
+	return k.keys.Key()
+}
+
+// TestAWriteToAClusterThatHasJustFormedWaits: an apply with a secret waits for the cluster key.
+func TestAWriteToAClusterThatHasJustFormedWaits(t *testing.T) {
+	late := &lateKeys{}
+	g := newGroup(t, 1, func(_ int, c *Config) {
+		late.keys = c.Keys.(keys)
+		c.Keys = late
+	})
+	req := web("web")
+	req.Spec.GetContainer().Env = map[string]string{"PASSWORD": "hunter2"}
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+	ok(t, err)
+	is(t, "success", r.GetSuccess(), true)
+	if n := late.calls.Load(); n < 5 {
+		t.Errorf("the server looked for the cluster key %d times, want until the key is there", n)
+	}
 }

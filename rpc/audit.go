@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -17,22 +18,22 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// record asks the leader, in this replica's own name, to commit an audit event.
+// record asks the leader to commit an audit event. It makes this request with this replica's own identity.
 func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest) error {
 	const full = clusterv1.Cluster_RecordSession_FullMethodName
 	c := &call{caller: caller{id: pki.Anonymous()}, method: methods[full]}
 	if s.cfg.TLS != nil {
 		c.id = s.cfg.TLS.Identity()
 	}
-	// Drop the caller's metadata: the record is made by this replica, not on behalf of a user and
-	// not within a namespace.
+	// Drop the metadata of the caller: the request comes from this replica, not from the user, and is not
+	// limited to the user's namespaces.
 	ctx, cancel := context.WithTimeout(withCall(metadata.NewIncomingContext(ctx, nil), c), execOpening)
 	defer cancel()
 	_, err := s.atLeader(ctx, c, full, req, func(ctx context.Context, _ any) (any, error) { return s.RecordSession(ctx, req) })
 	return err
 }
 
-// RecordSession implements cluster.v1.
+// RecordSession implements the call of cluster.v1: it commits an audit event for another replica.
 func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSessionRequest) (*clusterv1.RecordSessionResponse, error) {
 	switch req.GetType() {
 	case fsm.EventSessionOpened, fsm.EventSessionClosed, fsm.EventCallRefused, fsm.EventCallMade:
@@ -57,8 +58,9 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 	return &clusterv1.RecordSessionResponse{Index: results[0].Index}, nil
 }
 
-// noted makes a change that is not a command of the log. The log records who asked for it before
-// the change begins, and records its failure afterwards.
+// noted carries out a change that is not a command of the log, by calling the function do. Before
+// the change, it commits an audit event that names the caller. If the change fails, it commits
+// another event.
 func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
 	c := callOf(ctx)
 	if c.id.Role == pki.RoleScheduler {
@@ -79,21 +81,21 @@ func (s *Server) noted(ctx context.Context, node, what string, do func() error) 
 	last, done := context.WithTimeout(context.WithoutCancel(ctx), execLastWord)
 	defer done()
 	if rerr := s.record(last, req); rerr != nil {
-		s.log.Warn("could not record the failure of a call", "by", by, "from", c.from, "call", c.op, "err", rerr)
+		s.log.Warn("could not record the failure of a call in the audit log", "by", by, "from", c.from, "call", c.op, "err", rerr)
 	}
 	return err
 }
 
-// refuse records that a mutation was refused with why, and returns why. A follower may have an old
-// state, so it forwards the call (if req is set) and lets the leader decide and record. Records are
-// rate-limited, because a refusal costs its caller nothing and each record is a log entry. Refused
-// heartbeats have a small budget of their own, because they repeat by themselves.
+// refuse records that a change was refused because the caller lacks a right, and returns the refusal, why. A
+// follower's state may be out of date. So a follower forwards the call (if req is set), and the leader
+// decides and records. For each caller, the first refusals within a minute are recorded one by one, and the
+// number of further refusals in one record.
 func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why error) (any, error) {
-	few := s.refusals
-	if c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op {
-		few = s.beats
+	if kind := edgeKind(why); c.repetition == repeatable || kind != KindPermission && kind != KindUnauthenticated {
+		return nil, why
 	}
-	if c.repetition == repeatable || !few.Allow() {
+	beat := c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op
+	if !s.refusals.note(c.caller, beat, func(n int) { s.recordRest(c, n) }) {
 		return nil, why
 	}
 	to, known := s.replica.Leader()
@@ -120,7 +122,21 @@ func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why 
 		})
 	}
 	if err != nil {
-		s.log.Warn("could not record a refused call", "by", c.who(), "from", c.from, "call", c.op, "err", err)
+		s.log.Warn("could not record a refused call in the audit log", "by", c.who(), "from", c.from, "call", c.op, "err", err)
 	}
 	return nil, why
+}
+
+// recordRest records how many refusals of a caller were not recorded one by one.
+func (s *Server) recordRest(c *call, n int) {
+	ctx, cancel := context.WithTimeout(context.Background(), execLastWord)
+	defer cancel()
+	by, via := c.by()
+	err := s.record(ctx, &clusterv1.RecordSessionRequest{
+		Type: fsm.EventCallRefused, By: by, Via: via, From: c.from,
+		Message: fmt.Sprintf("%d more calls were refused within a minute", n), Details: map[string]string{"call": c.op, "more": strconv.Itoa(n)},
+	})
+	if err != nil {
+		s.log.Warn("could not record refused calls in the audit log", "by", by, "from", c.from, "refusals", n, "err", err)
+	}
 }

@@ -16,17 +16,18 @@ import (
 )
 
 const (
-	// backupPiece is the most bytes of a backup in one message.
+	// backupPiece is the maximum number of bytes of a backup in one message.
 	backupPiece = 256 << 10
-	// maxBackup is the largest backup in bytes that can be restored: its state is built in memory.
+	// maxBackup is the maximum size in bytes of a backup to restore. There is a limit because the state is
+	// built in memory.
 	maxBackup = 16 << 30
-	// restoreLimit bounds a restore after the backup was received.
+	// restoreLimit is the timeout of a restore, from the time at which the whole backup was received.
 	restoreLimit = 10 * time.Minute
-	// namedChanges is the most ids of each kind in an answer.
+	// namedChanges is the maximum number of workload ids of each kind that an answer lists.
 	namedChanges = 500
 )
 
-// CreateBackup implements cluster.v1 from this replica's state, which is consistent at its index.
+// CreateBackup implements the call of cluster.v1: it sends a backup of this replica's state at one index.
 func (s *Server) CreateBackup(req *clusterv1.CreateBackupRequest, out clusterv1.Cluster_CreateBackupServer) error {
 	ctx, cancel := withDeadline(out.Context())
 	defer cancel()
@@ -48,7 +49,7 @@ func (s *Server) CreateBackup(req *clusterv1.CreateBackupRequest, out clusterv1.
 	return w.Flush()
 }
 
-// pieces is a writer that sends messages of a backup.
+// pieces is a writer that sends what is written to it as messages of a backup.
 type pieces struct {
 	out clusterv1.Cluster_CreateBackupServer
 }
@@ -76,8 +77,8 @@ func backupInfo(s fsm.State) *clusterv1.BackupInfo {
 	}
 }
 
-// RestoreBackup implements cluster.v1 on the leader. A follower forwards the stream to the leader,
-// one hop at most.
+// RestoreBackup implements the call of cluster.v1 on the leader. A follower forwards the stream to the
+// leader; a stream is forwarded only once.
 func (s *Server) RestoreBackup(in clusterv1.Cluster_RestoreBackupServer) error {
 	first, err := in.Recv()
 	if err != nil {
@@ -100,7 +101,8 @@ func (s *Server) RestoreBackup(in clusterv1.Cluster_RestoreBackupServer) error {
 	return in.SendAndClose(resp)
 }
 
-// restorer returns the leader. It waits for one as long as writes do.
+// restorer returns the leader to which a restore is forwarded. Without a leader it waits as long as a write
+// would.
 func (s *Server) restorer(ctx context.Context) (Peer, error) {
 	deadline := s.now().Add(s.cfg.HoldWrites)
 	for {
@@ -133,7 +135,7 @@ func (s *Server) passRestore(ctx context.Context, to Peer, first *clusterv1.Rest
 		return nil, err
 	}
 	for m := first; ; {
-		// CloseAndRecv returns the leader's error.
+		// If Send fails, CloseAndRecv below returns the leader's error.
 		if err := out.Send(m); err != nil {
 			break
 		}
@@ -146,7 +148,7 @@ func (s *Server) passRestore(ctx context.Context, to Peer, first *clusterv1.Rest
 	return out.CloseAndRecv()
 }
 
-// restore reads the backup and then restores it or previews the changes.
+// restore reads the backup, and then restores it or returns a preview of the changes.
 func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequest, in clusterv1.Cluster_RestoreBackupServer) (*clusterv1.RestoreBackupResponse, error) {
 	backup, err := fsm.ReadSnapshot(&received{rest: first.GetData(), in: in})
 	switch {
@@ -191,7 +193,7 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 	return resp, nil
 }
 
-// mayRestore refuses the backup of another cluster, unless force is set.
+// mayRestore returns an error if the backup comes from another cluster and force is not set.
 func mayRestore(backup, present fsm.Info, force bool) error {
 	if backup.ClusterID == present.ClusterID || force {
 		return nil
@@ -201,7 +203,7 @@ func mayRestore(backup, present fsm.Info, force bool) error {
 		"To take its workloads into this cluster, while %[1]q may still run them: --force-new-cluster", backup.ClusterID, present.ClusterID)
 }
 
-// received is a reader of the messages of a backup.
+// received is a reader of the bytes in the messages of a backup.
 type received struct {
 	rest  []byte
 	total int64
@@ -212,7 +214,7 @@ func (r *received) Read(p []byte) (int, error) {
 	for len(r.rest) == 0 {
 		m, err := r.in.Recv()
 		if err != nil {
-			return 0, err // io.EOF after the last piece
+			return 0, err // io.EOF from Recv means that there are no more messages
 		}
 		r.rest = m.GetData()
 	}
@@ -224,7 +226,7 @@ func (r *received) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// difference says what going from one state to another does to workloads.
+// difference lists the workloads that differ between two states.
 func difference(from, to fsm.View) *clusterv1.RestoreBackupResponse {
 	out := &clusterv1.RestoreBackupResponse{}
 	note := func(names *[]string, count *int32, id string) {

@@ -40,7 +40,7 @@ func backupOf(t *testing.T, r *replica) (*clusterv1.CreateBackupResponse, []byte
 	}
 }
 
-// restoreInto sends data in small pieces.
+// restoreInto restores a backup, data, through replica r. It sends data in small pieces.
 func restoreInto(ctx context.Context, t *testing.T, r *replica, data []byte, head *clusterv1.RestoreBackupRequest) (*clusterv1.RestoreBackupResponse, error) {
 	t.Helper()
 	out, err := clusterv1.NewClusterClient(r.client(t)).RestoreBackup(ctx)
@@ -68,7 +68,7 @@ func TestBackupAndRestoreThroughAnyReplica(t *testing.T) {
 	}
 	var same bytes.Buffer
 	if err := g.now().WriteSnapshot(&same); err != nil || !bytes.Equal(same.Bytes(), data) {
-		t.Errorf("the backup is not the state (%v)", err)
+		t.Errorf("the backup must have the same bytes as a snapshot of the state (error %v)", err)
 	}
 	g.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "db", Force: true}}})
 	g.place("younger", "")
@@ -82,27 +82,27 @@ func TestBackupAndRestoreThroughAnyReplica(t *testing.T) {
 		t.Errorf("preview %v", got)
 	}
 	if g.now().Info() != before {
-		t.Error("a preview changed the state")
+		t.Error("a preview of a restore must not change the state, but did")
 	}
 	if got, err = restoreInto(t.Context(), t, g.replicas[1], data, &clusterv1.RestoreBackupRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	now := g.now()
 	if !got.GetRestored() || got.GetIncarnation() <= before.Incarnation || now.Info().Incarnation != got.GetIncarnation() || got.GetIndex() != now.Info().Index {
-		t.Errorf("restored %v, the state is at %+v", got, now.Info())
+		t.Errorf("the restore returned %v, the state is at %+v, want the state restored in a new incarnation", got, now.Info())
 	}
 	if w, ok := now.Workload("db"); !ok || w.Desired != fsm.DesiredRunning {
 		t.Errorf("db is %+v", w)
 	}
 	if _, ok := now.Workload("younger"); ok {
-		t.Error("what the backup does not know is still there")
+		t.Error("a workload that is not in the backup must be gone after the restore, but is still there")
 	}
 }
 
-func TestRestoreRefusals(t *testing.T) {
+func TestInvalidRestoresAreRefused(t *testing.T) {
 	g := newGroup(t, 2)
 	for _, r := range g.replicas {
-		r.client(t) // outlives the subtests
+		r.client(t) // open the connection here, so that it outlives the subtests
 	}
 	_, data := backupOf(t, g.replicas[0])
 	other := fsm.New().Begin()
@@ -130,27 +130,27 @@ func TestRestoreRefusals(t *testing.T) {
 	}{
 		{"a flipped bit", damaged, codes.InvalidArgument, "not a backup that can be restored"},
 		{"a file that was cut off", data[:len(data)-3], codes.InvalidArgument, "it ends within"},
-		{"something else", []byte("hello, this is not a backup"), codes.InvalidArgument, "not a backup"},
-		{"another cluster's", strange.Bytes(), codes.FailedPrecondition, "SCHEDULER_CLUSTER_ID=c9"},
+		{"a file that is no backup", []byte("hello, this is not a backup"), codes.InvalidArgument, "not a backup"},
+		{"a backup of another cluster", strange.Bytes(), codes.FailedPrecondition, "SCHEDULER_CLUSTER_ID=c9"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for i, r := range g.replicas {
 				_, err := restoreInto(t.Context(), t, r, c.data, &clusterv1.RestoreBackupRequest{})
 				if status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
-					t.Errorf("through replica %d: %v", i, err)
+					t.Errorf("the restore through replica %d returned %v, want the code and text of the case", i, err)
 				}
 			}
 		})
 	}
 	if g.now().Info() != before {
-		t.Error("a refused restore changed the state")
+		t.Error("a refused restore must not change the state, but did")
 	}
 	got, err := restoreInto(t.Context(), t, g.replicas[1], strange.Bytes(), &clusterv1.RestoreBackupRequest{ForceNewCluster: true})
 	if err != nil || g.now().Info().ClusterID != "c1" || got.GetAddedCount() != 1 {
-		t.Errorf("with force: %v, %v", got, err)
+		t.Errorf("the restore with force returned %v and error %v, want one added workload", got, err)
 	}
 	g.elect(-1)
 	if _, err := restoreInto(t.Context(), t, g.replicas[0], data, &clusterv1.RestoreBackupRequest{}); status.Code(err) != codes.Unavailable {
-		t.Errorf("without a leader: %v", err)
+		t.Errorf("the restore without a leader returned %v, want Unavailable", err)
 	}
 }

@@ -17,43 +17,47 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// batch makes the commands for several requests. Consecutive small workloads of one call share a
-// command, and the state machine judges each by itself. They share one head and one receipt, so
-// that the bounded table of receipts covers a longer time.
+// batch creates the log commands for the apply requests of one call. Consecutive requests for small workloads
+// share a command, and the state machine judges each workload separately. Such a command has one head and one
+// receipt, so that the receipts, whose number is limited, reach further into the past.
 type batch struct {
 	s    *Server
 	reqs []*controlv1.ApplyWorkloadRequest
 	cmds []fsm.Command
-	of   [][]int // for each command, the indexes in reqs that it carries
+	of   [][]int // for each command: the indexes, in reqs, of its requests
+	back [][]*controlv1.TakenBack
 
 	open open
-	ids  map[string]struct{} // workloads in the open row
+	ids  map[string]struct{} // ids of the workloads in the open row
 }
 
-// open is the command that takes further requests, with its row: the requests that it may carry.
-// Rows depend on the requests alone, so that a repeated call finds its receipts. A row holds no
-// workload twice, because each change of a workload needs a generation of its own.
+// open is the command to which further requests can be added, and its row. A row is the sequence of requests
+// that may share the command. It depends only on the requests, so that a repeated call forms the same rows
+// and finds their receipts. A row contains no workload twice, because each change of a workload needs a
+// generation of its own.
 type open struct {
-	first string                  // request id of the first request; "" if there is no row
-	seen  int                     // number of requests in the row, including refused ones
-	puts  *commandv1.PutWorkloads // nil until a request was accepted
-	n     int                     // index of the command in cmds
+	first string                  // request id of the first request of the row; "" if there is no row
+	seen  int                     // number of requests in the row, including those that were refused
+	puts  *commandv1.PutWorkloads // the workloads of the command; nil until a request of the row was accepted
+	n     int                     // index of the row's command in cmds
 }
 
 const (
-	// joinLimit is the size in bytes up to which a request is small. A full row is far below the
-	// limit of a command.
+	// joinLimit is the maximum size in bytes of a request that may share a command. A full row is far
+	// smaller than the limit of a command.
 	joinLimit = 1 << 10
-	// joinMember distinguishes the command id of a row from that of its first request alone.
+	// joinMember is the suffix from which the command id of a row is derived, so that the id differs from
+	// that of its first request alone.
 	joinMember = "each"
 )
 
-// add makes the command of the i-th request, or adds the request to the open command.
-func (b *batch) add(ctx context.Context, i int, joins bool) error {
+// add creates a command for the i-th request, or adds the request to the open command.
+func (b *batch) add(ctx context.Context, i int, joins func(int) bool) error {
 	req := b.reqs[i]
-	if !joins || !b.joinable(req) {
+	derived := joins != nil && joins(i)
+	if !derived || !b.joinable(req) {
 		b.open, b.ids = open{}, nil
-		return b.addAlone(ctx, i)
+		return b.addAlone(ctx, i, joins != nil && !derived)
 	}
 	id := strings.TrimSpace(req.GetWorkloadId())
 	_, twice := b.ids[id]
@@ -62,7 +66,7 @@ func (b *batch) add(ctx context.Context, i int, joins bool) error {
 		b.ids = map[string]struct{}{}
 	}
 	b.ids[id] = struct{}{}
-	prepared, err := b.s.prepare(ctx, req)
+	prepared, err := b.s.prepare(ctx, req, nil)
 	if err != nil {
 		return err
 	}
@@ -75,27 +79,46 @@ func (b *batch) add(ctx context.Context, i int, joins bool) error {
 		b.cmds = append(b.cmds, &commandv1.Command{Head: head, Body: &commandv1.Command_PutWorkloads{PutWorkloads: b.open.puts}})
 		b.of = append(b.of, nil)
 	}
+	b.note(i, prepared.Command.GetPutWorkloads())
 	b.open.puts.Workloads = append(b.open.puts.Workloads, prepared.Command.GetPutWorkloads().GetWorkloads()...)
 	b.of[b.open.n] = append(b.of[b.open.n], i)
 	return nil
 }
 
-func (b *batch) addAlone(ctx context.Context, i int) error {
+// addAlone creates commands for the i-th request alone. With ownID, the client has chosen the id of this
+// request and may send it again in another call.
+func (b *batch) addAlone(ctx context.Context, i int, ownID bool) error {
 	made, err := b.s.applyCommands(ctx, b.reqs[i])
 	for _, c := range made {
+		if ownID {
+			c.Head.RequestHash = requestHash(controlv1.AgentControl_ApplyWorkload_FullMethodName, b.reqs[i])
+		}
+		b.note(i, c.GetPutWorkloads())
 		b.cmds, b.of = append(b.cmds, c), append(b.of, []int{i})
 	}
 	return err
 }
 
-// joinable reports whether a request becomes one small put. It must depend on the request alone.
+// note records which fields the i-th request sets back to an earlier revision.
+func (b *batch) note(i int, put *commandv1.PutWorkloads) {
+	view := b.s.store.View()
+	for _, p := range put.GetWorkloads() {
+		if _, ok := view.Workload(p.GetId()); ok {
+			b.back[i] = takesBack(view, p)
+			return // the first member is enough: the others differ only in their ids
+		}
+	}
+}
+
+// joinable reports whether a request is a single put of a small workload, which may share a command. The
+// result must depend only on the request.
 func (b *batch) joinable(req *controlv1.ApplyWorkloadRequest) bool {
 	sp := req.GetSpec()
-	return sp != nil && sp.GetCount() == 0 && sp.GetUpdate() == nil && strings.TrimSpace(req.GetWorkloadId()) != "" &&
+	return sp != nil && len(req.GetFiles()) == 0 && sp.Count == nil && sp.GetUpdate() == nil && !spec.OnEveryNode(sp) && strings.TrimSpace(req.GetWorkloadId()) != "" &&
 		spec.DesiredState(req.GetDesiredState()) != fsm.DesiredDeleted && req.SizeVT() <= joinLimit
 }
 
-// verdict returns the result of the k-th request in the n-th command.
+// verdict returns the state machine's result for the k-th request in the n-th command.
 func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	puts := b.cmds[n].GetPutWorkloads()
 	if !puts.GetEach() || r.Err() != nil {
@@ -105,7 +128,8 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	if k < len(r.Items) && r.Items[k].ID == id {
 		return r.Of(r.Items[k])
 	}
-	// A call was repeated, and this time another of its requests was refused before the log.
+	// The results are those of the first attempt, when other requests of this row were refused before they
+	// reached the log. So find the result by its workload.
 	for _, it := range r.Items {
 		if it.ID == id {
 			return r.Of(it)
@@ -114,9 +138,9 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	return fsm.Result{Kind: fsm.Conflict, Index: r.Index, Reason: "workload " + id + " was refused when this request was first sent; the stored answer does not cover it: send the workload again with a new request id"}
 }
 
-// deriveRequestIDs gives each request of a batch an id that is derived from the id of the call. One
-// request may need ids for several commands, so neighbouring ids are far apart. derived reports
-// whether a request has the derived id; a repeated or forwarded call already carries it.
+// deriveRequestIDs gives each request of a call the id of the call with the position of the request added to two
+// bytes of it. The bytes are not the last ones, so that a request can number its commands. derived reports whether
+// a request has such an id, which it also has if the call is repeated or forwarded.
 func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) bool, err error) {
 	if req.GetRequestId() == "" {
 		return never, nil
@@ -128,7 +152,8 @@ func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) b
 	own := map[int]bool{}
 	for i, w := range req.GetWorkloads() {
 		id := base
-		// Bytes 10 and 11 hold neither version nor variant, nor the bits that head changes.
+		// Add i to bytes 10 and 11 of the UUID. They contain neither version nor variant, nor the bits that
+		// head changes.
 		binary.BigEndian.PutUint16(id[10:], binary.BigEndian.Uint16(id[10:])+uint16(i))
 		if given := w.GetRequestId(); given != "" && given != id.String() {
 			own[i] = true
@@ -139,18 +164,22 @@ func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) b
 	return func(i int) bool { return !own[i] }, nil
 }
 
-// maxBatch is the most applies of one call, or of a stream at a time, that are committed together.
+// maxBatch is the maximum number of applies that are committed together, in one call or in one turn of a
+// stream.
 const maxBatch = 1024
 
-// ApplyWorkloads implements cluster.v1: many applies in one call, each judged alone and all
-// committed together. A request without an id gets one that is derived from the call's id, so that
-// a repeated call applies nothing twice.
+// ApplyWorkloads implements the call of cluster.v1: it applies many workloads in one call. Each request is
+// judged separately, and all are committed together. A request without an id gets an id that is derived from
+// the id of the call, so that a repeated call applies nothing twice.
 func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloadsRequest) (*clusterv1.ApplyWorkloadsResponse, error) {
-	workloads, err := requested(req.GetWorkloads(), req.GetFile(), req.GetName(), maxBatch)
+	docs, err := s.requested(ctx, req.GetWorkloads(), req.GetFile(), req.GetName(), maxBatch)
 	if err != nil {
 		return nil, err
 	}
-	req.Workloads, req.File = workloads, ""
+	req.Workloads, req.File = nil, ""
+	for _, d := range docs {
+		req.Workloads = append(req.Workloads, d.Request)
+	}
 	derived, err := deriveRequestIDs(req)
 	if err != nil {
 		return nil, err
@@ -163,19 +192,28 @@ func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloa
 			o = refused(controlv1.FailureReason_INVALID_SPEC, o.err.Error())
 		case KindPermission, KindPrecondition:
 			o = refused(controlv1.FailureReason_RUNTIME_ERROR, o.err.Error())
+		case KindOtherRevision:
+			o = refused(controlv1.FailureReason_RUNTIME_ERROR, o.err.Error())
+		case KindOtherRequest:
+			if derived(i) {
+				return nil, o.err // the id of the whole call was used before for another call
+			}
+			o = refused(controlv1.FailureReason_RUNTIME_ERROR, o.err.Error())
 		default:
 			if o.err != nil {
-				return nil, o.err // the log holds none of them, or an unknown part
+				return nil, o.err // no command of this request is known to be in the log
 			}
 		}
+		o.resp.ErrorMessage = docs[i].Locate(o.resp.GetErrorMessage())
 		resp.Results[i] = o.resp
 		resp.Index = max(resp.Index, o.resp.GetIndex())
 	}
 	return resp, nil
 }
 
-// ApplyStream implements cluster.v1. The messages that arrived while a batch was committed form the
-// next batch. So order is kept, and a caller that does not wait for answers gets larger batches.
+// ApplyStream implements the call of cluster.v1: it applies workloads from a stream. The messages that arrive
+// while one batch is being committed form the next batch. So the order is kept, and a caller that does not
+// wait for answers gets larger batches.
 func (s *Server) ApplyStream(stream clusterv1.Cluster_ApplyStreamServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -223,7 +261,7 @@ func (s *Server) ApplyStream(stream clusterv1.Cluster_ApplyStreamServer) error {
 	return nil
 }
 
-// maxStreamBatch is the size in bytes at which a batch of a stream is complete.
+// maxStreamBatch is the size in bytes at which a batch of a stream is full.
 const maxStreamBatch = 2 << 20
 
 func (s *Server) applyStreamBatch(ctx context.Context, stream clusterv1.Cluster_ApplyStreamServer, batch []*clusterv1.ApplyStreamRequest) error {

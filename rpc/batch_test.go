@@ -12,7 +12,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// shapes describes commands: "each 3" is a command with three workloads that are judged one by one.
+// shapes describes the commands in the log after entry after, as a list of names. "each 3" is a PutWorkloads
+// command with three workloads that are judged one by one.
 func shapes(g *group, after int) string {
 	var out []string
 	for _, c := range g.history[after:] {
@@ -25,8 +26,8 @@ func shapes(g *group, after int) string {
 	return strings.Join(out, ", ")
 }
 
-// TestSmallWorkloadsShareACommand: consecutive small workloads of one call share a command, others
-// do not.
+// TestSmallWorkloadsShareACommand: consecutive requests for small workloads in one call share a command, and
+// other requests do not.
 func TestSmallWorkloadsShareACommand(t *testing.T) {
 	many := func(n int) (out []*controlv1.ApplyWorkloadRequest) {
 		for i := range n {
@@ -36,7 +37,7 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 	}
 	small := func(id string) *controlv1.ApplyWorkloadRequest {
 		r := web(id)
-		r.Spec.Namespace = "small" // which has room for one
+		r.Spec.Namespace = "small" // the quota of namespace small allows one workload
 		return r
 	}
 	own := web("own")
@@ -44,23 +45,23 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 	large := web("large")
 	large.Spec.GetContainer().Env = map[string]string{"TEXT": strings.Repeat("x", joinLimit)}
 	three := web("three")
-	three.Spec.Count = 3
+	three.Spec.Count = new(int32(3))
 	bad := &controlv1.ApplyWorkloadRequest{WorkloadId: "bad", Spec: &controlv1.WorkloadSpec{Type: "zeppelin"}}
 	for _, c := range []struct {
 		fact string
 		reqs []*controlv1.ApplyWorkloadRequest
 		want string
-		says string // success of each request, one letter each
+		says string // expected outcome of each request, as one letter
 	}{
-		{"all that are small", many(3), "each 3", "yyy"},
-		{"one alone, as a row of one", many(1), "each 1", "y"},
-		{"so many that a row is full", many(fsm.MaxEach + 2), "each 64, each 2", strings.Repeat("y", fsm.MaxEach+2)},
-		{"one workload twice", []*controlv1.ApplyWorkloadRequest{web("a"), web("b"), web("a"), web("c")}, "each 2, each 2", "yyyy"},
-		{"what was refused leaves the others where they are", []*controlv1.ApplyWorkloadRequest{bad, web("a"), {WorkloadId: "bad2", Spec: bad.Spec}, web("b")}, "each 2", "nyny"},
-		{"a large one, a group, another order and one with an id of its own stand alone",
+		{"small workloads", many(3), "each 3", "yyy"},
+		{"one small workload gives a command of its own", many(1), "each 1", "y"},
+		{"more small workloads than a row can hold", many(fsm.MaxEach + 2), "each 64, each 2", strings.Repeat("y", fsm.MaxEach+2)},
+		{"the same workload twice in a call", []*controlv1.ApplyWorkloadRequest{web("a"), web("b"), web("a"), web("c")}, "each 2, each 2", "yyyy"},
+		{"a request that is refused before it is proposed does not change the order of the answers", []*controlv1.ApplyWorkloadRequest{bad, web("a"), {WorkloadId: "bad2", Spec: bad.Spec}, web("b")}, "each 2", "nyny"},
+		{"a large workload, a group, a stop and a request with its own id get their own commands",
 			[]*controlv1.ApplyWorkloadRequest{web("a"), large, web("b"), three, web("c"), own, web("d"), {WorkloadId: "a", DesiredState: "stopped"}, web("e")},
 			"each 1, put_workloads, each 1, put_workloads, each 1, put_workloads, each 1, set_desired, each 1", "yyyyyyyyy"},
-		{"what the state machine refuses leaves the others, too", []*controlv1.ApplyWorkloadRequest{web("a"), small("in"), small("over"), web("b")}, "each 4", "yyny"},
+		{"a workload that the state machine refuses does not affect the others in its command", []*controlv1.ApplyWorkloadRequest{web("a"), small("in"), small("over"), web("b")}, "each 4", "yyny"},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			g := newGroup(t, 2)
@@ -74,7 +75,7 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 			for i, one := range r.GetResults() {
 				said += map[bool]string{true: "y", false: "n"}[one.GetSuccess()]
 				if one.GetSuccess() && c.reqs[i].GetSpec().GetCount() == 0 {
-					is(t, "whose answer it is", strings.Join(one.GetWorkloadIds(), " "), c.reqs[i].GetWorkloadId())
+					is(t, "workload of the answer", strings.Join(one.GetWorkloadIds(), " "), c.reqs[i].GetWorkloadId())
 				}
 			}
 			is(t, "success", said, c.says)
@@ -90,11 +91,11 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 	}
 }
 
-// TestARowIsAskedAgain: after an unknown outcome a scheduler repeats the call with the ids that it
-// minted, and finds the row's receipt.
-func TestARowIsAskedAgain(t *testing.T) {
+// TestARepeatedRowFindsItsReceipt: a row is the sequence of requests that share a command. After an unknown
+// outcome a scheduler repeats the call with the same derived ids, and finds the receipt of the row.
+func TestARepeatedRowFindsItsReceipt(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
-		t.Run("at the "+where, func(t *testing.T) {
+		t.Run("request at the "+where, func(t *testing.T) {
 			g := newGroup(t, 2)
 			before, asked := len(g.history), 0
 			g.replicas[0].set(func(r *replica) {
@@ -113,37 +114,47 @@ func TestARowIsAskedAgain(t *testing.T) {
 			is(t, "commands", shapes(g, before), "each 2, each 2")
 			is(t, "receipts", g.view().ReceiptCount(), 1)
 			for _, one := range r.GetResults() {
-				is(t, "unchanged, as the second try would find it", one.GetUnchanged(), false)
+				is(t, "unchanged in the answer to a repeated call", one.GetUnchanged(), false)
 			}
 		})
 	}
 }
 
-// TestARepetitionThatHasMore: a request that was refused before the log at the first attempt has no
-// receipt. A repetition of the call does not apply it.
-func TestARepetitionThatHasMore(t *testing.T) {
+// TestARepetitionDoesNotApplyARowThatWasRefused: a request that was refused before it reached the log has no
+// receipt. When the call is repeated, that request must not be applied.
+func TestARepetitionDoesNotApplyARowThatWasRefused(t *testing.T) {
 	g := newGroup(t, 1)
 	bad := &controlv1.ApplyWorkloadRequest{WorkloadId: "later", Spec: &controlv1.WorkloadSpec{Type: "zeppelin"}}
 	req := &clusterv1.ApplyWorkloadsRequest{RequestId: requestID(t), Workloads: []*controlv1.ApplyWorkloadRequest{web("a"), bad, web("b")}}
 	first, err := g.cluster(0).ApplyWorkloads(ctxFor(t), req)
 	ok(t, err)
-	req.Workloads[1] = web("later")
-	again, err := g.cluster(0).ApplyWorkloads(ctxFor(t), req)
+	derived, err := deriveRequestIDs(req)
 	ok(t, err)
+	// Make the request valid, as if the rules had changed. The hash of the call stays the same.
+	req.Workloads[1] = web("later")
+	req.Workloads[1].RequestId = bad.GetRequestId()
+	repeat := func() *clusterv1.ApplyWorkloadsResponse {
+		out := &clusterv1.ApplyWorkloadsResponse{}
+		for _, o := range g.replicas[0].server.apply(t.Context(), req.GetWorkloads(), derived) {
+			ok(t, o.err)
+			out.Results = append(out.Results, o.resp)
+		}
+		return out
+	}
+	again := repeat()
 	for _, i := range []int{0, 2} {
 		is(t, "the others' answers", again.GetResults()[i].String(), first.GetResults()[i].String())
 	}
 	is(t, "success", again.GetResults()[1].GetSuccess(), false)
 	if said := again.GetResults()[1].GetErrorMessage(); !strings.Contains(said, "later") || !strings.Contains(said, "new request id") {
-		t.Errorf("it says %q", said)
+		t.Errorf("the refused request got %q, want the advice to send it again later with a new request id", said)
 	}
 	_, there := g.view().Workload("later")
 	is(t, "stored", there, false)
 
-	// The same number of requests, but different ones.
-	req.Workloads[2] = &controlv1.ApplyWorkloadRequest{WorkloadId: "b", Spec: bad.Spec}
-	again, err = g.cluster(0).ApplyWorkloads(ctxFor(t), req)
-	ok(t, err)
-	is(t, "success of one that is not stored", again.GetResults()[1].GetSuccess(), false)
-	is(t, "the answer of one that is", again.GetResults()[0].String(), first.GetResults()[0].String())
+	// Repeat the call with the same number of requests, but with another content in one of them.
+	req.Workloads[2] = &controlv1.ApplyWorkloadRequest{WorkloadId: "b", Spec: bad.Spec, RequestId: req.Workloads[2].GetRequestId()}
+	again = repeat()
+	is(t, "success of a request that is not stored", again.GetResults()[1].GetSuccess(), false)
+	is(t, "answer to a request that is stored", again.GetResults()[0].String(), first.GetResults()[0].String())
 }

@@ -19,8 +19,8 @@ const (
 	token1  = "oidc:https://idp.example.com/realms/x#ada"
 )
 
-// TestHistoryNamesTheUser: the history names the user and the gateway of a gateway's call, on every
-// replica. Other callers cannot name a user.
+// TestHistoryNamesTheUser: if a gateway calls for a user, the history names the user and the gateway, on
+// every replica. Callers other than gateways cannot name a user.
 func TestHistoryNamesTheUser(t *testing.T) {
 	g, as := tlsGroup(t)
 	last := func() *fsm.Event {
@@ -45,11 +45,11 @@ func TestHistoryNamesTheUser(t *testing.T) {
 			via string
 			at  string
 		}{
-			"nobody":        {nil, "persys://c1/gateway/g", "", "127.0.0.1"},
-			"a certificate": {[]string{dial.KeyOnBehalf, adaHere}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
-			"a token":       {[]string{dial.KeyUser, token1, dial.KeyFrom, "10.1.2.3"}, token1, "persys://c1/gateway/g", "10.1.2.3"},
-			"both":          {[]string{dial.KeyOnBehalf, adaHere, dial.KeyUser, token1}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
-			"an address":    {[]string{dial.KeyFrom, "10.1.2.3"}, "persys://c1/gateway/g", "", "127.0.0.1"},
+			"nobody":                    {nil, "persys://c1/gateway/g", "", "127.0.0.1"},
+			"a user with a certificate": {[]string{dial.KeyOnBehalf, adaHere}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
+			"a user with a token":       {[]string{dial.KeyUser, token1, dial.KeyFrom, "10.1.2.3"}, token1, "persys://c1/gateway/g", "10.1.2.3"},
+			"both":                      {[]string{dial.KeyOnBehalf, adaHere, dial.KeyUser, token1}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
+			"the address of a user":     {[]string{dial.KeyFrom, "10.1.2.3"}, "persys://c1/gateway/g", "", "127.0.0.1"},
 		} {
 			ok(t, apply(i, "gateway/g", "web-"+strings.ReplaceAll(name, " ", "-")+where, x.md...))
 			says(name+" at the "+where, last(), x.by, x.via, x.at)
@@ -68,7 +68,7 @@ func TestHistoryNamesTheUser(t *testing.T) {
 		is(t, "type", last().Type, fsm.EventCallRefused)
 		says("a viewer", last(), "persys://c1/user/vera", "persys://c1/gateway/g", "127.0.0.1")
 	})
-	t.Run("what makes no command is there as well, before it is done", func(t *testing.T) {
+	t.Run("a call that is not a command is recorded before it is carried out", func(t *testing.T) {
 		calls := 0
 		for what, do := range map[string]func(clusterv1.ClusterClient) error{
 			"volume v": func(c clusterv1.ClusterClient) error {
@@ -89,7 +89,7 @@ func TestHistoryNamesTheUser(t *testing.T) {
 			err := do(clusterv1.NewClusterClient(as(1, "user/admin")))
 			now := kept(g)[before:]
 			if len(now) == 0 || now[0].Type != fsm.EventCallMade || now[0].Message != what {
-				t.Errorf("%s: the history has %v", what, now)
+				t.Errorf("%s: the history has %v, want the call as its newest event", what, now)
 				continue
 			}
 			calls++
@@ -100,15 +100,15 @@ func TestHistoryNamesTheUser(t *testing.T) {
 		is(t, "calls", calls, 4)
 		before := len(kept(g))
 		_, _ = clusterv1.NewClusterClient(as(0, "user/admin")).CollectGarbage(ctxFor(t), &clusterv1.CollectGarbageRequest{NodeId: "a", DryRun: true})
-		is(t, "a look is no change", len(kept(g)), before)
+		is(t, "a read is not recorded", len(kept(g)), before)
 	})
-	t.Run("records keep the user", func(t *testing.T) {
+	t.Run("a namespace record names the user", func(t *testing.T) {
 		ctx := with(t, dial.KeyUser, token1)
 		r, err := clusterv1.NewClusterClient(as(1, "gateway/g")).PutNamespace(ctx, &clusterv1.PutNamespaceRequest{Name: "shop"})
 		ok(t, err)
 		is(t, "updated by", r.GetNamespace().GetUpdatedBy(), token1)
 	})
-	t.Run("an import through a gateway is its user's", func(t *testing.T) {
+	t.Run("an import through a gateway names the user", func(t *testing.T) {
 		e := &etcd{state: "foreign", content: &clusterv1.MirrorContent{Workloads: 1, Nodes: 1}, found: held(t, "c1")}
 		g, as := tlsGroup(t, withMirror(e))
 		_, err := clusterv1.NewClusterClient(as(1, "gateway/g")).ImportMirror(with(t, dial.KeyUser, token1), &clusterv1.ImportMirrorRequest{})
@@ -120,7 +120,7 @@ func TestHistoryNamesTheUser(t *testing.T) {
 		is(t, "by", kept(g)[i].By, token1)
 		is(t, "the gateway is named", strings.Contains(kept(g)[i].Message, "through persys://c1/gateway/g"), true)
 	})
-	t.Run("a scheduler passes on what a gateway said, and nothing else", func(t *testing.T) {
+	t.Run("a scheduler may forward only the identity that a gateway has named", func(t *testing.T) {
 		of := func(who string) error {
 			return apply(0, "scheduler/s1", "passed", dial.KeyHop, "1", dial.KeyForwardedIdentity, "persys://c1/"+who, dial.KeyOnBehalf, adaHere, dial.KeyFrom, "10.9.9.9")
 		}
@@ -128,7 +128,7 @@ func TestHistoryNamesTheUser(t *testing.T) {
 		says("passed on", last(), adaHere, "persys://c1/gateway/g", "10.9.9.9")
 		code(t, of("user/admin"), codes.PermissionDenied)
 	})
-	t.Run("what is no user of a token", func(t *testing.T) {
+	t.Run("invalid names of token users are refused", func(t *testing.T) {
 		for _, v := range []string{
 			"persys://c1/user/admin", "ada", "oidc:", "oidc:https://idp", "oidc:https://idp#", "oidc:https://idp#a b", "oidc:#" + strings.Repeat("x", 600),
 		} {

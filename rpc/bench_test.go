@@ -15,8 +15,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// BenchmarkApplyUnary makes one ApplyWorkload per call, from 256 callers over eight connections, to
-// a leader whose log costs nothing. It measures the gRPC layer.
+// BenchmarkApplyUnary measures calls of ApplyWorkload with one workload each, from 256 callers over eight
+// connections. The leader's log is a stub that costs nothing, so the benchmark measures the gRPC layer.
 func BenchmarkApplyUnary(b *testing.B) {
 	g := newGroup(b, 1)
 	g.replicas[0].hollow = true
@@ -41,7 +41,7 @@ func BenchmarkApplyUnary(b *testing.B) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "calls/s")
 }
 
-// BenchmarkApplyHandler makes the same calls without a connection.
+// BenchmarkApplyHandler measures the handler of the same calls, without a connection.
 func BenchmarkApplyHandler(b *testing.B) {
 	s, ctx := hollowServer(b)
 	info := &grpc.UnaryServerInfo{FullMethod: controlv1.AgentControl_ApplyWorkload_FullMethodName}
@@ -56,7 +56,7 @@ func BenchmarkApplyHandler(b *testing.B) {
 	}
 }
 
-// BenchmarkApplyManyHandler measures one of many applies in a call, without a connection.
+// BenchmarkApplyManyHandler measures the time per workload of a call with many applies, without a connection.
 func BenchmarkApplyManyHandler(b *testing.B) {
 	const each = 64
 	s, ctx := hollowServer(b)
@@ -77,7 +77,8 @@ func BenchmarkApplyManyHandler(b *testing.B) {
 	}
 }
 
-// hollowServer returns a leader whose log costs nothing, and the context of a call to it.
+// hollowServer returns a server whose replica leads and whose log stores nothing, and the context of a call
+// to it.
 func hollowServer(b *testing.B) (*Server, context.Context) {
 	g := newGroup(b, 1)
 	g.replicas[0].hollow = true
@@ -85,7 +86,7 @@ func hollowServer(b *testing.B) (*Server, context.Context) {
 	return g.replicas[0].server, grpc.NewContextWithServerTransportStream(ctx, quiet{})
 }
 
-// quiet ignores trailers.
+// quiet is a server stream that discards trailers.
 type quiet struct{ grpc.ServerTransportStream }
 
 func (quiet) SetTrailer(metadata.MD) error { return nil }

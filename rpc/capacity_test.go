@@ -8,9 +8,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// The reservation is subtracted before the threshold applies, and the result is rounded down. An
-// invalid total stays invalid.
-func TestOffered(t *testing.T) {
+// TestOfferedSubtractsTheReservation: the capacity that a node offers is its total minus the reservation,
+// then times the threshold, rounded down. An invalid total stays invalid.
+func TestOfferedSubtractsTheReservation(t *testing.T) {
 	for _, c := range []struct {
 		total, reserved int64
 		percent         uint32
@@ -33,24 +33,25 @@ func TestOffered(t *testing.T) {
 	}
 }
 
-// Usage of a pool that the node did not register is ignored.
-func TestPoolsUsed(t *testing.T) {
+// The usage of a storage pool that the node did not register must be ignored.
+func TestUsageOfUnknownPoolsIsIgnored(t *testing.T) {
 	n := &fsm.Node{Facts: fsm.NodeFacts{Pools: []fsm.Pool{{Name: "root"}, {Name: "fast"}}}}
 	got := poolsUsed(n, &controlv1.NodeUsage{StoragePools: []*controlv1.StoragePoolUsage{
 		{Name: "root", UsedGb: 7}, {Name: "fast", UsedGb: -1}, {Name: "nobody's", UsedGb: 9}, {Name: "root", UsedGb: 8},
 	}})
 	if len(got) != 2 || got["root"] != 8 || got["fast"] != 0 {
-		t.Errorf("%v", got)
+		t.Errorf("the usage of pools is %v, want 8 GB in root and 0 in fast", got)
 	}
 	if got := poolsUsed(n, &controlv1.NodeUsage{}); got != nil {
-		t.Errorf("%v of a node that says nothing", got)
+		t.Errorf("a node that reports no pools must have none, but has %v", got)
 	}
 }
 
-// A measured limit is kept; an impossible one counts as none.
-func TestDiskLimitIsTold(t *testing.T) {
+// TestDiskLimitOfAReport: a measured disk limit in a report is kept. An impossible limit is treated as no
+// limit.
+func TestDiskLimitOfAReport(t *testing.T) {
 	got := used([]*controlv1.WorkloadUsageSnapshot{{DiskLimitBytes: 5, DiskCapped: true}, {DiskLimitBytes: -5}})
 	if got[0].DiskLimit != 5 || !got[0].DiskCapped || got[1].DiskLimit != 0 || got[1].DiskCapped {
-		t.Errorf("%+v", got)
+		t.Errorf("the disk limits are %+v, want 5 with its cap, and none", got)
 	}
 }

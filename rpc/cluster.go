@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Status implements cluster.v1 from this replica's own state.
+// Status implements the call of cluster.v1. It answers from this replica's own state.
 func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.StatusResponse, error) {
 	v := s.store.View()
 	info := v.Info()
@@ -33,6 +33,7 @@ func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.S
 		SelfId:           s.replica.Self().ID,
 		Version:          s.cfg.Version,
 		StartedAt:        timestamppb.New(s.started),
+		Warning:          v.Room().Nearly(v.Total()),
 	}
 	if info.ModeChangedAt > 0 {
 		out.ModeChangedAt = timestamppb.New(time.Unix(0, info.ModeChangedAt))
@@ -50,8 +51,8 @@ func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.S
 	return out, nil
 }
 
-// SetMode implements cluster.v1. A mode that a user sets is pinned until a user sets another one or
-// auto. A pinned normal also ends when the mirror is healthy.
+// SetMode implements the call of cluster.v1. A mode that a user sets is pinned until a user sets another
+// mode, or auto. The pin of mode normal also ends when the mirror is healthy.
 func (s *Server) SetMode(ctx context.Context, req *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
 	info := s.store.View().Info()
 	set := &commandv1.SetMode{Mode: req.GetMode(), Reason: req.GetReason(), Pinned: true}
@@ -69,10 +70,10 @@ func (s *Server) SetMode(ctx context.Context, req *clusterv1.SetModeRequest) (*c
 	return &clusterv1.SetModeResponse{Mode: set.GetMode(), Index: r.Index}, nil
 }
 
-// modeAuto unpins the mode, so that the leader chooses it again.
+// modeAuto, as the mode in a request, ends the pin, so that the leader chooses the mode again.
 const modeAuto = "auto"
 
-// TransferLeadership implements cluster.v1.
+// TransferLeadership implements the call of cluster.v1.
 func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.TransferLeadershipRequest) (*clusterv1.TransferLeadershipResponse, error) {
 	to := ""
 	if req.GetReplica() != "" {
@@ -81,7 +82,7 @@ func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.Transfer
 			return nil, err
 		}
 		if to = r.ID; to == s.replica.Self().ID {
-			// This replica leads already: only the leader answers this call.
+			// Only the leader handles this call, so the requested replica leads already.
 			return &clusterv1.TransferLeadershipResponse{LeaderId: to}, nil
 		}
 	}
@@ -97,14 +98,14 @@ func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.Transfer
 	return out, nil
 }
 
-// RemoveReplica implements cluster.v1.
+// RemoveReplica implements the call of cluster.v1.
 func (s *Server) RemoveReplica(ctx context.Context, req *clusterv1.RemoveReplicaRequest) (*clusterv1.RemoveReplicaResponse, error) {
 	r, err := s.replicaNamed(req.GetReplica())
 	if err != nil {
 		return nil, err
 	}
 	if req.GetLeave() && req.GetForce() {
-		return nil, errorf(KindInvalid, "force and leave exclude one another: a replica that is asked to leave cannot be forced")
+		return nil, errorf(KindInvalid, "force and leave exclude each other: a replica that is asked to leave cannot be forced")
 	}
 	err = s.noted(ctx, "", "replica "+r.Name, func() error {
 		if req.GetLeave() {
@@ -118,7 +119,7 @@ func (s *Server) RemoveReplica(ctx context.Context, req *clusterv1.RemoveReplica
 	return &clusterv1.RemoveReplicaResponse{}, nil
 }
 
-// replicaNamed returns a replica by id or name.
+// replicaNamed returns the record of the replica with this id or name.
 func (s *Server) replicaNamed(v string) (*fsm.Replica, error) {
 	var found *fsm.Replica
 	s.store.View().Replicas(func(r *fsm.Replica) bool {
@@ -133,8 +134,8 @@ func (s *Server) replicaNamed(v string) (*fsm.Replica, error) {
 	return found, nil
 }
 
-// ClusterKey implements cluster.v1. The policy table allows it for schedulers only. Any replica
-// answers with the key that it has.
+// ClusterKey implements the call of cluster.v1: this replica returns its own copy of the cluster key. The
+// policy table allows the call only to schedulers.
 func (s *Server) ClusterKey(context.Context, *clusterv1.ClusterKeyRequest) (*clusterv1.ClusterKeyResponse, error) {
 	key, candidate, err := s.cfg.Keys.Offered()
 	if err != nil {
@@ -143,7 +144,7 @@ func (s *Server) ClusterKey(context.Context, *clusterv1.ClusterKeyRequest) (*clu
 	return &clusterv1.ClusterKeyResponse{Exported: key.Export(), Candidate: candidate}, nil
 }
 
-// GetClusterSummary implements control.v1.
+// GetClusterSummary implements the call of control.v1.
 func (s *Server) GetClusterSummary(ctx context.Context, req *controlv1.GetClusterSummaryRequest) (*controlv1.GetClusterSummaryResponse, error) {
 	r, err := s.read(ctx)
 	if err != nil {
@@ -186,7 +187,8 @@ func (s *Server) GetClusterSummary(ctx context.Context, req *controlv1.GetCluste
 		for _, p := range used.Disk {
 			out.ReservedDiskGb += p.GB
 		}
-		if u, ok := s.leader.UsageOf(n.ID); ok && n.Up && u.CPU+u.Memory+u.Disk > 0 { // older agents send zeros
+		// agents of older versions do not report their usage
+		if u, ok := s.leader.UsageOf(n.ID); ok && n.Up && u.CPU+u.Memory+u.Disk > 0 {
 			out.UsedCpuMillicores += u.CPU
 			out.UsedMemoryMb += u.Memory
 			out.UsedDiskGb += u.Disk

@@ -13,7 +13,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// ListDrifts implements cluster.v1: it lists the open drifts.
+// ListDrifts implements the call of cluster.v1: it lists the open drifts (differences between nodes and the
+// state).
 func (s *Server) ListDrifts(ctx context.Context, req *clusterv1.ListDriftsRequest) (*clusterv1.ListDriftsResponse, error) {
 	switch req.GetType() {
 	case "", fsm.DriftOrphan, fsm.DriftState, fsm.DriftRevision, fsm.DriftMissing:
@@ -35,8 +36,8 @@ func (s *Server) ListDrifts(ctx context.Context, req *clusterv1.ListDriftsReques
 		if req.GetWorkloadId() != "" && req.GetWorkloadId() != d.Workload || req.GetType() != "" && req.GetType() != d.Type {
 			return true
 		}
-		if w, ok := r.Workload(d.Workload); !in.everywhere() && (!ok || !in.has(w.In())) {
-			return true // an unknown orphan is in no namespace
+		if w, ok := r.Workload(d.Workload); !in.Everywhere() && (!ok || !in.Has(w.In())) {
+			return true // an orphan without a record has no known namespace
 		}
 		out.Drifts = append(out.Drifts, &clusterv1.Drift{
 			NodeId: d.Node, WorkloadId: d.Workload, Type: d.Type, SchedulerStatus: d.SchedulerStatus, AgentStatus: d.AgentStatus,
@@ -47,46 +48,50 @@ func (s *Server) ListDrifts(ctx context.Context, req *clusterv1.ListDriftsReques
 	return out, nil
 }
 
-// AdoptDrift implements cluster.v1.
+// AdoptDrift implements the call of cluster.v1: it takes an orphan over as a workload.
 func (s *Server) AdoptDrift(ctx context.Context, req *clusterv1.AdoptDriftRequest) (*clusterv1.DriftActionResponse, error) {
 	adopt := &commandv1.AdoptDrift{Node: req.GetNodeId(), Workload: req.GetWorkloadId()}
 	if w := req.GetWorkload(); w != nil {
-		put, err := s.onePut(ctx, w)
+		put, files, err := s.onePut(ctx, w)
 		if err != nil {
 			return nil, err
 		}
 		if put.GetId() != req.GetWorkloadId() {
 			return nil, errorf(KindInvalid, "workload.workload_id %q must be that of the orphan, %q", put.GetId(), req.GetWorkloadId())
 		}
-		adopt.Put = put
+		adopt.Put, adopt.Bundle = put, files
 	}
 	return s.driftAction(ctx, req, &commandv1.Command{Body: &commandv1.Command_AdoptDrift{AdoptDrift: adopt}})
 }
 
-// onePut makes the put of exactly one workload.
-func (s *Server) onePut(ctx context.Context, w *controlv1.ApplyWorkloadRequest) (*commandv1.WorkloadPut, error) {
+// onePut returns the put of a request that describes exactly one workload.
+func (s *Server) onePut(ctx context.Context, w *controlv1.ApplyWorkloadRequest) (*commandv1.WorkloadPut, *commandv1.Bundle, error) {
 	if w.GetSpec() == nil {
-		return nil, errorf(KindInvalid, "workload.spec is missing: an orphan that the cluster does not know needs a full specification")
+		return nil, nil, errorf(KindInvalid, "workload.spec is missing: an orphan that the cluster does not know needs a full specification")
 	}
-	prepared, err := s.prepare(ctx, w)
+	prepared, err := s.prepare(ctx, w, nil)
 	if err != nil {
-		return nil, errorf(KindInvalid, "%w", err)
+		return nil, nil, errorf(KindInvalid, "%w", err)
 	}
 	puts := prepared.Command.GetPutWorkloads()
 	if len(puts.GetWorkloads()) != 1 || puts.GetGroupOf() != "" {
-		return nil, errorf(KindInvalid, "workload.spec.count makes %d workloads, an orphan is one", len(puts.GetWorkloads()))
+		return nil, nil, errorf(KindInvalid, "workload.spec.count makes %d workloads, but an orphan is one workload", len(puts.GetWorkloads()))
 	}
-	return puts.GetWorkloads()[0], nil
+	var files *commandv1.Bundle
+	if b := puts.GetBundles(); len(b) > 0 {
+		files = b[0]
+	}
+	return puts.GetWorkloads()[0], files, nil
 }
 
-// DeleteDrift implements cluster.v1.
+// DeleteDrift implements the call of cluster.v1: it removes an orphan from its node.
 func (s *Server) DeleteDrift(ctx context.Context, req *clusterv1.DeleteDriftRequest) (*clusterv1.DriftActionResponse, error) {
 	return s.driftAction(ctx, req, &commandv1.Command{Body: &commandv1.Command_DropOrphan{
 		DropOrphan: &commandv1.DropOrphan{Node: req.GetNodeId(), Workload: req.GetWorkloadId()},
 	}})
 }
 
-// orphanRequest is a request about one orphan.
+// orphanRequest is a request about one orphan, an instance on a node without a record in the state.
 type orphanRequest interface {
 	GetNodeId() string
 	GetWorkloadId() string

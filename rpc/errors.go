@@ -13,40 +13,43 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Kind classifies errors at the edge. Append-only.
+// Kind is the class of an error that a caller gets. Its numbers are never reused.
 type Kind uint8
 
-// Kinds of Error and the gRPC codes they map to.
+// Kinds of Error. Each comment names the gRPC code and, in parentheses, the reason in the ErrorInfo of the status.
 const (
 	KindInternal        Kind = iota // Internal
 	KindInvalid                     // InvalidArgument
 	KindNotFound                    // NotFound
-	KindUnavailable                 // Unavailable: this replica cannot serve
-	KindNotLeader                   // Unavailable (NOT_LEADER): the answering replica does not lead
+	KindUnavailable                 // Unavailable: this replica cannot answer the call
+	KindNotLeader                   // Unavailable (NOT_LEADER): this replica does not lead
 	KindNoLeader                    // Unavailable (NO_LEADER): there is no leader; nothing was applied
 	KindUnknownOutcome              // Aborted (UNKNOWN_OUTCOME): repeat the call with the same request id
-	KindBusy                        // ResourceExhausted: the replicated log is overloaded
-	KindTooLarge                    // ResourceExhausted: the request is over a size limit
-	KindPrecondition                // FailedPrecondition: contradicts the current state or mode
-	KindTooOld                      // Aborted: the request id is older than the stored receipts
+	KindBusy                        // ResourceExhausted: too many commands wait for the replicated log
+	KindTooLarge                    // ResourceExhausted: the request is larger than allowed
+	KindPrecondition                // FailedPrecondition: the present state or mode does not allow the call
+	KindTooOld                      // Aborted: the request id is older than all stored receipts
 	KindPermission                  // PermissionDenied
 	KindUnauthenticated             // Unauthenticated
 	KindDeadline                    // DeadlineExceeded
 	KindCanceled                    // Canceled
-	KindAborted                     // Aborted: the state has changed meanwhile, try again
+	KindAborted                     // Aborted: the state has changed during the call; try again
 	KindNoAgent                     // Unavailable (NO_AGENT): a node's agent cannot be reached
+	// FailedPrecondition (OTHER_REVISION): the workload has another revision than the condition demands.
+	KindOtherRevision
+	KindOtherRequest // InvalidArgument (OTHER_REQUEST): the request id was used for another request
 )
 
 var kindCodes = [...]codes.Code{
 	codes.Internal, codes.InvalidArgument, codes.NotFound, codes.Unavailable, codes.Unavailable,
 	codes.Unavailable, codes.Aborted, codes.ResourceExhausted, codes.ResourceExhausted, codes.FailedPrecondition,
 	codes.Aborted, codes.PermissionDenied, codes.Unauthenticated, codes.DeadlineExceeded,
-	codes.Canceled, codes.Aborted, codes.Unavailable,
+	codes.Canceled, codes.Aborted, codes.Unavailable, codes.FailedPrecondition, codes.InvalidArgument,
 }
 
-// Error is the error type at the edge: the operation, the kind of failure and the cause.
+// Error is the error that a caller gets: the operation, the kind of failure and the cause.
 type Error struct {
-	Op   string // for instance "apply workload"
+	Op   string // name of the operation, for instance "apply workload"
 	Kind Kind
 	Err  error
 }
@@ -58,7 +61,7 @@ func (e *Error) Error() string {
 	return e.Op + ": " + e.Err.Error()
 }
 
-// Unwrap returns the cause.
+// Unwrap returns the cause of the error.
 func (e *Error) Unwrap() error { return e.Err }
 
 // GRPCStatus returns the gRPC status of the error; package grpc calls it.
@@ -70,9 +73,14 @@ func (e *Error) GRPCStatus() *status.Status {
 		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNotLeader, e.Error()))
 	case KindNoLeader:
 		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNoLeader, e.Error()))
+	case KindOtherRevision:
+		return status.Convert(dial.Error(codes.FailedPrecondition, dial.ReasonOtherRevision, e.Error()))
+	case KindOtherRequest:
+		return status.Convert(dial.Error(codes.InvalidArgument, dial.ReasonOtherRequest, e.Error()))
 	}
 	if e.Kind == KindNoAgent {
-		// Another replica would not reach the agent either, so clients must not try them all.
+		// Another replica would not reach the agent either. The reason tells clients not to try the other
+		// replicas.
 		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNoAgent, e.Error()))
 	}
 	return status.New(kindCodes[e.Kind], e.Error())
@@ -91,15 +99,16 @@ func errorf(k Kind, format string, args ...any) error {
 	return &Error{Kind: k, Err: fmt.Errorf(format, args...)}
 }
 
-// Errors that a Replica returns, wrapped. An adapter maps the errors of the Raft node to them.
+// Errors that a Replica wraps in the errors of its methods. The adapter of the Raft node translates the
+// node's errors into these.
 var (
 	ErrNotLeader      = errors.New("this replica is not the leader")
-	ErrBusy           = errors.New("the replicated log has no room for more work")
+	ErrBusy           = errors.New("too many commands wait for the replicated log")
 	ErrTooLarge       = errors.New("the command is too large for the log")
-	ErrUnknownOutcome = errors.New("the command may or may not have been committed")
+	ErrUnknownOutcome = errors.New("it is not known whether the command was committed")
 )
 
-// edge gives any error a gRPC code and the operation.
+// edge converts any error to an Error, with the operation and with a kind from which the gRPC code follows.
 func edge(op string, err error) error {
 	if err == nil {
 		return nil
@@ -109,7 +118,7 @@ func edge(op string, err error) error {
 		if e.Op != "" && e.Error() == err.Error() {
 			return e
 		}
-		return &Error{Op: op, Kind: e.Kind, Err: err} // keeps the text around e
+		return &Error{Op: op, Kind: e.Kind, Err: err} // err wraps e and adds text, which is kept
 	}
 	if _, ok := status.FromError(err); ok {
 		return err
@@ -117,7 +126,7 @@ func edge(op string, err error) error {
 	return &Error{Op: op, Kind: kindOf(err), Err: err}
 }
 
-// edgeKind returns the kind of an error, also of a gRPC status from another program.
+// edgeKind returns the kind of an error. The error may also be a gRPC status that another program sent.
 func edgeKind(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) {
@@ -133,13 +142,18 @@ func edgeKind(err error) Kind {
 			return KindNoLeader
 		case dial.ReasonNoAgent:
 			return KindNoAgent
+		case dial.ReasonOtherRevision:
+			return KindOtherRevision
+		case dial.ReasonOtherRequest:
+			return KindOtherRequest
 		}
 		return statusKinds[st.Code()]
 	}
 	return kindOf(err)
 }
 
-// statusKinds maps the codes of statuses without a reason of ours. Any other code is KindInternal.
+// statusKinds maps the codes of gRPC statuses without a Persys reason to kinds. Any other code becomes
+// KindInternal.
 var statusKinds = map[codes.Code]Kind{
 	codes.InvalidArgument:    KindInvalid,
 	codes.NotFound:           KindNotFound,
@@ -176,7 +190,7 @@ func kindOf(err error) Kind {
 	return KindInternal
 }
 
-// refusalKinds maps the verdicts of the state machine.
+// refusalKinds maps the verdicts of the state machine to kinds of errors.
 var refusalKinds = [...]Kind{
 	fsm.OK:              KindInternal,
 	fsm.Invalid:         KindInvalid,
@@ -192,4 +206,7 @@ var refusalKinds = [...]Kind{
 	fsm.Unsupported:     KindPrecondition,
 	fsm.Denied:          KindPermission,
 	fsm.OverQuota:       KindPrecondition,
+	fsm.NotAllowed:      KindPermission,
+	fsm.OtherRevision:   KindOtherRevision,
+	fsm.OtherRequest:    KindOtherRequest,
 }

@@ -1,24 +1,35 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/persys/compute/access"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
 )
 
-// Events implements cluster.v1 from this replica's change feed. A reader that is too slow for the
-// feed continues with the stored events. It may miss events, which shows as a gap in Seq, but never
-// gets one twice.
+// Events implements the call of cluster.v1: it streams the events from this replica's change feed. If the
+// reader is slower than the feed, it gets the stored events next. It may miss events, which it can see from a
+// gap in Seq, but it gets no event twice.
 func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_EventsServer) error {
 	if req.GetTail() < 0 {
 		return errorf(KindInvalid, "tail %d must be 0 or more", req.GetTail())
+	}
+	for _, word := range req.GetTypes() {
+		if !slices.Contains(fsm.EventTypes(), word) {
+			return errorf(KindInvalid, "types: there is no event %q; there are %s", clip(word, 64), strings.Join(fsm.EventTypes(), ", "))
+		}
+	}
+	if err := cmp.Or(validFilter("node_id", req.GetNodeId()), validSubject("workload_id", req.GetWorkloadId()), validFilter("namespace", req.GetNamespace())); err != nil {
+		return err
 	}
 	ctx := out.Context()
 	after, err := s.soFar(ctx, req.GetAfterSeq())
@@ -62,27 +73,23 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 	}
 }
 
-// soFar returns after, or the number of the newest event if after is higher. A higher number stems
-// from before a restore onto new schedulers. A follower may just be behind, so soFar compares with
-// a confirmed leader's state.
+// soFar returns after, the number of the last event that the client has, or the number of the newest event if
+// that is lower. A client can have a higher number than the newest if the state was restored onto new
+// schedulers. A follower may simply lag behind, so soFar asks a confirmed leader.
 func (s *Server) soFar(ctx context.Context, after uint64) (uint64, error) {
 	if after <= s.store.View().Info().EventSeq {
 		return after, nil
 	}
-	index, err := s.replica.Confirm(ctx)
-	if err != nil {
-		return 0, err
-	}
-	view, err := s.store.At(ctx, index)
+	view, err := s.latest(ctx)
 	if err != nil {
 		return 0, err
 	}
 	return min(after, view.Info().EventSeq), nil
 }
 
-// pastEvents returns the stored events that match, oldest first. A positive tail limits them to the
-// newest.
-func pastEvents(view fsm.View, req *clusterv1.EventsRequest, in namespaceScope, after uint64, tail int) []*fsm.Event {
+// pastEvents returns the stored events that match the request and are newer than after, oldest first. A
+// positive tail limits the result to that many newest events.
+func pastEvents(view fsm.View, req *clusterv1.EventsRequest, in access.Scope, after uint64, tail int) []*fsm.Event {
 	var events []*fsm.Event
 	if tail > 0 {
 		view.EventsBack(func(e *fsm.Event) bool {
@@ -106,7 +113,7 @@ func pastEvents(view fsm.View, req *clusterv1.EventsRequest, in namespaceScope, 
 	return events
 }
 
-// eventView converts an event for the API.
+// eventView converts an event to the message of the API.
 func eventView(e *fsm.Event) *clusterv1.Event {
 	out := &clusterv1.Event{
 		Seq: e.Seq, Index: e.Index, At: timestamppb.New(time.Unix(0, e.At)), Type: e.Type,
@@ -116,8 +123,8 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 	if len(e.Details) > 0 {
 		out.Details = make(map[string]string, len(e.Details))
 		for i, d := range e.Details {
-			// A change of status has a detail "from" too; of two, the first is the caller's
-			// address.
+			// An event about a change of status has a detail "from" of its own, the former status. If
+			// there are two, the first one is the address of the caller.
 			if d.Key == "from" && i+1 < len(e.Details) && e.Details[i+1].Key == "from" {
 				d.Key = "caller"
 			}
@@ -127,11 +134,11 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 	return out
 }
 
-func eventMatches(req *clusterv1.EventsRequest, in namespaceScope, e *fsm.Event) bool {
+func eventMatches(req *clusterv1.EventsRequest, in access.Scope, e *fsm.Event) bool {
 	of := e.In()
-	// Users who are confined to namespaces see only events about their namespaces and the workloads
-	// in them.
-	return (in.everywhere() || of != "" && in.has(of)) && (req.GetNamespace() == "" || req.GetNamespace() == of) &&
+	// A user whose rights are confined to namespaces sees only events about these namespaces and the
+	// workloads in them.
+	return (in.Everywhere() || of != "" && in.Has(of)) && (req.GetNamespace() == "" || req.GetNamespace() == of) &&
 		(req.GetWorkloadId() == "" || req.GetWorkloadId() == e.Workload) &&
 		(req.GetNodeId() == "" || req.GetNodeId() == e.Node) &&
 		(len(req.GetTypes()) == 0 || slices.Contains(req.GetTypes(), e.Type))

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -19,16 +20,16 @@ import (
 )
 
 const (
-	execOpening  = 30 * time.Second // from the first message until the agent has opened the session
-	execFirst    = 10 * time.Second // until the caller's first message
-	execLastWord = 10 * time.Second // for recording the end of the session
+	execOpening  = 30 * time.Second // time limit from the first message until the agent has opened the session
+	execFirst    = 10 * time.Second // time limit for the caller's first message
+	execLastWord = 10 * time.Second // time limit for recording the end of the session
 	maxExecArgs  = 256
-	maxExecBytes = 64 << 10 // length of the command line
+	maxExecBytes = 64 << 10 // maximum length of the command line in bytes
 )
 
-// Exec implements cluster.v1: it relays a session between the caller and a workload. The opening is
-// committed before the command starts, so that every session is in the history. Without a leader
-// there is no session.
+// Exec implements the call of cluster.v1: it relays a session (a user's command or console) between the
+// caller and a workload. An event about the session is committed before the command starts, so that every
+// session is in the history. Without a leader no session can be opened.
 func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 	open, err := firstOpen(stream)
 	if err != nil {
@@ -43,8 +44,13 @@ func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 		}
 		return err
 	}
+	entry, err := s.enterNode(n.ID)
+	if err != nil {
+		return err
+	}
+	defer entry.Leave()
 	note := s.note(ctx, open, n)
-	if err := s.record(ctx, note(fsm.EventSessionOpened, commandLine(open), nil)); err != nil {
+	if err := s.record(ctx, note(fsm.EventSessionOpened, s.recorded(open), nil)); err != nil {
 		return fmt.Errorf("the session was not opened, because its audit event could not be committed: %w", err)
 	}
 	began := s.now()
@@ -62,21 +68,21 @@ func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 	if rerr := s.record(last, note(fsm.EventSessionClosed, message, map[string]string{
 		"seconds": strconv.FormatInt(int64(s.now().Sub(began)/time.Second), 10), "output_bytes": strconv.FormatInt(count.out, 10),
 	})); rerr != nil {
-		s.log.Warn("could not record the end of a session", "workload", open.GetWorkloadId(), "node", n.ID, "result", message, "err", rerr)
+		s.log.Warn("could not record the end of a session in the audit log", "workload", open.GetWorkloadId(), "node", n.ID, "result", message, "err", rerr)
 	}
 	return err
 }
 
 type execCount struct{ out int64 }
 
-// firstOpen waits for the message that opens the session and validates it.
+// firstOpen waits for the caller's first message, which opens the session, and validates it.
 func firstOpen(stream clusterv1.Cluster_ExecServer) (*clusterv1.ExecOpen, error) {
 	type received struct {
 		m   *clusterv1.ExecRequest
 		err error
 	}
 	got := make(chan received, 1)
-	go func() { // ends with the stream, which ends with the handler
+	go func() { // this goroutine ends when the handler returns, because that ends the stream
 		m, err := stream.Recv()
 		got <- received{m, err}
 	}()
@@ -115,7 +121,18 @@ func firstOpen(stream clusterv1.Cluster_ExecServer) (*clusterv1.ExecOpen, error)
 	return open, nil
 }
 
-// commandLine returns a command as one line, with quotes where needed.
+// recorded returns what the audit log keeps of a session's command. Arguments often hold passwords, and the log
+// is copied out of the cluster, so it keeps the program and a hash of the command line by which a known
+// command can be compared.
+func (s *Server) recorded(open *clusterv1.ExecOpen) string {
+	line := commandLine(open)
+	if s.cfg.AuditCommands || open.GetConsole() {
+		return line
+	}
+	return fmt.Sprintf("%s, %d arguments, sha256 of the command line %x", clip(open.GetCommand()[0], 64), len(open.GetCommand())-1, sha256.Sum256([]byte(line)))
+}
+
+// commandLine returns the command of a session as one line, with quotes where needed.
 func commandLine(open *clusterv1.ExecOpen) string {
 	if open.GetConsole() {
 		return "console"
@@ -130,7 +147,7 @@ func commandLine(open *clusterv1.ExecOpen) string {
 	return strings.Join(words, " ")
 }
 
-// note returns a function that makes the audit events of one session.
+// note returns a function that commits audit events about one session.
 func (s *Server) note(ctx context.Context, open *clusterv1.ExecOpen, n *fsm.Node) func(kind, message string, more map[string]string) *clusterv1.RecordSessionRequest {
 	c := callOf(ctx)
 	about := map[string]string{"call": "exec"}
@@ -154,8 +171,8 @@ func (s *Server) note(ctx context.Context, open *clusterv1.ExecOpen, n *fsm.Node
 	}
 }
 
-// session relays between the caller and the agent. ctx is that of the agent's stream, and cancel
-// ends it.
+// session relays messages between the caller and the agent. ctx is the context of the stream to the agent,
+// and cancel ends that stream.
 func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream clusterv1.Cluster_ExecServer, n *fsm.Node, open *clusterv1.ExecOpen, count *execCount) (int32, error) {
 	late := time.AfterFunc(execOpening, cancel)
 	defer late.Stop()
@@ -177,7 +194,7 @@ func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream 
 		WorkloadId: open.GetWorkloadId(), Service: open.GetService(), Command: open.GetCommand(), Tty: open.GetTty(),
 		Size: agentSize(open.GetSize()), Input: open.GetInput(), Console: open.GetConsole(), NodeId: n.ID, By: c.who(), From: c.from,
 	}}})
-	if err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv returns the reason
+	if err != nil && !errors.Is(err, io.EOF) { // after io.EOF from Send, Recv returns the reason
 		return fail(err)
 	}
 	first, err := out.Recv()
@@ -185,7 +202,7 @@ func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream 
 	case err != nil:
 		return fail(err)
 	case first.GetOpened() == nil:
-		return 0, errorf(KindNoAgent, "agent of node %s: its first message is not opened", n.ID)
+		return 0, errorf(KindNoAgent, "agent of node %s: its first message is not of type opened", n.ID)
 	case !late.Stop():
 		return fail(context.DeadlineExceeded)
 	}
@@ -193,7 +210,7 @@ func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream 
 	if err := stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Opened{Opened: opened}}); err != nil {
 		return 0, err
 	}
-	go func() { // ends with the caller's stream, which ends with the handler
+	go func() { // this goroutine ends when the handler returns, because that ends the caller's stream
 		if err := execInput(stream, out); err != nil {
 			cancel()
 		}
@@ -226,8 +243,8 @@ func agentSize(z *clusterv1.TerminalSize) *agentv1.TerminalSize {
 	return &agentv1.TerminalSize{Rows: z.GetRows(), Columns: z.GetColumns()}
 }
 
-// execInput relays the caller's messages until the caller has sent its last one. That is not an
-// error: the command may go on.
+// execInput relays the caller's messages to the agent until the caller has sent the last one. It returns no
+// error at the end of the input, because the command may go on.
 func execInput(from clusterv1.Cluster_ExecServer, to agentv1.AgentService_ExecClient) error {
 	for {
 		m, err := from.Recv()
@@ -248,11 +265,11 @@ func execInput(from clusterv1.Cluster_ExecServer, to agentv1.AgentService_ExecCl
 		case *clusterv1.ExecRequest_Signal:
 			next.Message = &agentv1.ExecRequest_Signal{Signal: b.Signal}
 		default:
-			continue // a second open, or a message of a later version
+			continue // refuse a second open message, and a message of a later version
 		}
 		if err := to.Send(next); err != nil {
 			if errors.Is(err, io.EOF) {
-				return nil // the session has ended; the output side reports how
+				return nil // the session has ended, and the agent's answer says why
 			}
 			return err
 		}

@@ -2,6 +2,8 @@ package rpc
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +25,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// echo is the agent's side of a session: it returns its input and exits with 7 at the end of the
+// echo is a fake agent's side of a session. It sends its input back, and exits with code 7 at the end of the
 // input.
 func echo(stream grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
 	m, err := stream.Recv()
@@ -32,7 +34,7 @@ func echo(stream grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecRespo
 	}
 	o := m.GetOpen()
 	if o.GetCommand() != nil && o.GetCommand()[0] == "refused" {
-		return status.Error(codes.FailedPrecondition, "it does not run")
+		return status.Error(codes.FailedPrecondition, "the workload does not run")
 	}
 	if err := stream.Send(&agentv1.ExecResponse{Message: &agentv1.ExecResponse_Opened{Opened: &agentv1.ExecOpened{IdleSeconds: 900}}}); err != nil {
 		return err
@@ -79,7 +81,7 @@ func openWith(t *testing.T, ctx context.Context, c clusterv1.ClusterClient, o *c
 	return s
 }
 
-// heard returns the output of a session and its end.
+// heard reads a session to its end and returns its output, its error output and its exit code.
 func heard(s clusterv1.Cluster_ExecClient) (out, bad string, code int32, err error) {
 	code = -1
 	for {
@@ -103,7 +105,7 @@ func heard(s clusterv1.Cluster_ExecClient) (out, bad string, code int32, err err
 	}
 }
 
-// viaOf returns the gateway of an event, without its certificate.
+// viaOf returns the gateway that an event names, without its certificate.
 func viaOf(e *fsm.Event) string {
 	for _, l := range e.Details {
 		if l.Key == "via" {
@@ -114,7 +116,7 @@ func viaOf(e *fsm.Event) string {
 	return ""
 }
 
-// viewer admits a user with the access level viewer.
+// viewer admits a user who has the access level viewer.
 func viewer(g *group, name string) {
 	g.t.Helper()
 	g.do(&commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
@@ -122,13 +124,13 @@ func viewer(g *group, name string) {
 	}}})
 }
 
-// kept returns the stored events of the cluster.
+// kept returns the events in the cluster's state.
 func kept(g *group) (out []*fsm.Event) {
 	g.view().Events(0, func(e *fsm.Event) bool { out = append(out, e); return true })
 	return out
 }
 
-// audited returns the audit events, one line each.
+// audited returns the stored audit events of sessions and refusals, one line each.
 func audited(g *group) (out []string) {
 	for _, e := range kept(g) {
 		if e.Type == fsm.EventSessionOpened || e.Type == fsm.EventSessionClosed || e.Type == fsm.EventCallRefused {
@@ -148,17 +150,37 @@ func awaitAudit(t *testing.T, g *group, want ...string) {
 	t.Helper()
 	testbed.Within(t, testbed.Patience, "the record", func() error {
 		if got := audited(g); !slices.Equal(got, want) {
-			return fmt.Errorf("it is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+			return fmt.Errorf("the record is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 		return nil
 	})
 }
 
-func TestExec(t *testing.T) {
+// TestCommandLinesAreKeptAsAHash: without AuditCommands, the audit log has the program of a session and a hash of
+// its command line, and none of its arguments.
+func TestCommandLinesAreKeptAsAHash(t *testing.T) {
+	g := newGroup(t, 1, func(_ int, c *Config) { c.AuditCommands = false })
+	sum := sha256.Sum256([]byte(`mysql -phunter2`))
+	got := g.replicas[0].server.recorded(&clusterv1.ExecOpen{Command: []string{"mysql", "-phunter2"}})
+	is(t, "a command", got, "mysql, 1 arguments, sha256 of the command line "+hex.EncodeToString(sum[:]))
+	is(t, "a console", g.replicas[0].server.recorded(&clusterv1.ExecOpen{Console: true}), "console")
+	f := g.agent(t, 1)
+	f.exec = echo
+	g.put(t, web("web"), "n")
+	s := openAt(t, g.cluster(0), &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"mysql", "-phunter2"}, Input: true})
+	ok(t, s.CloseSend())
+	_, bad, exit, err := heard(s)
+	ok(t, err)
+	is(t, "exit code", exit, 7)
+	is(t, "the agent gets the arguments", strings.Contains(bad, "-phunter2"), true)
+	awaitAudit(t, g, "SessionOpened web@n "+got+" call=exec", "SessionClosed web@n exit code 7 call=exec")
+}
+
+func TestExecSessionsAreRelayedAndRecorded(t *testing.T) {
 	command := func(words ...string) *clusterv1.ExecOpen {
 		return &clusterv1.ExecOpen{WorkloadId: "web", Command: words, Input: true}
 	}
-	t.Run("a session is passed through, and kept", func(t *testing.T) {
+	t.Run("a session is relayed between caller and agent, and recorded", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		f.exec = echo
 		o := command("sh", "-c", "a b")
@@ -180,7 +202,7 @@ func TestExec(t *testing.T) {
 		is(t, "exit code", code, 7)
 		awaitAudit(t, g, `SessionOpened web@n sh -c "a b" call=exec service=db tty=true`, `SessionClosed web@n exit code 7 call=exec service=db tty=true`)
 	})
-	t.Run("a caller that says no more has ended the input", func(t *testing.T) {
+	t.Run("if the caller closes its side of the stream, the input of the session ends", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		f.exec = echo
 		s := openAt(t, g.cluster(0), &clusterv1.ExecOpen{WorkloadId: "web", Console: true})
@@ -191,7 +213,7 @@ func TestExec(t *testing.T) {
 		is(t, "asked", strings.Contains(bad, "web [] true n"), true)
 		awaitAudit(t, g, "SessionOpened web@n console call=console", "SessionClosed web@n exit code 7 call=console")
 	})
-	t.Run("a caller that goes away ends the session", func(t *testing.T) {
+	t.Run("if the caller disconnects, the session ends", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		ended := make(chan error, 1)
 		f.exec = func(s grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
@@ -207,21 +229,21 @@ func TestExec(t *testing.T) {
 		case err := <-ended:
 			is(t, "the agent hears", status.Code(err), codes.Canceled)
 		case <-time.After(5 * time.Second):
-			t.Fatal("the agent hears nothing")
+			t.Fatal("the agent must notice the end of the session, but did not")
 		}
 		awaitAudit(t, g, "SessionOpened web@n sh call=exec", "SessionClosed web@n the caller disconnected call=exec")
 	})
-	t.Run("the agent's refusal is the result", func(t *testing.T) {
+	t.Run("if the agent refuses, its error is returned", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		f.exec = echo
 		_, _, _, err := heard(openAt(t, g.cluster(0), command("refused")))
 		code(t, err, codes.FailedPrecondition)
-		awaitAudit(t, g, "SessionOpened web@n refused call=exec", "SessionClosed web@n agent of node n: it does not run call=exec")
+		awaitAudit(t, g, "SessionOpened web@n refused call=exec", "SessionClosed web@n agent of node n: the workload does not run call=exec")
 	})
-	t.Run("what is not kept is not opened", func(t *testing.T) {
+	t.Run("a session is not opened if its event cannot be committed", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		f.exec = func(grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
-			t.Error("the agent was asked")
+			t.Error("the agent must not be called, but was")
 			return nil
 		}
 		g.elect(-1)
@@ -234,11 +256,11 @@ func TestExec(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{"an agent without sessions is named", command("sh"), codes.FailedPrecondition, "v9"},
-		{"an unknown workload is not found", &clusterv1.ExecOpen{WorkloadId: "x", Command: []string{"sh"}}, codes.NotFound, "x"},
-		{"an unplaced workload runs nothing", &clusterv1.ExecOpen{WorkloadId: "idle", Command: []string{"sh"}}, codes.FailedPrecondition, "why idle"},
+		{"the error about an agent that has no sessions names it", command("sh"), codes.FailedPrecondition, "v9"},
+		{"a session in an unknown workload is not found", &clusterv1.ExecOpen{WorkloadId: "x", Command: []string{"sh"}}, codes.NotFound, "x"},
+		{"a session in a workload that is on no node is refused", &clusterv1.ExecOpen{WorkloadId: "idle", Command: []string{"sh"}}, codes.FailedPrecondition, "why idle"},
 		{"no command", &clusterv1.ExecOpen{WorkloadId: "web"}, codes.InvalidArgument, "command"},
-		{"a console with a command", &clusterv1.ExecOpen{WorkloadId: "web", Console: true, Command: []string{"sh"}}, codes.InvalidArgument, "console"},
+		{"a session with both a console and a command", &clusterv1.ExecOpen{WorkloadId: "web", Console: true, Command: []string{"sh"}}, codes.InvalidArgument, "console"},
 		{"a long command", command("sh", strings.Repeat("x", maxExecBytes)), codes.ResourceExhausted, "65540 bytes"},
 		{"a large terminal", &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}, Size: &clusterv1.TerminalSize{Rows: 1 << 16}}, codes.InvalidArgument, "size"},
 	} {
@@ -248,14 +270,14 @@ func TestExec(t *testing.T) {
 			_, _, _, err := heard(openAt(t, g.cluster(0), c.open))
 			code(t, err, c.code)
 			if !strings.Contains(err.Error(), c.says) {
-				t.Errorf("it says %v, want something of %q", err, c.says)
+				t.Errorf("the error is %v, want it to contain %q", err, c.says)
 			}
 		})
 	}
 }
 
-// A console session runs through the replica that was asked, also through a follower. Only its
-// audit events need the leader, which may change during the session.
+// TestConsoleThroughAFollower: a console session runs through the replica that was called, even if that is a
+// follower. Only the audit events need the leader, and the leader may change during the session.
 func TestConsoleThroughAFollower(t *testing.T) {
 	g := newGroup(t, 3)
 	f := g.agent(t, 1)
@@ -271,12 +293,13 @@ func TestConsoleThroughAFollower(t *testing.T) {
 		g.elect(-1)
 		ok(t, s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Input{Input: []byte("ping")}}))
 		m, err := s.Recv()
-		for err == nil && m.GetOutput().GetStream() == "stderr" { // what it was asked for
+		// Skip the first message of the fake agent, which is a copy of the request.
+		for err == nil && m.GetOutput().GetStream() == "stderr" {
 			is(t, "asked", string(m.GetOutput().GetData()), "web [] true n "+anonymous+";")
 			m, err = s.Recv()
 		}
 		ok(t, err)
-		is(t, "without a leader", string(m.GetOutput().GetData()), "ping0;")
+		is(t, "output while there is no leader", string(m.GetOutput().GetData()), "ping0;")
 		g.elect(2)
 		ok(t, s.CloseSend())
 		_, _, code, err := heard(s)
@@ -285,15 +308,15 @@ func TestConsoleThroughAFollower(t *testing.T) {
 		testbed.Within(t, testbed.Patience, "the record", func() error {
 			got := audited(g)[before:]
 			if !slices.Equal(got, []string{"SessionOpened web@n console call=console tty=true", "SessionClosed web@n exit code 7 call=console tty=true"}) {
-				return fmt.Errorf("it is %q", got)
+				return fmt.Errorf("the record is %q", got)
 			}
 			return nil
 		})
 	}
 }
 
-// A follower has the leader commit audit events in the follower's own name. They cover refused
-// callers and users of a gateway.
+// TestExecRecordsFromAnyReplica: a follower asks the leader, with the follower's own identity, to commit the
+// audit events of a session. The events also name callers who were refused, and users of a gateway.
 func TestExecRecordsFromAnyReplica(t *testing.T) {
 	g, dialAs := tlsGroup(t)
 	viewer(g, "vera")
@@ -303,15 +326,15 @@ func TestExecRecordsFromAnyReplica(t *testing.T) {
 		cert, by string
 		md       []string
 		code     codes.Code
-		lines    []string // prefixes of the lines from audited
+		lines    []string // expected beginnings of the lines that the function audited returns
 	}{
-		"a user":          {"user/ada", "persys://c1/user/ada", nil, codes.Unavailable, unreached},
-		"a gateway":       {"gateway/g", "persys://c1/gateway/g", nil, codes.Unavailable, unreached},
-		"a gateway's":     {"gateway/g", "persys://c1/user/ada", []string{dial.KeyOnBehalf, "persys://c1/user/ada"}, codes.Unavailable, unreached},
-		"a token's":       {"gateway/g", "oidc:https://idp#eve", []string{dial.KeyUser, "oidc:https://idp#eve"}, codes.Unavailable, unreached},
-		"narrowed":        {"gateway/g", "oidc:https://idp#eve", []string{dial.KeyUser, "oidc:https://idp#eve", dial.KeyNamespaces, fsm.DefaultNamespace}, codes.Unavailable, unreached},
-		"an agent":        {"agent/a", "persys://c1/agent/a", nil, codes.PermissionDenied, []string{`CallRefused @ agent "a" may not exec call=exec`}},
-		"a viewer's, via": {"gateway/g", "persys://c1/user/vera", []string{dial.KeyOnBehalf, "persys://c1/user/vera"}, codes.PermissionDenied, []string{`CallRefused @ user "vera" may not exec`}},
+		"a user":                     {"user/ada", "persys://c1/user/ada", nil, codes.Unavailable, unreached},
+		"a gateway":                  {"gateway/g", "persys://c1/gateway/g", nil, codes.Unavailable, unreached},
+		"a user of a gateway":        {"gateway/g", "persys://c1/user/ada", []string{dial.KeyOnBehalf, "persys://c1/user/ada"}, codes.Unavailable, unreached},
+		"a user with a token":        {"gateway/g", "oidc:https://idp#eve", []string{dial.KeyUser, "oidc:https://idp#eve"}, codes.Unavailable, unreached},
+		"narrowed":                   {"gateway/g", "oidc:https://idp#eve", []string{dial.KeyUser, "oidc:https://idp#eve", dial.KeyNamespaces, fsm.DefaultNamespace}, codes.Unavailable, unreached},
+		"an agent":                   {"agent/a", "persys://c1/agent/a", nil, codes.PermissionDenied, []string{`CallRefused @ agent "a" may not exec call=exec`}},
+		"a viewer through a gateway": {"gateway/g", "persys://c1/user/vera", []string{dial.KeyOnBehalf, "persys://c1/user/vera"}, codes.PermissionDenied, []string{`CallRefused @ user "vera" (called through gateway "g") may not exec: this needs the permission exec`}},
 	} {
 		before := len(kept(g))
 		cc := clusterv1.NewClusterClient(dialAs(1, want.cert))
@@ -327,10 +350,10 @@ func TestExecRecordsFromAnyReplica(t *testing.T) {
 			by, _, _ := strings.Cut(e.By, "?")
 			is(t, name+": who", by, want.by)
 			is(t, name+": through which gateway", viaOf(e), map[bool]string{true: "persys://c1/gateway/g"}[want.md != nil])
-			is(t, "from where", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
+			is(t, "whether the event has the caller's address", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 		}
 	}
-	// Only schedulers may commit such an event.
+	// Only schedulers may ask the leader to commit such an event.
 	_, err := clusterv1.NewClusterClient(dialAs(0, "user/admin")).RecordSession(ctxFor(t), &clusterv1.RecordSessionRequest{Type: fsm.EventSessionClosed, By: "persys://c1/user/ada"})
 	code(t, err, codes.PermissionDenied)
 }

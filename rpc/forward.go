@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,12 +18,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/limits"
 )
 
-// unary handles every unary call: it identifies the caller, checks its limits and rights, and
-// routes the call.
+// unary is the interceptor of every unary call: it identifies the caller, checks the caller's limits and
+// rights, and routes the call.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	who, err := s.identify(ctx)
 	if err != nil {
@@ -36,20 +38,21 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	resp, c, err := s.carry(ctx, who, info.FullMethod, req, h)
 	if c != nil {
 		if md := s.trailer(c); md != nil {
-			// SetTrailer fails only if the stream has ended, which the error of the call reports.
+			// SetTrailer fails only if the stream has ended, which the error of the call says anyway.
 			_ = grpc.SetTrailer(ctx, md)
 		}
 	}
 	return resp, err
 }
 
-// carry authorizes and routes one call, or one message of a stream. The returned call is nil if the
-// caller has no right to make it.
+// carry checks the rights for one call, or for one message of a stream, and routes it. The returned call is
+// nil if the caller must not make it.
 func (s *Server) carry(ctx context.Context, who caller, full string, req any, h grpc.UnaryHandler) (any, *call, error) {
-	m, err := s.authorize(who, full)
-	c := &call{caller: who, method: m}
-	ctx, cancel := withDeadline(withCall(ctx, c))
+	ctx, cancel := withDeadline(ctx)
 	defer cancel()
+	m, err := s.judge(ctx, who, full)
+	c := &call{caller: s.named(who, err == nil), method: m}
+	ctx = withCall(ctx, c)
 	if err != nil {
 		resp, err := s.refuse(ctx, c, full, req, err)
 		return resp, nil, edge("", err)
@@ -58,7 +61,7 @@ func (s *Server) carry(ctx context.Context, who caller, full string, req any, h 
 	return resp, c, edge(m.op, err)
 }
 
-// defaultDeadline applies to calls without a deadline.
+// defaultDeadline is the deadline of calls whose callers set none.
 const defaultDeadline = 20 * time.Second
 
 func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -68,12 +71,15 @@ func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, defaultDeadline)
 }
 
-// route answers a call here or at the leader, by the class of its method.
+// route answers a call on this replica or forwards it to the leader, by the class of its method.
 func (s *Server) route(ctx context.Context, c *call, full string, req any, h grpc.UnaryHandler) (any, error) {
 	switch c.class {
 	case leader:
 		if err := ensureRequestID(ctx, req); err != nil {
 			return nil, err
+		}
+		if c.repetition == receipted {
+			c.hash = hashOfCall(ctx, c, full, req)
 		}
 		return s.atLeader(ctx, c, full, req, h)
 	case read:
@@ -82,69 +88,75 @@ func (s *Server) route(ctx context.Context, c *call, full string, req any, h grp
 			return nil, err
 		}
 		if c.level != linearizable {
-			return h(ctx, req)
+			return s.here(ctx, c, full, req, h)
 		}
 		resp, err := s.atLeader(ctx, c, full, req, h)
 		if err != nil && !asked && !c.forwarded && status.Code(edge("", err)) == codes.Unavailable {
-			// Legacy v1 clients send no index. A stale answer that is marked as such is better than
-			// none.
+			// Legacy v1 clients send no index. They get a stale answer, marked as such, rather than an
+			// error.
 			c.level = staleFallback
-			return h(ctx, req)
+			return s.here(ctx, c, full, req, h)
 		}
 		return resp, err
 	}
-	return h(ctx, req)
+	return s.here(ctx, c, full, req, h)
 }
 
-// retryEvery is the longest time between two attempts of a held call.
+// retryEvery is the longest pause between two attempts of a call that waits for a leader.
 const retryEvery = 25 * time.Millisecond
 
-// atLeader runs h if this replica leads, else it forwards the call to the leader. It repeats the
-// call until the hold time has passed if the leader could not be reached or the answering replica
-// did not lead. That is safe even if an earlier attempt may have been applied: reads change
-// nothing, and mutations carry a request id.
+// atLeader calls h if this replica leads, and otherwise forwards the call to the leader. If the leader cannot
+// be reached, or the replica that answers does not lead, it tries again until the hold time has passed. A
+// repetition is safe even if an earlier attempt may have been applied: reads change nothing, and mutations
+// carry a request id. dial.Outcome decides what follows after each attempt.
 func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h grpc.UnaryHandler) (any, error) {
 	hold := s.cfg.HoldWrites
 	if c.class == read {
 		hold = s.cfg.HoldReads
 	}
 	var began time.Time
-	unknown := false
+	var outcome dial.Outcome
 	for {
 		changed := s.replica.LeaderChanged()
 		to, known := s.replica.Leader()
+		c.judged, c.wrote = false, false
 		resp, err := s.attempt(ctx, c, to, known, changed, full, req, h)
-		if err == nil || c.forwarded || !passing(err) {
-			return resp, err
+		if c.forwarded {
+			return resp, err // no attempt is repeated here: only the replica that forwarded the call knows its earlier attempts
 		}
-		if c.repetition > idempotent && edgeKind(err) == KindUnknownOutcome {
-			if unknown = true; c.repetition == once {
-				return nil, err
-			}
+		switch outcome.After(c.answer(resp, err), c.repetition == once) {
+		case dial.Return:
+			return resp, err
+		case dial.Doubt:
+			return nil, doubt(err)
 		}
 		now := time.Now()
 		if began.IsZero() {
 			began = now
 			if c.class == read && !known {
-				began = began.Add(-s.age()) // the leader has been gone for that time already
+				began = began.Add(-s.age()) // the hold time of a read begins when the leader was lost
 			}
 		}
 		if left := hold - now.Sub(began); left <= 0 || !waitFor(ctx, changed, min(left, retryEvery)) {
-			return nil, heldInVain(err, unknown, hold)
+			return nil, heldInVain(err, outcome.Unknown(), hold)
 		}
 	}
 }
 
-// attempt makes one attempt at a call, here or at the leader.
+// attempt makes one attempt at a call, on this replica or at the leader.
 func (s *Server) attempt(ctx context.Context, c *call, to Peer, known bool, changed <-chan struct{}, full string, req any, h grpc.UnaryHandler) (any, error) {
 	switch {
 	case known && to.ID == s.replica.Self().ID:
 		if s.store.View().Info().ClusterID == "" {
-			// The first leader commits the cluster's id right after its election. Until then the
-			// state machine refuses everything, so the call waits as it does without a leader.
+			// The first leader of a new cluster commits the cluster's id right after its election. Until
+			// then the state machine refuses all commands, so let the call wait, as without a leader.
 			return nil, errorf(KindNotLeader, "the cluster is being formed")
 		}
-		return h(ctx, req)
+		resp, err := s.here(ctx, c, full, req, h)
+		if err != nil && c.wrote && passing(err) {
+			err = doubt(err)
+		}
+		return resp, err
 	case c.forwarded:
 		return nil, errorf(KindNotLeader, "replica %s received a forwarded call and does not lead", s.replica.Self().Name)
 	case known && to.GRPCAddr != "":
@@ -153,12 +165,77 @@ func (s *Server) attempt(ctx context.Context, c *call, to Peer, known bool, chan
 	return nil, errorf(KindNoLeader, "there is no leader; `persysctl status` shows the replicas")
 }
 
-// heldInVain returns the error of a call whose hold time has passed.
+// heldInVain returns the error of a call that had no success within its hold time. last is the error of the
+// last attempt, and unknown says whether an attempt may have been applied.
 func heldInVain(last error, unknown bool, hold time.Duration) error {
 	if unknown {
-		return errorf(KindUnknownOutcome, "%w: %w", ErrUnknownOutcome, last)
+		return doubt(last)
 	}
 	return errorf(KindNoLeader, "no leader answered within %s: %w", hold, last)
+}
+
+// doubt returns the error of a call of which an attempt may have been applied. last is the error of the last
+// attempt; nil if the last answer was a refusal without a gRPC error.
+func doubt(last error) error {
+	switch {
+	case last == nil:
+		return errorf(KindUnknownOutcome, "%w; a later attempt was refused", ErrUnknownOutcome)
+	case edgeKind(last) == KindUnknownOutcome:
+		return last
+	}
+	return errorf(KindUnknownOutcome, "%w: %w", ErrUnknownOutcome, last)
+}
+
+// answer returns the class of the answer to an attempt.
+func (c *call) answer(resp any, err error) dial.Answer {
+	kind := edgeKind(err)
+	switch {
+	case c.repetition <= idempotent && (err == nil || !passing(err)):
+		return dial.Final
+	case c.repetition <= idempotent:
+		return dial.Elsewhere
+	case err == nil && !c.judged && dial.Declined(resp):
+		return dial.Refusal
+	case err == nil:
+		return dial.Final
+	case kind == KindUnknownOutcome:
+		return dial.Lost
+	case passing(err):
+		return dial.Elsewhere
+	case kind == KindDeadline, kind == KindCanceled:
+		return dial.TimeUp
+	case c.judged:
+		return dial.Final
+	case kind == KindBusy:
+		return dial.Busy
+	}
+	return dial.Refusal
+}
+
+// judging is a Replica that records whether the state machine judged the present call. If one proposal of a
+// call was committed and a later one has no known outcome, the outcome of the whole call is unknown.
+type judging struct{ Replica }
+
+func (j judging) Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
+	c := callOf(ctx)
+	if err := otherRequest(j.Store().View(), c, cmds); err != nil {
+		return nil, err
+	}
+	results, err := j.Replica.Propose(ctx, cmds...)
+	if c.repetition != receipted || len(cmds) == 0 || len(cmds[0].GetHead().GetRequest()) == 0 {
+		return results, err
+	}
+	c.judged = err == nil
+	if err != nil && c.wrote && !errors.Is(err, ErrUnknownOutcome) {
+		err = fmt.Errorf("%w: a part of the call was committed: %w", ErrUnknownOutcome, err)
+	}
+	c.wrote = c.wrote || err == nil
+	for _, r := range results {
+		if r.Kind == fsm.TooOld { // the request id is too old for a receipt: an earlier attempt may have been applied and its receipt dropped since
+			c.judged = false
+		}
+	}
+	return results, err
 }
 
 // waitFor waits until wake is closed or d has passed. It returns false if ctx ends first.
@@ -174,8 +251,8 @@ func waitFor(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
 	return true
 }
 
-// passing reports whether a repeated call may succeed: the replica did not answer, it does not
-// lead, or the outcome of the call is unknown.
+// passing reports whether a repetition of a failed call may succeed: the replica did not answer, or it does
+// not lead, or the outcome of the call is unknown.
 func passing(err error) bool {
 	switch edgeKind(err) {
 	case KindNotLeader, KindNoLeader, KindUnavailable, KindUnknownOutcome:
@@ -184,8 +261,8 @@ func passing(err error) bool {
 	return false
 }
 
-// forward makes the same call at the leader with the caller's identity. It gives up if that replica
-// is no longer the leader.
+// forward makes the same call at the leader, with the caller's identity. It gives up if that replica is no
+// longer the leader.
 func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan struct{}, full string, req any) (any, error) {
 	conn, err := s.peers.conn(to.GRPCAddr)
 	if err != nil {
@@ -196,8 +273,11 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 		return nil, err
 	}
 	md := metadata.Pairs(dial.KeyHop, "1", dial.KeyForwardedIdentity, c.identity(), dial.KeyFrom, c.from)
+	if c.hash != 0 {
+		md.Set(dial.KeyRequestHash, strconv.FormatUint(c.hash, 16))
+	}
 	if in, ok := metadata.FromIncomingContext(ctx); ok {
-		for _, k := range [...]string{dial.KeyRequestID, dial.KeyRead, dial.KeyIndex, dial.KeyOnBehalf, dial.KeyIssued, dial.KeyUser, dial.KeyNamespaces, "traceparent", "tracestate"} {
+		for _, k := range [...]string{dial.KeyRequestID, dial.KeyRead, dial.KeyIndex, dial.KeyOnBehalf, dial.KeyIssued, dial.KeyUser, dial.KeyAccess, dial.KeyGroups, dial.KeyAccountToken, dial.KeyAccount, dial.KeyNamespaces, "traceparent", "tracestate"} {
 			if v := in.Get(k); len(v) > 0 {
 				md.Set(k, v...)
 			}
@@ -210,17 +290,19 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 		defer stop()
 	}
 	var reached peer.Peer
-	err = conn.Invoke(out, full, req, reply, grpc.Peer(&reached))
+	var trailer metadata.MD
+	err = conn.Invoke(out, full, req, reply, grpc.Peer(&reached), grpc.Trailer(&trailer))
+	c.judged = dial.Judged(trailer)
 	if err == nil {
 		return reply, nil
 	}
 	return nil, c.broken(ctx, out, to, reached.Addr != nil, err)
 }
 
-var errDeposed = errors.New("it is no longer known as the leader")
+var errDeposed = errors.New("the called replica is no longer known as the leader")
 
-// whileLeads returns a context that ends when to is no longer the known leader. A leader that hangs
-// does not answer, and its connection would fail only much later.
+// whileLeads returns a context that ends when replica to is no longer the known leader. A leader that hangs
+// does not answer, and the connection to it would fail only much later.
 func (s *Server) whileLeads(ctx context.Context, to Peer, changed <-chan struct{}) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -240,8 +322,8 @@ func (s *Server) whileLeads(ctx context.Context, to Peer, changed <-chan struct{
 	return ctx, func() { cancel(nil) }
 }
 
-// broken classifies the error of a forwarded call. An error that the leader answered stays as it
-// is. A call that was never sent had no effect; a call that was sent may have had one.
+// broken returns the error for a forwarded call that failed. If the leader sent the error, it stays
+// unchanged. Otherwise, a call that was never sent had no effect, and a call that was sent may have had one.
 func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) error {
 	deposed := errors.Is(context.Cause(out), errDeposed)
 	if ctx.Err() != nil && !deposed || !deposed && (status.Code(err) != codes.Unavailable || dial.Reason(err) != "") {
@@ -257,7 +339,7 @@ func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) e
 	return errorf(kind, "leader %s at %s: %w", to.Name, to.GRPCAddr, err)
 }
 
-// replyFor returns an empty response message of a method.
+// replyFor returns an empty response message for a method.
 func replyFor(full string) (proto.Message, error) {
 	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(full, "/"), "/", "."))
 	d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
@@ -266,7 +348,7 @@ func replyFor(full string) (proto.Message, error) {
 	}
 	md, ok := d.(protoreflect.MethodDescriptor)
 	if !ok {
-		return nil, errorf(KindInternal, "%s is not a method", full)
+		return nil, errorf(KindInternal, "%s is not a known method", full)
 	}
 	mt, err := protoregistry.GlobalTypes.FindMessageByName(md.Output().FullName())
 	if err != nil {
@@ -275,7 +357,8 @@ func replyFor(full string) (proto.Message, error) {
 	return mt.New().Interface(), nil
 }
 
-// stream handles every streaming call. The handlers of streams that mutate authorize each message.
+// stream is the interceptor of every streaming call. Streams that change the state check the rights for each
+// message in their handlers.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 	who, err := s.identify(ss.Context())
 	if err != nil {
@@ -286,8 +369,16 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 		return edge("", err)
 	}
 	defer entry.Leave()
-	m, err := s.authorize(who, info.FullMethod)
-	c := &call{caller: who, method: m}
+	entry, err = s.enterStream(who)
+	if err != nil {
+		return edge("", err)
+	}
+	defer entry.Leave()
+	m, err := s.judge(ss.Context(), who, info.FullMethod)
+	c := &call{caller: s.named(who, err == nil), method: m}
+	if err == nil {
+		err = s.stillMay(ss.Context(), c, info.FullMethod)
+	}
 	if err != nil {
 		_, err = s.refuse(ss.Context(), c, "", nil, err)
 		return edge("", err)
@@ -298,10 +389,10 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	}))
 }
 
-// whileTrusted runs a stream until it ends, until the peer's certificate is revoked or expires, or
-// until the user of a gateway is revoked. A stream may be open for days, and its caller is
-// authorized only once. If whileTrusted returns while the handler waits for a message, gRPC closes
-// the stream, which ends that wait.
+// whileTrusted runs the handler of a stream. It ends the stream if the peer's certificate is revoked or
+// expires, if the user of a gateway is revoked or, for people, if this replica is cut off. This is needed
+// because a stream may be open for days, and the rights of its caller are checked only once. If whileTrusted
+// returns while the handler waits for a message, gRPC closes the stream, which ends that wait.
 func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.Context) error) error {
 	p, _ := peer.FromContext(ctx)
 	info, secure := p.AuthInfo.(credentials.TLSInfo)
@@ -314,7 +405,7 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 	go func() {
 		done <- limits.Survive(s.log, full, func() error { return h(ctx) })
 	}()
-	lost := make(chan error, 2)
+	lost := make(chan error, 4)
 	go func() {
 		err := s.cfg.TLS.Await(ctx, info.State)
 		if err != nil {
@@ -322,15 +413,25 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 		}
 		lost <- err
 	}()
-	if c := callOf(ctx); !c.behalf.IsZero() {
+	c := callOf(ctx)
+	if c.account.name != "" {
+		go func() { lost <- s.awaitAccount(ctx, c.account) }()
+	}
+	if !c.behalf.IsZero() {
 		go func() { lost <- s.cfg.TLS.AwaitRevoked(ctx, c.behalf, c.issued) }()
+	}
+	if c.isPerson() && !c.exempt() {
+		go func() { lost <- s.awaitCutOff(ctx) }()
 	}
 	select {
 	case err := <-done:
 		return err
 	case err := <-lost:
-		if err == nil { // the caller ended the stream
+		if err == nil { // the caller will send nothing more on the stream
 			return <-done
+		}
+		if edgeKind(err) == KindNoLeader {
+			return err
 		}
 		return errorf(KindUnauthenticated, "%w", err)
 	}

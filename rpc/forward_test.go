@@ -15,10 +15,11 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/rpc/dial"
 )
 
-// everyCall makes one valid call of each unary RPC of AgentControl and of the mutations of Cluster.
+// everyCall returns one valid call for each unary method of AgentControl and for each mutation of Cluster.
 func everyCall(t testing.TB) map[string]func(context.Context, controlv1.AgentControlClient, clusterv1.ClusterClient, ...grpc.CallOption) (proto.Message, error) {
 	return map[string]func(context.Context, controlv1.AgentControlClient, clusterv1.ClusterClient, ...grpc.CallOption) (proto.Message, error){
 		"RegisterNode": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
@@ -90,9 +91,9 @@ func TestEveryReplicaAnswersEveryCall(t *testing.T) {
 				case interface{ GetAccepted() bool }:
 					is(t, "accepted", r.GetAccepted(), true)
 				}
-				leader := [...]string{"", g.replicas[0].addr}[i] // who asks the leader needs no other
-				is(t, "leader in the trailer", strings.Join(trailer.Get(dial.KeyLeader), " "), leader)
-				is(t, "stale in the trailer", len(trailer.Get(dial.KeyStale)), 0)
+				leader := [...]string{"", g.replicas[0].addr}[i] // the leader itself sends no leader address
+				is(t, "leader's address in the trailer", strings.Join(trailer.Get(dial.KeyLeader), " "), leader)
+				is(t, "the mark of a stale answer in the trailer", len(trailer.Get(dial.KeyStale)), 0)
 			})
 		}
 		t.Run(name+" is never passed on twice", func(t *testing.T) {
@@ -104,7 +105,7 @@ func TestEveryReplicaAnswersEveryCall(t *testing.T) {
 	}
 }
 
-func TestHolding(t *testing.T) {
+func TestCallsWaitForALeader(t *testing.T) {
 	apply := func(t *testing.T, g *group, i int) (*controlv1.ApplyWorkloadResponse, error) {
 		return g.control(i).ApplyWorkload(ctxFor(t), web("w"))
 	}
@@ -112,30 +113,30 @@ func TestHolding(t *testing.T) {
 		fact string
 		fn   func(*testing.T, *group)
 	}{
-		{"without a leader a mutation is held, then told so", func(t *testing.T, g *group) {
+		{"without a leader, a mutation waits and then fails with NO_LEADER", func(t *testing.T, g *group) {
 			g.elect(-1)
 			began := time.Now()
 			_, err := apply(t, g, 1)
 			code(t, err, codes.Unavailable)
 			is(t, "reason", dial.Reason(err), dial.ReasonNoLeader)
 			if took := time.Since(began); took < holdWrites {
-				t.Errorf("held for %s, want %s", took, holdWrites)
+				t.Errorf("the call was held for %s, want %s", took, holdWrites)
 			}
 		}},
-		{"a leader that appears meanwhile gets the call", func(t *testing.T, g *group) {
+		{"a call that waits is answered by a leader that is elected meanwhile", func(t *testing.T, g *group) {
 			g.elect(-1)
 			time.AfterFunc(50*time.Millisecond, func() { g.elect(0) })
 			r, err := apply(t, g, 1)
 			ok(t, err)
 			is(t, "success", r.GetSuccess(), true)
 		}},
-		{"the one that was asked may become the leader", func(t *testing.T, g *group) {
+		{"a call that waits is answered if the called replica becomes the leader", func(t *testing.T, g *group) {
 			g.elect(-1)
 			time.AfterFunc(50*time.Millisecond, func() { g.elect(1) })
 			_, err := apply(t, g, 1)
 			ok(t, err)
 		}},
-		{"a heartbeat is held until the leader's stint has begun", func(t *testing.T, g *group) {
+		{"a heartbeat waits until the leadership term of the leader has begun", func(t *testing.T, g *group) {
 			for i := range g.replicas {
 				g.replicas[0].set(func(r *replica) { r.idle = true })
 				time.AfterFunc(60*time.Millisecond, func() { g.replicas[0].set(func(r *replica) { r.idle = false }) })
@@ -143,14 +144,14 @@ func TestHolding(t *testing.T) {
 				ok(t, err)
 			}
 		}},
-		{"a leader whose stint never begins is told of as not leading", func(t *testing.T, g *group) {
+		{"a replica whose leadership term does not begin answers that it does not lead", func(t *testing.T, g *group) {
 			g.replicas[0].set(func(r *replica) { r.idle = true })
 			for i := range g.replicas {
 				_, err := g.control(i).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 				code(t, err, codes.Unavailable)
 			}
 		}},
-		{"a leader that has just stopped leading is followed to the next one", func(t *testing.T, g *group) {
+		{"a call to a leader that has just been deposed is forwarded to the next one", func(t *testing.T, g *group) {
 			g.replicas[0].set(func(r *replica) {
 				r.before = func(context.Context) error {
 					g.elect(1)
@@ -172,16 +173,16 @@ func TestHolding(t *testing.T) {
 			_, err := apply(t, g, 1)
 			ok(t, err)
 			if took := time.Since(began); took > time.Second {
-				t.Errorf("it took %s", took)
+				t.Errorf("the call took %s", took)
 			}
 		}},
-		{"a leader that cannot be reached had no effect: no leader, not an unknown outcome", func(t *testing.T, g *group) {
+		{"a leader that cannot be reached causes NO_LEADER and not an unknown outcome", func(t *testing.T, g *group) {
 			g.replicas[0].stopServer()
 			_, err := apply(t, g, 1)
 			code(t, err, codes.Unavailable)
 			is(t, "reason", dial.Reason(err), dial.ReasonNoLeader)
 		}},
-		{"an unknown outcome is asked again under the same id", func(t *testing.T, g *group) {
+		{"a call with an unknown outcome is repeated under the same request id", func(t *testing.T, g *group) {
 			g.replicas[0].set(func(r *replica) { r.after = ErrUnknownOutcome })
 			time.AfterFunc(60*time.Millisecond, func() { g.replicas[0].set(func(r *replica) { r.after = nil }) })
 			for i := range g.replicas {
@@ -190,23 +191,79 @@ func TestHolding(t *testing.T) {
 				is(t, "success", r.GetSuccess(), true)
 			}
 			if n := g.view().ReceiptCount(); n != 2 {
-				t.Errorf("%d receipts, want one per call", n)
+				t.Errorf("the state has %d receipts, want one per call", n)
 			}
 			is(t, "repeated", g.puts() > 2, true)
 		}},
-		{"an unknown outcome that stays unknown is said", func(t *testing.T, g *group) {
+		{"an outcome that stays unknown is returned", func(t *testing.T, g *group) {
 			g.replicas[0].set(func(r *replica) { r.after = ErrUnknownOutcome })
 			for i := range g.replicas {
 				_, err := apply(t, g, i)
 				is(t, "unknown outcome", dial.IsUnknownOutcome(err), true)
 			}
 		}},
-		{"a transfer is made once, although it deposes the leader", func(t *testing.T, g *group) {
+		{"after an unknown outcome, a busy log does not settle the outcome", func(t *testing.T, g *group) {
+			for i := range g.replicas {
+				g.replicas[0].loseFirstAnswer(func() error { return ErrBusy })
+				before := g.puts()
+				_, err := apply(t, g, i)
+				is(t, "unknown outcome", dial.IsUnknownOutcome(err), true)
+				is(t, "commits", g.puts()-before, 1)
+			}
+		}},
+		{"after an unknown outcome, the receipt is found even in a mode that refuses changes", func(t *testing.T, g *group) {
+			for i := range g.replicas {
+				g.mode(fsm.ModeNormal)
+				g.replicas[0].loseFirstAnswer(func() error { g.mode(fsm.ModeDegraded); return nil })
+				r, err := apply(t, g, i)
+				ok(t, err)
+				is(t, "success", r.GetSuccess(), true)
+			}
+		}},
+		{"after an unknown outcome, a replica that alone refuses writes does not settle the outcome", func(t *testing.T, g *group) {
+			for i := range g.replicas {
+				g.replicas[0].set(func(r *replica) {
+					r.local, r.after = "", ErrUnknownOutcome
+					r.before = func(context.Context) error {
+						r.set(func(r *replica) { r.local = "its disk is full" })
+						return nil
+					}
+				})
+				_, err := apply(t, g, i)
+				is(t, "unknown outcome", dial.IsUnknownOutcome(err), true)
+			}
+		}},
+		{"after an unknown outcome, a refusal in the receipt is returned", func(t *testing.T, g *group) {
+			for i := range g.replicas {
+				g.replicas[0].set(func(r *replica) { r.after = ErrUnknownOutcome })
+				time.AfterFunc(60*time.Millisecond, func() { g.replicas[0].set(func(r *replica) { r.after = nil }) })
+				_, err := g.cluster(i).CordonNode(ctxFor(t), &clusterv1.CordonNodeRequest{NodeId: "nobody", On: true})
+				code(t, err, codes.NotFound)
+			}
+		}},
+		{"a call waits while the cluster is being formed", func(t *testing.T, g *group) {
+			for i := range g.replicas {
+				formed := g.now()
+				for _, r := range g.replicas {
+					r.store.Restore(fsm.New())
+				}
+				time.AfterFunc(60*time.Millisecond, func() {
+					for _, r := range g.replicas {
+						r.store.Restore(formed)
+					}
+				})
+				r, err := apply(t, g, i)
+				ok(t, err)
+				is(t, "success", r.GetSuccess(), true)
+				is(t, "message", r.GetErrorMessage(), "")
+			}
+		}},
+		{"a transfer is made once, although it makes the leader step down", func(t *testing.T, g *group) {
 			_, err := g.cluster(1).TransferLeadership(ctxFor(t), &clusterv1.TransferLeadershipRequest{Replica: "s1"})
 			ok(t, err)
 			is(t, "transfers", len(g.replicas[0].transfers)+len(g.replicas[1].transfers), 1)
 		}},
-		{"a replica is removed by name, at the leader", func(t *testing.T, g *group) {
+		{"a replica is removed by its name, by the leader", func(t *testing.T, g *group) {
 			_, err := g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s1"})
 			ok(t, err)
 			is(t, "removed", strings.Join(g.replicas[0].removals, " "), "id-s1")
@@ -218,12 +275,12 @@ func TestHolding(t *testing.T) {
 			_, err = g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s9"})
 			code(t, err, codes.NotFound)
 		}},
-		{"a full log is told at once", func(t *testing.T, g *group) {
+		{"a call fails at once if the log is busy", func(t *testing.T, g *group) {
 			g.replicas[0].set(func(r *replica) { r.before = func(context.Context) error { return ErrBusy } })
 			_, err := apply(t, g, 1)
 			code(t, err, codes.ResourceExhausted)
 		}},
-		{"a caller's deadline ends the hold", func(t *testing.T, g *group) {
+		{"the deadline of the caller ends the wait for a leader", func(t *testing.T, g *group) {
 			g.elect(-1)
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()
@@ -231,7 +288,7 @@ func TestHolding(t *testing.T) {
 			_, err := g.control(1).ApplyWorkload(ctx, web("w"))
 			is(t, "failed", err != nil, true)
 			if took := time.Since(began); took > holdWrites {
-				t.Errorf("it took %s", took)
+				t.Errorf("the call took %s", took)
 			}
 		}},
 	} {
@@ -239,7 +296,7 @@ func TestHolding(t *testing.T) {
 	}
 }
 
-func TestReads(t *testing.T) {
+func TestReadsFollowTheirLevel(t *testing.T) {
 	get := func(t *testing.T, g *group, i int, req *controlv1.GetWorkloadRequest, pairs ...string) (*controlv1.GetWorkloadResponse, metadata.MD, error) {
 		var md metadata.MD
 		req.WorkloadId = "web"
@@ -250,22 +307,22 @@ func TestReads(t *testing.T) {
 		fact string
 		fn   func(*testing.T, *group)
 	}{
-		{"without a level a follower that is behind asks the leader", func(t *testing.T, g *group) {
+		{"a follower that is behind forwards a read without a level to the leader", func(t *testing.T, g *group) {
 			g.replicas[1].set(func(r *replica) { r.lagging = true })
 			g.place("web", "a")
 			r, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{})
 			ok(t, err)
 			is(t, "index", r.GetIndex(), g.view().Info().Index)
 		}},
-		{"stale is answered here, and marked", func(t *testing.T, g *group) {
+		{"a stale read is answered by the called replica, and marked", func(t *testing.T, g *group) {
 			g.place("web", "a")
 			g.elect(-1)
 			g.replicas[1].set(func(r *replica) { r.contact = time.Now().Add(-5 * time.Second) })
 			for name, req := range map[string]*controlv1.GetWorkloadRequest{
-				"by field": {Level: controlv1.ReadLevel_READ_LEVEL_STALE}, "by metadata": {},
+				"a level in the field": {Level: controlv1.ReadLevel_READ_LEVEL_STALE}, "a level in the metadata": {},
 			} {
 				var pairs []string
-				if name == "by metadata" {
+				if name == "a level in the metadata" {
 					pairs = []string{dial.KeyRead, dial.ReadStale}
 				}
 				r, md, err := get(t, g, 1, req, pairs...)
@@ -276,7 +333,7 @@ func TestReads(t *testing.T) {
 				is(t, name+": age in the trailer", len(md.Get(dial.KeyAgeMS)), 1)
 			}
 		}},
-		{"a session read waits for its index", func(t *testing.T, g *group) {
+		{"a session read waits until its index is applied", func(t *testing.T, g *group) {
 			g.replicas[1].set(func(r *replica) { r.lagging = true })
 			g.place("web", "a")
 			want := g.view().Info().Index
@@ -288,13 +345,13 @@ func TestReads(t *testing.T) {
 			is(t, "index", r.GetIndex(), want)
 			is(t, "stale", r.GetStale(), false)
 		}},
-		{"a session read whose index never comes ends with the caller's time", func(t *testing.T, g *group) {
+		{"a session read for an index that is never reached ends with the caller's deadline", func(t *testing.T, g *group) {
 			ctx, cancel := context.WithTimeout(context.Background(), 80*time.Millisecond)
 			defer cancel()
 			_, err := g.control(1).GetWorkload(metadata.AppendToOutgoingContext(ctx, dial.KeyRead, dial.ReadSession, dial.KeyIndex, "99999"), &controlv1.GetWorkloadRequest{WorkloadId: "web"})
 			code(t, err, codes.DeadlineExceeded)
 		}},
-		{"without a leader for a while, who named no level gets an old answer, marked", func(t *testing.T, g *group) {
+		{"after a while without a leader, a read without a level gets a stale answer", func(t *testing.T, g *group) {
 			g.place("web", "a")
 			g.elect(-1)
 			began := time.Now()
@@ -306,14 +363,14 @@ func TestReads(t *testing.T) {
 				t.Errorf("held for %s", took)
 			}
 		}},
-		{"who asked for a linearizable answer gets none", func(t *testing.T, g *group) {
+		{"without a leader, a linearizable read fails", func(t *testing.T, g *group) {
 			g.place("web", "a")
 			g.elect(-1)
 			_, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{}, dial.KeyRead, dial.ReadLinearizable)
 			code(t, err, codes.Unavailable)
 			is(t, "reason", dial.Reason(err), dial.ReasonNoLeader)
 		}},
-		{"after that while nobody waits again", func(t *testing.T, g *group) {
+		{"if there has been no leader for long, calls do not wait", func(t *testing.T, g *group) {
 			g.place("web", "a")
 			g.elect(-1)
 			g.replicas[1].set(func(r *replica) { r.contact = time.Now().Add(-time.Minute) })
@@ -324,20 +381,20 @@ func TestReads(t *testing.T) {
 				t.Errorf("held for %s", took)
 			}
 		}},
-		{"a leader that died is no unknown outcome of a read", func(t *testing.T, g *group) {
+		{"a read has no unknown outcome if the leader dies", func(t *testing.T, g *group) {
 			g.place("web", "a")
 			g.replicas[0].stopServer()
 			r, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{})
 			ok(t, err)
 			is(t, "stale", r.GetStale(), true)
 		}},
-		{"a level that nobody knows is refused", func(t *testing.T, g *group) {
+		{"an unknown consistency level is refused", func(t *testing.T, g *group) {
 			_, _, err := get(t, g, 0, &controlv1.GetWorkloadRequest{}, dial.KeyRead, "fresh")
 			code(t, err, codes.InvalidArgument)
 			_, _, err = get(t, g, 0, &controlv1.GetWorkloadRequest{}, dial.KeyRead, dial.ReadSession, dial.KeyIndex, "soon")
 			code(t, err, codes.InvalidArgument)
 		}},
-		{"what is not there is not found, on every replica", func(t *testing.T, g *group) {
+		{"an unknown id is NotFound on every replica", func(t *testing.T, g *group) {
 			for i := range g.replicas {
 				_, _, err := get(t, g, i, &controlv1.GetWorkloadRequest{})
 				code(t, err, codes.NotFound)
@@ -349,7 +406,7 @@ func TestReads(t *testing.T) {
 				code(t, err, codes.InvalidArgument)
 			}
 		}},
-		{"lists are filtered and paged", func(t *testing.T, g *group) {
+		{"lists can be filtered and read page by page", func(t *testing.T, g *group) {
 			for i := range 5 {
 				g.place(fmt.Sprintf("w%d", i), []string{"a", "b"}[i%2])
 			}
@@ -358,7 +415,7 @@ func TestReads(t *testing.T) {
 			is(t, "page", len(page.GetWorkloads()), 2)
 			page, err = g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{PageSize: 3, PageToken: page.GetNextPageToken()})
 			ok(t, err)
-			is(t, "first of the next page", page.GetWorkloads()[0].GetWorkloadId(), "w2")
+			is(t, "first workload of the next page", page.GetWorkloads()[0].GetWorkloadId(), "w2")
 			is(t, "token of the last page", page.GetNextPageToken(), "")
 			g.put(t, func() *controlv1.ApplyWorkloadRequest { r := web("findme"); r.Spec.Group = "Front"; return r }(), "a")
 			for word, want := range map[string]int{"FIND": 1, "front": 1, "nginx:": 1, "nowhere": 0} {
@@ -368,9 +425,31 @@ func TestReads(t *testing.T) {
 			}
 			on, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{NodeId: "b", Status: "scheduled"})
 			ok(t, err)
-			is(t, "on b", len(on.GetWorkloads()), 2)
-			_, err = g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{PageSize: -1})
-			code(t, err, codes.InvalidArgument)
+			is(t, "number of workloads on node b", len(on.GetWorkloads()), 2)
+			g.put(t, func() *controlv1.ApplyWorkloadRequest { r := web("once"); r.Spec.Kind = "job"; return r }(), "")
+			for kind, want := range map[string]int{"Job": 1, "service": 6, "": 7} {
+				of, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{Kind: kind})
+				ok(t, err)
+				is(t, "workloads of kind "+kind, len(of.GetWorkloads()), want)
+			}
+			for _, bad := range []struct {
+				req  *controlv1.ListWorkloadsRequest
+				want string
+			}{
+				{&controlv1.ListWorkloadsRequest{PageSize: -1}, "page_size -1"},
+				{&controlv1.ListWorkloadsRequest{PageToken: "a/b"}, `page_token "a/b" must be the next_page_token`},
+				{&controlv1.ListWorkloadsRequest{Kind: "jobs"}, `kind "jobs" must be one of service, job, cron, system`},
+				{&controlv1.ListWorkloadsRequest{Status: "Runing"}, `status "Runing" must be one of Pending, Scheduled, Updating, Running,`},
+			} {
+				_, err = g.control(0).ListWorkloads(ctxFor(t), bad.req)
+				says(t, err, codes.InvalidArgument, bad.want)
+			}
+			for _, legacy := range []string{"Active", "unknown"} {
+				_, err = g.control(0).ListNodes(ctxFor(t), &controlv1.ListNodesRequest{Status: legacy})
+				ok(t, err)
+			}
+			_, err = g.control(0).ListNodes(ctxFor(t), &controlv1.ListNodesRequest{Status: "Running"})
+			says(t, err, codes.InvalidArgument, "must be one of Ready, NotReady, Draining")
 			nodes, err := g.control(0).ListNodes(ctxFor(t), &controlv1.ListNodesRequest{Status: "notready"})
 			ok(t, err)
 			is(t, "nodes that are not ready", len(nodes.GetNodes()), 0)
@@ -396,9 +475,9 @@ func TestReads(t *testing.T) {
 	}
 }
 
-// TestAnAgentThatIsAwayIsNoLeaderThatIsAway: if the leader cannot reach an agent, a follower
-// returns that error and does not repeat the call.
-func TestAnAgentThatIsAwayIsNoLeaderThatIsAway(t *testing.T) {
+// TestAnUnreachableAgentDoesNotCauseARepetition: if the leader cannot reach an agent, a follower that
+// forwarded the call returns that error and does not repeat the call.
+func TestAnUnreachableAgentDoesNotCauseARepetition(t *testing.T) {
 	for i, where := range []string{"leader", "follower"} {
 		t.Run(where, func(t *testing.T) {
 			g := newGroup(t, 2)
@@ -406,7 +485,7 @@ func TestAnAgentThatIsAwayIsNoLeaderThatIsAway(t *testing.T) {
 			_, err := g.cluster(i).DeleteVolume(ctxFor(t), &clusterv1.DeleteVolumeRequest{NodeId: "a", Id: "v"})
 			is(t, "reason", dial.Reason(err), dial.ReasonNoAgent)
 			is(t, "a leader is named: "+status.Convert(err).Message(), strings.Contains(status.Convert(err).Message(), "leader"), false)
-			is(t, "records: that it was asked for, and that it failed", len(kept(g))-before, 2)
+			is(t, "number of records of the request and of its failure", len(kept(g))-before, 2)
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,17 +21,22 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/child"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/stack"
 	"github.com/persys/compute/testbed"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	child.Serve(stack.Task)
+	goleak.VerifyTestMain(m)
+}
 
-// group is a replicated log in memory that is shared by replicas with their own servers. Every
-// replica applies an entry at once, unless it is held back.
+// group is a group of replicas with a simulated replicated log in memory. Each replica has its own server. A
+// replica applies an entry at once, unless the test holds it back.
 type group struct {
 	t        testing.TB
 	replicas []*replica
@@ -38,12 +44,12 @@ type group struct {
 	mu      sync.Mutex
 	state   fsm.State
 	index   uint64
-	leader  int // -1 = none
+	leader  int // index of the leader in the group; -1 = no leader
 	changed chan struct{}
 	history []*commandv1.Command // all committed commands
 }
 
-// replica is one member. It implements Replica and Leader for its server.
+// replica is one replica of a group. It implements the interfaces Replica and Leader for its server.
 type replica struct {
 	g      *group
 	self   Peer
@@ -56,18 +62,18 @@ type replica struct {
 
 	mu         sync.Mutex
 	lagging    bool
-	before     func(ctx context.Context) error // error of Propose and Confirm
-	after      error                           // error of Propose after it has committed
-	local      string                          // reason for which this replica is frozen
+	before     func(ctx context.Context) error // called by Propose and Confirm first; they return its error
+	after      error                           // error that Propose returns although it has committed the command
+	local      string                          // why this replica itself cannot accept writes; "" = it can
 	contact    time.Time
-	idle       bool // leads, but its leadership term has not begun
+	idle       bool // this replica leads, but its leadership term has not begun
 	beats      []sched.Heartbeat
 	callers    []string
 	transfers  []string
 	removals   []string
 	registered int
 
-	hollow bool // for benchmarks: accepts everything and applies nothing
+	hollow bool // for benchmarks: the replica accepts all commands and applies none
 }
 
 const (
@@ -75,7 +81,7 @@ const (
 	holdReads  = 150 * time.Millisecond
 )
 
-// newGroup runs n replicas with nodes a and b. The first replica leads.
+// newGroup runs n replicas, in whose state there are nodes a and b. The first replica leads.
 func newGroup(t testing.TB, n int, tune ...func(i int, c *Config)) *group {
 	t.Helper()
 	g := &group{t: t, state: fsm.New(), leader: 0, changed: make(chan struct{})}
@@ -95,7 +101,7 @@ func newGroup(t testing.TB, n int, tune ...func(i int, c *Config)) *group {
 		}
 		cfg := Config{
 			Replica: r, Leader: r, Keys: keys{key}, HoldWrites: holdWrites, HoldReads: holdReads,
-			Version: "test", Shard: "blue",
+			Version: "test", Shard: "blue", AuditCommands: true,
 		}
 		cfg.Agents = NewAgents(r.store, nil, cfg.Keys)
 		for _, f := range tune {
@@ -143,7 +149,7 @@ func (k keys) Offered() (*pki.Key, bool, error) {
 	return key, false, err
 }
 
-// commit applies commands as one entry on all replicas that are not held back.
+// commit applies commands as one log entry, on all replicas that the test does not hold back.
 func (g *group) commit(cmds []fsm.Command) []fsm.Result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -167,7 +173,7 @@ func (g *group) commit(cmds []fsm.Command) []fsm.Result {
 	return results
 }
 
-// do commits one command that must be accepted.
+// do commits one command, and fails the test if the command is refused.
 func (g *group) do(c *commandv1.Command) fsm.Result {
 	g.t.Helper()
 	if c.Head == nil {
@@ -219,7 +225,7 @@ func (g *group) put(t testing.TB, req *controlv1.ApplyWorkloadRequest, node stri
 	}
 }
 
-// elect makes a replica the leader; -1 for none.
+// elect makes replica i the leader; with -1 there is no leader.
 func (g *group) elect(i int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -239,7 +245,7 @@ func (g *group) puts() (n int) {
 	return n
 }
 
-// lastBy returns the identity in the head of the last command.
+// lastBy returns the author in the head of the last command.
 func (g *group) lastBy() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -264,6 +270,23 @@ func (r *replica) set(fn func(*replica)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	fn(r)
+}
+
+// loseFirstAnswer makes the next proposal commit but return an unknown outcome. Later proposals return the
+// error of second and do not commit.
+func (r *replica) loseFirstAnswer(second func() error) {
+	first := true
+	r.set(func(r *replica) {
+		r.after = ErrUnknownOutcome
+		r.before = func(context.Context) error {
+			if first {
+				first = false
+				return nil
+			}
+			r.set(func(r *replica) { r.after = nil })
+			return second()
+		}
+	})
 }
 
 func (r *replica) gate(ctx context.Context) error {
@@ -380,9 +403,9 @@ func (r *replica) Dismiss(_ context.Context, id string) error {
 	return nil
 }
 
-// Methods of Leader:
+// The methods below implement Leader.
 
-var errIdle = errors.New("the stint has not begun")
+var errIdle = errors.New("the leadership term has not begun")
 
 func (r *replica) lease() (sched.Lease, error) {
 	if r.idle {
@@ -439,12 +462,12 @@ func (r *replica) lastBeat(t testing.TB) sched.Heartbeat {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.beats) == 0 {
-		t.Fatal("no heartbeat reached the leader's loop")
+		t.Fatal("the heartbeat must reach the leader's loop, but did not")
 	}
 	return r.beats[len(r.beats)-1]
 }
 
-// client dials a replica without TLS.
+// client returns a connection to the replica without TLS.
 func (r *replica) client(t testing.TB) *grpc.ClientConn {
 	t.Helper()
 	if r.conn == nil {
@@ -478,7 +501,7 @@ func with(t testing.TB, pairs ...string) context.Context {
 	return metadata.AppendToOutgoingContext(ctxFor(t), pairs...)
 }
 
-// web returns a valid apply of one container.
+// web returns a valid request that applies one container.
 func web(id string) *controlv1.ApplyWorkloadRequest {
 	return &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: &controlv1.WorkloadSpec{
 		Type:      "container",
@@ -500,6 +523,15 @@ func is[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
 		t.Errorf("%s is %v, want %v", what, got, want)
+	}
+}
+
+// says checks that an error has this gRPC code, and that its text contains part.
+func says(t testing.TB, err error, want codes.Code, part string) {
+	t.Helper()
+	code(t, err, want)
+	if !strings.Contains(fmt.Sprint(err), part) {
+		t.Errorf("the error must contain %q, but is: %v", part, err)
 	}
 }
 

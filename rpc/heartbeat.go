@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// Heartbeat implements control.v1.
+// Heartbeat implements the call of control.v1: it handles the heartbeat of a node.
 func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
 	id := strings.TrimSpace(req.GetNodeId())
 	if id == "" {
@@ -25,7 +25,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 		return nil, err
 	}
 	view := s.store.View()
-	// A node of another cluster may have the same id as one of ours.
+	// A node of another cluster may have the same id as a node of this cluster.
 	if wrong := foreign(id, req.GetClusterId(), view.Info().ClusterID); wrong != "" {
 		return nil, errorf(KindPrecondition, "%s", wrong)
 	}
@@ -42,12 +42,12 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	}
 	hb.Used = usageOf(req.GetUsage())
 	if req.GetUsage() == nil {
-		hb.Used, _ = s.leader.UsageOf(id) // unchanged
+		hb.Used, _ = s.leader.UsageOf(id) // nil keeps the last reported usage, because this heartbeat reports none
 	}
 	hb.PoolsUsed = poolsUsed(node, req.GetUsage())
 	hb.Reports = make([]sched.Reported, 0, len(req.GetWorkloadStatuses()))
 	for _, st := range req.GetWorkloadStatuses() {
-		hb.Reports = append(hb.Reports, reported(st))
+		hb.Reports = append(hb.Reports, reported(st, node.Facts.Protocol == 0))
 	}
 	hb.Usage = used(req.GetWorkloadUsage())
 	s.agents.redial(id, node.Facts.Endpoint, 0)
@@ -68,7 +68,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	return out, nil
 }
 
-// leading maps the errors of the leader's loop.
+// leading translates errors of the leader's loop into errors of this package.
 func (s *Server) leading(err error) error {
 	var unknown interface{ NotFound() bool }
 	if errors.As(err, &unknown) {
@@ -77,27 +77,27 @@ func (s *Server) leading(err error) error {
 	return errorf(KindNotLeader, "%w", err)
 }
 
-// wholeSeconds converts a lease to seconds. It rounds down, because the node's view of its lease
-// must never be longer than the leader's.
+// wholeSeconds converts the duration of a lease from nanoseconds to whole seconds. It rounds down, because a
+// node must never believe that its lease is longer than it is for the leader.
 func wholeSeconds(ns int64) int32 {
 	if ns > 0 && ns < int64(time.Second) {
-		return 1 // shorter than the settings allow
+		return 1 // the lease is at least one second long, because of the limits of the settings
 	}
 	return int32(ns / int64(time.Second))
 }
 
 func seconds(ns int64) int32 { return int32((ns + int64(time.Second) - 1) / int64(time.Second)) }
 
-// usageOf reads the usage of a node, which is shown and not used for decisions. It replaces an
-// impossible figure by the nearest possible one and does not refuse the heartbeat, because the
-// heartbeat extends the node's lease. Totals, in contrast, are refused at registration (reserves).
+// usageOf converts the resource usage that a node reports. It is shown, and not used for decisions. An
+// impossible figure is replaced by the nearest possible one. The heartbeat is not refused for it, because it
+// extends the node's lease. In contrast, impossible totals are refused at registration (reserves).
 func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
 	within := func(v, most int64) int64 { return max(0, min(v, most)) }
 	cpu, memory, disk := within(u.GetCpuUsedMillicores(), bounds.MaxCPU), within(u.GetMemoryUsedMb(), bounds.MaxMemory), within(u.GetDiskUsedGb(), bounds.MaxDisk)
 	return sched.NodeUsage{CPU: cpu, Memory: memory, Disk: disk, NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes())}
 }
 
-// poolsUsed returns the used GB of the pools that the node registered; nil if the heartbeat names
+// poolsUsed returns the used GB of each storage pool that the node has registered; nil if the heartbeat names
 // no pools.
 func poolsUsed(n *fsm.Node, u *controlv1.NodeUsage) map[string]int64 {
 	if len(u.GetStoragePools()) == 0 {
@@ -114,7 +114,7 @@ func poolsUsed(n *fsm.Node, u *controlv1.NodeUsage) map[string]int64 {
 	return out
 }
 
-// used reads the measured usage of workloads.
+// used converts the measured resource usage of workloads in a heartbeat.
 func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 	if len(list) == 0 {
 		return nil
@@ -137,12 +137,12 @@ func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 	return out
 }
 
-// amount and percent return the nearest possible figure, see usageOf.
+// amount and percent return the nearest possible figure to v, see usageOf.
 func amount(v int64) int64 { return max(0, v) }
 
 func percent(v float64) float64 {
 	if math.IsNaN(v) || v < 0 {
 		return 0
 	}
-	return min(v, bounds.MaxCPU/10) // 100 is one core
+	return min(v, bounds.MaxCPU/10) // MaxCPU in percent, where 100 is one core
 }

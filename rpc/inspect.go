@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// The methods below read from agents for the leader (leader.Inspector). They carry no epoch: a
-// deposed leader may read, but it cannot commit its findings.
+// The methods below read from agents for the leader (leader.Inspector). Their requests carry no epoch: a
+// deposed leader may read, because it cannot commit what it finds.
 
 func (a *Agents) agentOf(node string) (*fsm.Node, agentv1.AgentServiceClient, error) {
 	n, ok := a.store.View().Node(node)
@@ -25,9 +25,9 @@ func (a *Agents) agentOf(node string) (*fsm.Node, agentv1.AgentServiceClient, er
 	return n, c, err
 }
 
-// List implements leader.Inspector.
+// List implements leader.Inspector: it lists the instances on a node.
 func (a *Agents) List(ctx context.Context, node string) ([]sched.Reported, error) {
-	_, c, err := a.agentOf(node)
+	n, c, err := a.agentOf(node)
 	if err != nil {
 		return nil, err
 	}
@@ -37,14 +37,14 @@ func (a *Agents) List(ctx context.Context, node string) ([]sched.Reported, error
 	}
 	out := make([]sched.Reported, 0, len(resp.GetWorkloads()))
 	for _, st := range resp.GetWorkloads() {
-		out = append(out, listed(st))
+		out = append(out, listed(st, n.Facts.Protocol == 0))
 	}
 	return out, nil
 }
 
-// Look implements leader.Inspector.
+// Look implements leader.Inspector: it reads the status of one workload on a node.
 func (a *Agents) Look(ctx context.Context, node, workload string) (sched.Reported, bool, error) {
-	_, c, err := a.agentOf(node)
+	n, c, err := a.agentOf(node)
 	if err != nil {
 		return sched.Reported{}, false, err
 	}
@@ -57,10 +57,10 @@ func (a *Agents) Look(ctx context.Context, node, workload string) (sched.Reporte
 	case deletedMeanwhile(resp.GetStatus()):
 		return sched.Reported{}, false, nil
 	}
-	return listed(resp.GetStatus()), true, nil
+	return listed(resp.GetStatus(), n.Facts.Protocol == 0), true, nil
 }
 
-// Actions implements leader.Inspector.
+// Actions implements leader.Inspector: it reads the agent's task history of a workload.
 func (a *Agents) Actions(ctx context.Context, node, workload string, limit int) ([]*commandv1.AgentAction, error) {
 	n, ok := a.store.View().Node(node)
 	if !ok {
@@ -71,18 +71,18 @@ func (a *Agents) Actions(ctx context.Context, node, workload string, limit int) 
 		return nil, fmt.Errorf("actions on node %s: %w", node, err)
 	}
 	if limit > 0 && len(acts) > limit {
-		acts = acts[:limit] // legacy v1 agents may ignore the limit
+		acts = acts[:limit] // legacy v1 agents may return more than the limit
 	}
 	out := make([]*commandv1.AgentAction, 0, len(acts))
 	for _, x := range acts {
 		out = append(out, &commandv1.AgentAction{
 			TaskId: x.GetTaskId(), Workload: x.GetWorkloadId(), ActionType: x.GetActionType(), Status: x.GetStatus(), Error: clip(x.GetError(), maxReportMessage),
-			// Legacy v1 agents send large negative numbers for "not yet".
+			// Legacy v1 agents send a large negative number for a time that has not come yet.
 			CreatedAt: max(0, x.GetCreatedAt()), StartedAt: max(0, x.GetStartedAt()), EndedAt: max(0, x.GetEndedAt()),
 		})
 	}
 	return out, nil
 }
 
-// unimplemented reports whether an agent does not know a call.
+// unimplemented reports whether err means that an agent does not have the call.
 func unimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }

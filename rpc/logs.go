@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// holder returns the node that a workload is assigned to in this replica's state. The state
-// reflects at least the index that the caller sends.
+// holder returns the node to which a workload is assigned, according to this replica's state. That state is
+// at least as new as the index that the caller sends.
 func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
 	var c call
 	if _, err := c.wish(ctx, nil); err != nil {
@@ -42,16 +42,21 @@ func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
 	return n, nil
 }
 
-// wholeLog is the longest time for reading a log that is not followed.
+// wholeLog is the longest time for which a log is read that is not followed.
 const wholeLog = 10 * time.Minute
 
-// Logs implements cluster.v1 by relaying the agent's stream.
+// Logs implements the call of cluster.v1: it relays a workload's log from the agent.
 func (s *Server) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServer) error {
 	ctx := out.Context()
 	n, err := s.holder(ctx, req.GetWorkloadId())
 	if err != nil {
 		return err
 	}
+	entry, err := s.enterNode(n.ID)
+	if err != nil {
+		return err
+	}
+	defer entry.Leave()
 	if !req.GetFollow() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, wholeLog)
@@ -81,8 +86,11 @@ func (s *Server) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServ
 	}
 }
 
-// ListActions implements cluster.v1.
+// ListActions implements the call of cluster.v1: it returns the agent's task history of a workload.
 func (s *Server) ListActions(ctx context.Context, req *clusterv1.ListActionsRequest) (*clusterv1.ListActionsResponse, error) {
+	if n := req.GetLimit(); n < 0 {
+		return nil, errorf(KindInvalid, "limit %d must be 0 or more; 0 means all", n)
+	}
 	n, err := s.holder(ctx, req.GetWorkloadId())
 	if err != nil {
 		return nil, err
@@ -102,7 +110,8 @@ func (s *Server) ListActions(ctx context.Context, req *clusterv1.ListActionsRequ
 	return out, nil
 }
 
-// unix converts Unix seconds. Legacy v1 agents send large negative numbers for "not yet".
+// unix converts Unix seconds. Legacy v1 agents send a large negative number for a time that has not come yet;
+// the result is then nil.
 func unix(sec int64) *timestamppb.Timestamp {
 	if sec <= 0 {
 		return nil

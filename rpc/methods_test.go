@@ -25,14 +25,16 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestPermissions compares the whole policy with a golden file: who may call which method, which
-// replica answers, and whether a call may be repeated. "own" means that a confined operator may
-// call it for its own namespace, see TestNamespaceRights.
+// TestPermissions compares the whole policy table with a golden file: for each method the permission that
+// people need, its callers, the replica that answers, and whether a call may be repeated. "own" means that an
+// operator whose rights are confined to namespaces may make the call for these namespaces, see
+// TestNamespaceRights.
 func TestPermissions(t *testing.T) {
-	columns := []struct {
+	type column struct {
 		name string
 		id   pki.Identity
-	}{
+	}
+	columns := []column{
 		{"anonymous", pki.Anonymous()},
 		{"admin", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "admin"}},
 		{"user", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "ada"}},
@@ -43,14 +45,30 @@ func TestPermissions(t *testing.T) {
 		{"gateway", pki.Identity{Cluster: "c", Role: pki.RoleGateway, ID: "g"}},
 		{"scheduler", pki.Identity{Cluster: "c", Role: pki.RoleScheduler, ID: "s"}},
 		{"nobody", pki.Identity{}},
+		// These users have no access level. Each has a bound role with the listed permissions.
+		{"read,deploy", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "custom"}},
+		{"deploy-in-shop", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "custom-in-shop"}},
+		{"trust", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "keys"}},
 	}
 	g := newGroup(t, 1)
-	for name, access := range map[string]string{"viewer": "viewer", "operator": "operator", "confined": "operator"} {
+	for name, access := range map[string]string{"viewer": "viewer", "operator": "operator", "confined": "operator", "custom": "none", "custom-in-shop": "none", "keys": "none"} {
 		g.do(&commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
 			Role: "user", Name: name, Access: access, KeySha256: make([]byte, 32), Fingerprint: strings.Repeat("0", 64), IssuedAt: 1, NotAfter: 2,
 		}}})
 	}
 	g.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: "shop", Users: []string{"confined"}}}})
+	for role, permissions := range map[string][]string{"ci": {"read", "deploy"}, "keys": {"trust"}} {
+		g.do(&commandv1.Command{Body: &commandv1.Command_PutRole{PutRole: &commandv1.PutRole{Name: role, Permissions: permissions}}})
+	}
+	for _, b := range []*commandv1.BindRole{
+		{Role: "ci", Kind: "user", Name: "custom", Everywhere: true}, {Role: "ci", Kind: "user", Name: "custom-in-shop", Namespaces: []string{"shop"}},
+		{Role: "keys", Kind: "user", Name: "keys", Everywhere: true},
+	} {
+		if r, ok := g.replicas[0].server.store.View().Role(b.GetRole()); ok {
+			b.RoleVersion = r.ModifyIndex
+		}
+		g.do(&commandv1.Command{Body: &commandv1.Command_BindRole{BindRole: b}})
+	}
 	s := g.replicas[0].server
 	var names []string
 	for service, info := range s.GRPC().GetServiceInfo() {
@@ -60,7 +78,7 @@ func TestPermissions(t *testing.T) {
 	}
 	slices.Sort(names)
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-66s %-7s %-10s", "method", "class", "repetition")
+	fmt.Fprintf(&b, "%-66s %-7s %-10s %-10s %-11s", "method", "class", "repetition", "permission", "namespaces")
 	for _, c := range columns {
 		fmt.Fprintf(&b, " %s", c.name)
 	}
@@ -70,12 +88,14 @@ func TestPermissions(t *testing.T) {
 		if !known {
 			t.Errorf("no rule for %s", full)
 		}
-		fmt.Fprintf(&b, "%-66s %-7s %-10s", full, [...]string{"local", "leader", "read"}[m.class], [...]string{"repeatable", "idempotent", "receipted", "once"}[m.repetition])
+		fmt.Fprintf(&b, "%-66s %-7s %-10s %-10s %-11s", full, [...]string{"local", "leader", "read"}[m.class],
+			[...]string{"repeatable", "idempotent", "receipted", "once"}[m.repetition], m.permission,
+			[...]string{"-", "clusterwide", "general", "namespaced"}[m.namespaces])
 		for _, c := range columns {
 			word := "yes"
 			if _, err := s.authorize(caller{id: c.id}, full); err != nil {
 				word = "-"
-			} else if c.name == "confined" && m.namespaces == namespaced {
+			} else if slices.Contains([]string{"confined", "deploy-in-shop"}, c.name) && m.namespaces == namespaced {
 				word = "own"
 			}
 			fmt.Fprintf(&b, " %-*s", len(c.name), word)
@@ -85,19 +105,19 @@ func TestPermissions(t *testing.T) {
 	golden(t, "permissions", "policy", b.String())
 	for full := range methods {
 		if !slices.Contains(names, full) && !strings.Contains(full, "reflection") && !strings.Contains(full, "Health/List") {
-			t.Errorf("a rule for %s, which is not served", full)
+			t.Errorf("the table has a row for %s, which is not served", full)
 		}
 	}
 }
 
-// TestClientsKnowWhatMayBeMadeAgain compares dial's classification of methods with the policy
-// table.
-func TestClientsKnowWhatMayBeMadeAgain(t *testing.T) {
+// TestDialAndPolicyAgreeOnRepeatableCalls: package dial (IsRead, Once) and the policy table agree on which
+// methods may be repeated.
+func TestDialAndPolicyAgreeOnRepeatableCalls(t *testing.T) {
 	for service, info := range newGroup(t, 1).replicas[0].server.GRPC().GetServiceInfo() {
 		for _, m := range info.Methods {
 			full := "/" + service + "/" + m.Name
 			repetition := methods[full].repetition
-			is(t, full+" is to be made once", dial.Once(full), repetition == once)
+			is(t, full+" is to be made only once", dial.Once(full), repetition == once)
 			if !m.IsClientStream && !m.IsServerStream {
 				is(t, full+" is a read", dial.IsRead(full), repetition == repeatable || full == controlv1.AgentControl_Heartbeat_FullMethodName)
 			}
@@ -106,23 +126,24 @@ func TestClientsKnowWhatMayBeMadeAgain(t *testing.T) {
 }
 
 func TestErrorsHaveTheirCodes(t *testing.T) {
-	is(t, "codes", len(kindCodes), int(KindNoAgent)+1)
-	for k := KindInternal; k <= KindNoAgent; k++ {
+	is(t, "codes", len(kindCodes), int(KindOtherRequest)+1)
+	for k := KindInternal; k <= KindOtherRequest; k++ {
 		err := errorf(k, "it is so")
 		if got := edge("try", err).(*Error).GRPCStatus(); got.Code() != kindCodes[k] || got.Message() != "try: it is so" {
 			t.Errorf("kind %d is %v", k, got)
 		}
 	}
 	around := edge("exec", fmt.Errorf("it was not opened: %w", errorf(KindNoLeader, "nobody leads")))
-	is(t, "what was said around an error", status.Convert(around).Message(), "exec: it was not opened: nobody leads")
+	is(t, "the text of an error that wraps another one is kept", status.Convert(around).Message(), "exec: it was not opened: nobody leads")
 	is(t, "its reason", dial.Reason(around), dial.ReasonNoLeader)
-	// A client must not mistake a dead agent for a dead replica and try every replica.
+	// An unreachable agent must not look like an unreachable replica, because a client would then try
+	// every replica.
 	is(t, "reason", dial.Reason(edge("logs", agentError("n1", status.Error(codes.Unavailable, "connection refused")))), dial.ReasonNoAgent)
-	is(t, "an agent's own refusal", edgeKind(agentError("n1", status.Error(codes.NotFound, "no such container"))), KindNotFound)
+	is(t, "a refusal by the agent itself", edgeKind(agentError("n1", status.Error(codes.NotFound, "no such container"))), KindNotFound)
 }
 
-// tlsGroup returns a group of two replicas with mutual TLS, and a function that dials a replica
-// with a given certificate.
+// tlsGroup returns a group of two replicas with mutual TLS, and a function that connects to replica i with
+// the certificate of an identity.
 func tlsGroup(t *testing.T, tune ...func(i int, c *Config)) (*group, func(i int, who string) *grpc.ClientConn) {
 	t.Helper()
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{
@@ -132,7 +153,7 @@ func tlsGroup(t *testing.T, tune ...func(i int, c *Config)) (*group, func(i int,
 	files := func(who string) *pki.Files {
 		p, found := set.Leaf[who]
 		if !found {
-			t.Fatalf("no certificate of %s", who)
+			t.Fatalf("there must be a certificate of %s, but there is none", who)
 		}
 		f, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key})
 		ok(t, err)
@@ -148,20 +169,20 @@ func tlsGroup(t *testing.T, tune ...func(i int, c *Config)) (*group, func(i int,
 	}
 }
 
-func TestIdentities(t *testing.T) {
+func TestCallsNameTheirCaller(t *testing.T) {
 	g, as := tlsGroup(t)
 	apply := func(ctx context.Context, i int, who string) error {
 		return second(controlv1.NewAgentControlClient(as(i, who)).ApplyWorkload(ctx, web("w")))
 	}
 	admin := "persys://c1/user/admin"
 	for i, where := range []string{"leader", "follower"} {
-		t.Run("the caller's identity is in the audit line, asked at the "+where, func(t *testing.T) {
+		t.Run("the head of a command names the caller, asked at the "+where, func(t *testing.T) {
 			ok(t, apply(ctxFor(t), i, "user/admin"))
 			if by := g.lastBy(); !strings.HasPrefix(by, admin) {
-				t.Errorf("by %q, want %s", by, admin)
+				t.Errorf("the record names %q, want %s", by, admin)
 			}
 		})
-		t.Run("an agent beats for itself only, asked at the "+where, func(t *testing.T) {
+		t.Run("an agent sends heartbeats only for itself, asked at the "+where, func(t *testing.T) {
 			c := controlv1.NewAgentControlClient(as(i, "agent/a"))
 			_, err := c.Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 			ok(t, err)
@@ -175,27 +196,27 @@ func TestIdentities(t *testing.T) {
 			code(t, apply(ctxFor(t), i, "agent/a"), codes.PermissionDenied)
 		})
 	}
-	t.Run("a forwarded identity is believed from a scheduler", func(t *testing.T) {
+	t.Run("a forwarded identity is accepted from a scheduler", func(t *testing.T) {
 		ok(t, apply(with(t, dial.KeyHop, "1", dial.KeyForwardedIdentity, "persys://c1/user/admin?cn=Ada"), 0, "scheduler/s1"))
 		if by := g.lastBy(); !strings.Contains(by, "Ada") {
-			t.Errorf("by %q", by)
+			t.Errorf("the record names %q", by)
 		}
 	})
 	t.Run("a forwarded identity is judged by its own rights", func(t *testing.T) {
 		code(t, apply(with(t, dial.KeyForwardedIdentity, "persys://c1/agent/a"), 0, "scheduler/s1"), codes.PermissionDenied)
 	})
-	t.Run("a forwarded identity is refused from anybody else", func(t *testing.T) {
+	t.Run("a forwarded identity from a caller that is no scheduler is refused", func(t *testing.T) {
 		for _, who := range []string{"agent/a", "user/ada", "gateway/g"} {
 			code(t, apply(with(t, dial.KeyForwardedIdentity, admin), 0, who), codes.PermissionDenied)
 		}
 	})
-	t.Run("a forwarded identity that is none is refused", func(t *testing.T) {
+	t.Run("a malformed forwarded identity is refused", func(t *testing.T) {
 		code(t, apply(with(t, dial.KeyForwardedIdentity, "root"), 0, "scheduler/s1"), codes.InvalidArgument)
 	})
-	t.Run("a scheduler by itself applies nothing", func(t *testing.T) {
+	t.Run("a scheduler may not apply on its own behalf", func(t *testing.T) {
 		code(t, apply(ctxFor(t), 0, "scheduler/s1"), codes.PermissionDenied)
 	})
-	t.Run("the cluster key is for schedulers", func(t *testing.T) {
+	t.Run("only schedulers get the cluster key", func(t *testing.T) {
 		r, err := clusterv1.NewClusterClient(as(0, "scheduler/s1")).ClusterKey(ctxFor(t), &clusterv1.ClusterKeyRequest{})
 		ok(t, err)
 		is(t, "a key", r.GetExported() != "", true)
@@ -204,7 +225,7 @@ func TestIdentities(t *testing.T) {
 			code(t, err, codes.PermissionDenied)
 		}
 	})
-	t.Run("messages of a stream are judged one by one", func(t *testing.T) {
+	t.Run("each message of a stream is judged", func(t *testing.T) {
 		s, err := controlv1.NewAgentControlClient(as(1, "agent/a")).ControlStream(ctxFor(t))
 		ok(t, err)
 		ok(t, s.Send(&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Apply{Apply: web("w")}}))
@@ -216,7 +237,7 @@ func TestIdentities(t *testing.T) {
 		ok(t, err)
 		is(t, "heartbeat", m.GetHeartbeatResult().GetAcknowledged(), true)
 	})
-	t.Run("the health service is for everybody", func(t *testing.T) {
+	t.Run("every caller may use the health service", func(t *testing.T) {
 		for _, want := range []healthpb.HealthCheckResponse_ServingStatus{healthpb.HealthCheckResponse_NOT_SERVING, healthpb.HealthCheckResponse_SERVING} {
 			g.replicas[0].server.SetServing(want == healthpb.HealthCheckResponse_SERVING)
 			for _, service := range []string{"", "persys.control.v1.AgentControl", "persys.cluster.v1.Cluster"} {
@@ -242,14 +263,14 @@ func TestIdentities(t *testing.T) {
 		}
 		for service := range g.replicas[1].server.GRPC().GetServiceInfo() {
 			if !slices.Contains(names, service) {
-				t.Errorf("%s is served and not shown", service)
+				t.Errorf("service %s is served, so reflection must list it, but does not", service)
 			}
 		}
 		file := ask(&reflectpb.ServerReflectionRequest{MessageRequest: &reflectpb.ServerReflectionRequest_FileContainingSymbol{
 			FileContainingSymbol: controlv1.AgentControl_ServiceDesc.ServiceName,
 		}}).GetFileDescriptorResponse().GetFileDescriptorProto()
 		if len(file) == 0 {
-			t.Error("it has no file for AgentControl")
+			t.Error("reflection must return the file of AgentControl, but did not")
 		}
 		ok(t, st.CloseSend())
 	})
@@ -262,7 +283,7 @@ func TestInsecureIgnoresForwardedIdentities(t *testing.T) {
 	is(t, "by", g.lastBy(), anonymous)
 }
 
-// golden compares a table with testdata/name.golden. It ignores blanks at the ends of lines.
+// golden compares a table with the file testdata/<name>.golden, ignoring blanks at the ends of lines.
 func golden(t *testing.T, name, what, table string) {
 	t.Helper()
 	lines := strings.Split(table, "\n")

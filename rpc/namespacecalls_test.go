@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,8 +18,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// attempts lists the calls that a confined user may make, each on the workload "theirs" of
-// namespace b. Each reports whether the workload was seen or changed, or the error.
+// attempts lists the calls that a user confined to namespaces may make. Each call is made about the
+// workload "theirs" of namespace b, and returns whether the workload was seen or changed, or an
+// error.
 var attempts = []struct {
 	full string
 	do   func(ctx context.Context, c controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error)
@@ -81,8 +83,32 @@ var attempts = []struct {
 	{clusterv1.Cluster_GetRollout_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.GetRollout(ctx, &clusterv1.GetRolloutRequest{Group: "rolls"}))
 	}},
+	{clusterv1.Cluster_StartRun_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.StartRun(ctx, &clusterv1.StartRunRequest{WorkloadId: "theirs"}))
+	}},
 	{clusterv1.Cluster_SetRollout_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.SetRollout(ctx, &clusterv1.SetRolloutRequest{Group: "rolls", Action: "pause"}))
+	}},
+	{clusterv1.Cluster_ScaleGroup_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.ScaleGroup(ctx, &clusterv1.ScaleGroupRequest{Group: "rolls", Count: 1}))
+	}},
+	{clusterv1.Cluster_Audit_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		s, err := k.Audit(ctx, &clusterv1.AuditRequest{})
+		if err != nil {
+			return false, err
+		}
+		for {
+			r, err := s.Recv()
+			if errors.Is(err, io.EOF) {
+				return false, nil
+			}
+			if err != nil {
+				return false, err
+			}
+			if r.GetWorkloadId() == "theirs" || r.GetNamespace() == "b" {
+				return true, nil
+			}
+		}
 	}},
 	{clusterv1.Cluster_ListDrifts_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		r, err := k.ListDrifts(ctx, &clusterv1.ListDriftsRequest{})
@@ -93,6 +119,14 @@ var attempts = []struct {
 		seen := false
 		for _, n := range r.GetNamespaces() {
 			seen = seen || n.GetName() == "b"
+		}
+		return seen, err
+	}},
+	{clusterv1.Cluster_ListPolicies_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		r, err := k.ListPolicies(ctx, &clusterv1.ListPoliciesRequest{})
+		seen := false
+		for _, p := range r.GetPolicies() {
+			seen = seen || slices.Contains(p.GetNamespaces(), "b")
 		}
 		return seen, err
 	}},
@@ -171,23 +205,24 @@ var attempts = []struct {
 
 func done[T any](_ T, err error) (bool, error) { return err == nil, err }
 
-// newer returns a new specification of "theirs".
+// newer returns a request that applies the workload "theirs" with another image.
 func newer(tag string) *controlv1.ApplyWorkloadRequest {
 	r := web("theirs")
 	r.GetSpec().GetContainer().Image = "nginx:" + tag
 	return r
 }
 
-// TestEveryCallIsJudgedByNamespace: every served method has a namespace rule. Each namespaced
-// method hides workloads of other namespaces from confined users, and works for users of the
+// TestEveryCallIsJudgedByNamespace: every served method has a namespace rule. Each method with the rule
+// namespaced hides workloads of other namespaces from confined users, and works for users of the workload's
 // namespace.
 func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 	g, as := spaces(t)
+	ok(t, second(clusterv1.NewClusterClient(as(0, "user/admin")).BindPolicy(ctxFor(t), &clusterv1.BindPolicyRequest{Policy: "privileged", Namespace: "b"})))
 	r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), webIn("theirs", "b"))
 	ok(t, inBand(r, err))
 	for _, image := range []string{"nginx:1", "nginx:2"} {
-		rolls := webIn("rolls", "b") // its members wait for their turn
-		rolls.Spec.Count, rolls.Spec.Group, rolls.Spec.Update = 2, "", &controlv1.UpdateStrategy{}
+		rolls := webIn("rolls", "b") // a group whose members are updated one after another
+		rolls.Spec.Count, rolls.Spec.Group, rolls.Spec.Update = new(int32(2)), "", &controlv1.UpdateStrategy{}
 		rolls.Spec.GetContainer().Image, rolls.Spec.GetContainer().Ports = image, nil
 		ok(t, inBand(controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), rolls)))
 	}
@@ -207,9 +242,9 @@ func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 			full := "/" + service + "/" + m.Name
 			switch {
 			case methods[full].namespaces == unclassified:
-				t.Errorf("%s: nobody has said what it is to who acts in some namespaces only (reaches)", full)
+				t.Errorf("%s: the row in the table of methods must have a namespace rule, but has none", full)
 			case (methods[full].namespaces == namespaced) != tried[full]:
-				t.Errorf("%s: it is judged by namespaces, and not among the attempts here, or the other way round", full)
+				t.Errorf("%s: methods with the rule namespaced, and only these, must be tried in this test", full)
 			}
 		}
 	}
@@ -218,16 +253,16 @@ func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 		cc := map[string]*grpc.ClientConn{"ada": as(1, "user/ada"), "bob": as(1, "user/bob")}[who]
 		for _, a := range attempts {
 			seen, err := a.do(ctxFor(t), controlv1.NewAgentControlClient(cc), clusterv1.NewClusterClient(cc))
-			denied := err != nil && strings.Contains(err.Error(), "acts only in")
+			denied := err != nil && (strings.Contains(err.Error(), "acts only in") || strings.Contains(err.Error(), "has rights only in"))
 			switch {
 			case who == "ada" && (seen || err != nil && !denied):
-				t.Errorf("%s: ada, of namespace a: seen %v, %v", a.full, seen, err)
+				t.Errorf("%s: ada of namespace a must not reach the workload; it was seen: %v, error %v", a.full, seen, err)
 			case who == "bob" && (denied || err == nil && !seen):
-				t.Errorf("%s: bob, of namespace b: seen %v, %v", a.full, seen, err)
+				t.Errorf("%s: bob of namespace b must reach the workload; it was seen: %v, error %v", a.full, seen, err)
 			}
 		}
 		if now, _ := g.view().Workload("theirs"); who == "ada" && now != before {
-			t.Error("ada has touched it")
+			t.Error("ada must not change a workload of namespace b, but did")
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/persys/compute/access"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
@@ -16,13 +17,13 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// maxNarrow is the most namespaces that a call may limit itself to.
+// maxNarrow is the maximum number of namespaces to which a caller can limit a call.
 const maxNarrow = 64
 
-// onBehalf reads the user for whom a gateway calls, and the namespaces to which the caller limits
-// the call. Namespaces are accepted from every caller, because they only remove rights. The user
-// appears in the history, so it is accepted from gateways only.
-func onBehalf(ctx context.Context, c *caller) error {
+// onBehalf reads from the metadata the user on whose behalf a gateway calls, and the namespaces to which the
+// caller limits the call. The namespaces are accepted from every caller, because they can only take rights
+// away. The user is shown in the history, so it is accepted only from gateways.
+func (s *Server) onBehalf(ctx context.Context, c *caller) error {
 	if v := told(ctx, dial.KeyNamespaces); v != "" {
 		c.narrow = strings.Split(v, ",")
 		if len(c.narrow) > maxNarrow {
@@ -30,11 +31,23 @@ func onBehalf(ctx context.Context, c *caller) error {
 		}
 	}
 	v, user := told(ctx, dial.KeyOnBehalf), told(ctx, dial.KeyUser)
-	if v == "" && user == "" {
+	a, isAccount, err := accountOf(ctx)
+	switch {
+	case err != nil:
+		return err
+	case isAccount && v+user != "":
+		return errorf(KindInvalid, "the call names an account and a user: %s and %s exclude %s and %s", dial.KeyAccount, dial.KeyAccountToken, dial.KeyOnBehalf, dial.KeyUser)
+	case isAccount:
+		err = s.actsAs(c, a)
+		if from := told(ctx, dial.KeyFrom); err == nil && from != "" && !c.relayed {
+			c.from = clipFrom(from)
+		}
+		return err
+	case v+user == "":
 		return nil
 	}
 	if c.id.Role != pki.RoleGateway {
-		return errorf(KindPermission, "%s %q may not act for others: only gateways may send %s and %s", c.id.Role, c.id.ID, dial.KeyOnBehalf, dial.KeyUser)
+		return errorf(KindPermission, "%s %q may not call on behalf of others: only gateways may send %s and %s", c.id.Role, c.id.ID, dial.KeyOnBehalf, dial.KeyUser)
 	}
 	if from := told(ctx, dial.KeyFrom); from != "" && !c.relayed {
 		c.from = clipFrom(from)
@@ -43,7 +56,13 @@ func onBehalf(ctx context.Context, c *caller) error {
 		if !isTokenUser(user) {
 			return errorf(KindInvalid, "%s %q must be oidc:, the issuer's URL, # and the subject, %d bytes at most", dial.KeyUser, clip(user, 128), maxTokenUser)
 		}
-		c.user = user
+		c.user, c.access = user, told(ctx, dial.KeyAccess)
+		if c.groups, err = dial.DecodeGroups(told(ctx, dial.KeyGroups)); err != nil {
+			return errorf(KindInvalid, "%s: %w", dial.KeyGroups, err)
+		}
+		if _, ok := access.Builtin(c.access); !ok && c.access != "" && c.access != fsm.AccessNone {
+			return errorf(KindInvalid, "%s %q must be %s or %s", dial.KeyAccess, clip(c.access, 128), strings.Join(access.Builtins(), ", "), fsm.AccessNone)
+		}
 		return nil
 	}
 	id, err := pki.ParseIdentity(v)
@@ -63,16 +82,16 @@ func onBehalf(ctx context.Context, c *caller) error {
 
 const maxTokenUser = 512
 
-// isTokenUser reports whether v is a valid value of KeyUser. No identity has this form.
+// isTokenUser reports whether v is a valid value of KeyUser, whose form differs from that of identities.
 func isTokenUser(v string) bool {
 	rest, ok := strings.CutPrefix(v, "oidc:")
 	_, subject, named := strings.Cut(rest, "#")
 	return ok && named && subject != "" && len(v) <= maxTokenUser && !strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// standing refuses the user of a gateway if the user's identity is revoked or belongs to another
-// cluster. The gateway may not know of the revocation. A gateway that serves several clusters
-// trusts the CAs of all of them, so it may present a user of another cluster.
+// standing returns an error if the identity of a gateway's user is revoked or belongs to another cluster. The
+// gateway may not know of the revocation. A gateway that serves several clusters trusts the CAs of all of
+// them, so it may send a user of another cluster.
 func (s *Server) standing(c caller) error {
 	if c.behalf.IsZero() {
 		return nil
@@ -86,39 +105,37 @@ func (s *Server) standing(c caller) error {
 	return nil
 }
 
-// scopeOfCaller returns the namespaces in which a caller may act now. Admins may act in all.
-func (s *Server) scopeOfCaller(c caller) namespaceScope {
-	id := c.id
-	if !c.behalf.IsZero() {
-		id = c.behalf
+// scopeOfCaller returns the namespaces in which a caller has a permission. A machine that calls for itself
+// has it in all namespaces.
+func (s *Server) scopeOfCaller(c caller, p access.Permission) access.Scope {
+	out := access.Everywhere()
+	if grants, person := s.grantsOf(c); person {
+		out = access.Where(grants, p)
 	}
-	var out namespaceScope
-	if id.Role == pki.RoleUser && s.rolesOf(id)&admins == 0 {
-		out = scopeOfNames(s.store.View().NamespacesOf(id.ID))
-	}
-	return out.narrow(c.narrow)
+	return out.Narrow(c.narrow)
 }
 
-// scopeOf returns the namespaces in which the caller of a call may act now.
-func (s *Server) scopeOf(ctx context.Context) namespaceScope {
-	return s.scopeOfCaller(callOf(ctx).caller)
+// scopeOf returns the namespaces in which the caller has the permission that the call needs.
+func (s *Server) scopeOf(ctx context.Context) access.Scope {
+	c := callOf(ctx)
+	return s.scopeOfCaller(c.caller, c.permission)
 }
 
-// checkNamespaces applies the namespace rule of a method to a caller who is confined to namespaces.
-func (s *Server) checkNamespaces(c caller, m method) error {
-	in := s.scopeOfCaller(c)
+// checkNamespaces applies the namespace rule of a method to a caller. in are the namespaces in which the
+// caller has the permission.
+func checkNamespaces(c caller, m method, in access.Scope) error {
 	switch {
-	case in.everywhere() || m.namespaces == general:
+	case in.Everywhere() || m.namespaces == general:
 		return nil
-	case in.nowhere():
-		return errorf(KindPermission, "%s %q may act in none of the namespaces that the call is limited to: %s", c.id.Role, c.id.ID, strings.Join(c.narrow, ", "))
+	case in.Nowhere():
+		return errorf(KindPermission, "%s has rights in none of the namespaces to which the call is limited: %s", c.person(), strings.Join(c.narrow, ", "))
 	case m.namespaces != namespaced:
-		return errorf(KindPermission, "%s %q acts only in %s and may not %s, which concerns the whole cluster", c.id.Role, c.id.ID, in, m.op)
+		return errorf(KindPermission, "%s has rights only in %s and may not %s, which concerns the whole cluster", c.person(), in, m.op)
 	}
 	return nil
 }
 
-// visible returns a workload if the caller may see it.
+// visible returns the workload with this id if the caller may see it, and otherwise an error.
 func (s *Server) visible(ctx context.Context, v fsm.View, id string) (*fsm.Workload, error) {
 	w, ok := v.Workload(id)
 	if !ok {
@@ -127,19 +144,20 @@ func (s *Server) visible(ctx context.Context, v fsm.View, id string) (*fsm.Workl
 	return w, s.within(ctx, w)
 }
 
-// within refuses a workload in a namespace that is outside of the caller's scope.
+// within returns an error if a workload is in a namespace in which the caller has no rights.
 func (s *Server) within(ctx context.Context, w *fsm.Workload) error {
-	if in := s.scopeOf(ctx); !in.has(w.In()) {
+	if in := s.scopeOf(ctx); !in.Has(w.In()) {
 		c := callOf(ctx)
-		return errorf(KindPermission, "workload %q is in namespace %q, and %s %q acts only in %s", w.ID, w.In(), c.id.Role, c.id.ID, in)
+		return errorf(KindPermission, "workload %q is in namespace %q, and %s %q has rights only in %s", w.ID, w.In(), c.id.Role, c.id.ID, in)
 	}
 	return nil
 }
 
-// nowhere stands for an empty scope in the head of a command. It is not a valid namespace name.
+// nowhere in the head of a command means that the caller has rights in no namespace. It is not a valid name
+// of a namespace.
 const nowhere = "-"
 
-// ListNamespaces implements cluster.v1.
+// ListNamespaces implements the call of cluster.v1.
 func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespacesRequest) (*clusterv1.ListNamespacesResponse, error) {
 	r, err := s.read(ctx)
 	if err != nil {
@@ -148,8 +166,8 @@ func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespac
 	in := s.scopeOf(ctx)
 	out := &clusterv1.ListNamespacesResponse{Index: r.index}
 	if name := req.GetName(); name != "" {
-		if !in.has(name) {
-			return nil, errorf(KindPermission, "%s acts only in %s, not in namespace %q", callOf(ctx).who(), in, clip(name, 128))
+		if !in.Has(name) {
+			return nil, errorf(KindPermission, "%s has rights only in %s, not in namespace %q", callOf(ctx).who(), in, clip(name, 128))
 		}
 		n, ok := r.Namespace(name)
 		if !ok {
@@ -159,7 +177,7 @@ func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespac
 		return out, nil
 	}
 	r.Namespaces(func(n *fsm.Namespace) bool {
-		if in.has(n.Name) {
+		if in.Has(n.Name) {
 			out.Namespaces = append(out.Namespaces, namespaceView(r, n))
 		}
 		return true
@@ -171,7 +189,7 @@ func namespaceView(v fsm.View, n *fsm.Namespace) *clusterv1.Namespace {
 	used := v.UseOf(n.Name).Amounts
 	out := &clusterv1.Namespace{
 		Name: n.Name, Description: n.Description, Quota: amountsView(n.Quota), Used: amountsView(used), OverQuota: used.Over(n.Quota),
-		Users: n.Users, UpdatedBy: n.UpdatedBy, Version: n.ModifyIndex,
+		Users: n.Users, UpdatedBy: n.UpdatedBy, Version: n.ModifyIndex, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling,
 	}
 	if n.CreatedAt > 0 {
 		out.CreatedAt, out.UpdatedAt = timestamppb.New(time.Unix(0, n.CreatedAt)), timestamppb.New(time.Unix(0, n.UpdatedAt))
@@ -183,13 +201,18 @@ func amountsView(a quota.Amounts) *clusterv1.NamespaceAmounts {
 	return &clusterv1.NamespaceAmounts{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads}
 }
 
-// PutNamespace implements cluster.v1.
+// PutNamespace implements the call of cluster.v1.
 func (s *Server) PutNamespace(ctx context.Context, req *clusterv1.PutNamespaceRequest) (*clusterv1.NamespaceResponse, error) {
 	q := req.GetQuota()
-	r, err := s.aboutNamespace(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{
+	put := &commandv1.PutNamespace{
 		Name: req.GetName(), Description: req.GetDescription(), Users: req.GetUsers(), Release: req.GetRelease(), IfVersion: req.IfVersion,
+		MaxPriority: req.GetMaxPriority(), AllowScaling: req.GetAllowScaling(),
 		Quota: &commandv1.Quota{CpuMillicores: q.GetCpuMillicores(), MemoryMib: q.GetMemoryMib(), DiskGb: q.GetDiskGb(), Workloads: q.GetWorkloads()},
-	}}})
+	}
+	if err := s.mayChangeUsers(ctx, put); err != nil {
+		return nil, err
+	}
+	r, err := s.aboutNamespace(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: put}})
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +227,7 @@ func (s *Server) PutNamespace(ctx context.Context, req *clusterv1.PutNamespaceRe
 	return out, nil
 }
 
-// DeleteNamespace implements cluster.v1.
+// DeleteNamespace implements the call of cluster.v1.
 func (s *Server) DeleteNamespace(ctx context.Context, req *clusterv1.DeleteNamespaceRequest) (*clusterv1.DeleteNamespaceResponse, error) {
 	r, err := s.aboutNamespace(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DeleteNamespace{
 		DeleteNamespace: &commandv1.DeleteNamespace{Name: req.GetName()},

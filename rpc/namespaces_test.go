@@ -20,17 +20,17 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// webIn returns web in a namespace.
+// webIn returns a request that applies a container in a namespace.
 func webIn(id, namespace string) *controlv1.ApplyWorkloadRequest {
 	r := web(id)
 	r.Spec.Namespace = namespace
 	return r
 }
 
-// spaces returns a group with TLS and the namespaces a, which lists ada, and b.
-func spaces(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
+// spaces returns a group of replicas with TLS and two namespaces: a, whose user is ada, and b.
+func spaces(t *testing.T, tune ...func(int, *Config)) (*group, func(i int, who string) *grpc.ClientConn) {
 	t.Helper()
-	g, as := tlsGroup(t)
+	g, as := tlsGroup(t, tune...)
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
 	for name, users := range map[string][]string{"a": {"ada"}, "b": {"bob"}} {
 		ok(t, second(admin.PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: name, Users: users})))
@@ -38,8 +38,7 @@ func spaces(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
 	return g, as
 }
 
-// rights lists the calls on one workload. They run in this order, so that the workload still
-// exists at each call.
+// rights lists the calls on one workload. Their order is such that the workload still exists at each call.
 var rights = []struct {
 	name string
 	do   func(ctx context.Context, c *grpc.ClientConn, id, namespace string) error
@@ -117,7 +116,7 @@ var rights = []struct {
 	}},
 }
 
-// inBand returns an error for an apply that was refused in its response.
+// inBand returns the refusal that the response to an apply contains, as an error; err if there is none.
 func inBand(r *controlv1.ApplyWorkloadResponse, err error) error {
 	if err == nil && !r.GetSuccess() {
 		return errors.New(r.GetErrorMessage())
@@ -125,8 +124,8 @@ func inBand(r *controlv1.ApplyWorkloadResponse, err error) error {
 	return err
 }
 
-// TestNamespaceRights compares the rights of each user on workloads of each namespace with a golden
-// file. The calls go to a follower. Unknown is a refusal in a response.
+// TestNamespaceRights compares the rights of each user on the workloads of each namespace with a golden file.
+// The calls are made to a follower. In the golden file, Unknown stands for a refusal within a response.
 func TestNamespaceRights(t *testing.T) {
 	g, as := spaces(t)
 	columns := []struct {
@@ -171,8 +170,8 @@ func TestNamespaceRights(t *testing.T) {
 		sessions = sessions || mine && e.Type == fsm.EventCallRefused && strings.Contains(e.Message, `namespace "b"`)
 		return true
 	})
-	is(t, "a refused change is an event with who, from where and why", refused, true)
-	is(t, "a refused session too", sessions, true)
+	is(t, "the refusal of a change is recorded with the caller, the address and the reason", refused, true)
+	is(t, "the refusal of a session is recorded", sessions, true)
 }
 
 func TestNamespacesAreSeen(t *testing.T) {
@@ -192,7 +191,7 @@ func TestNamespacesAreSeen(t *testing.T) {
 		return strings.Join(out, " ")
 	}
 	is(t, "an admin sees", list(admin, ""), "a/mine default/old b/theirs")
-	is(t, "of default", list(admin, "default"), "default/old")
+	is(t, "workloads of the namespace default", list(admin, "default"), "default/old")
 	is(t, "ada sees", list(ada, ""), "a/mine")
 	t.Run("events", func(t *testing.T) {
 		s, err := clusterv1.NewClusterClient(ada).Events(ctxFor(t), &clusterv1.EventsRequest{})
@@ -216,7 +215,7 @@ func TestNamespacesAreSeen(t *testing.T) {
 		is(t, "first", m.GetWorkload().GetWorkloadId(), "mine")
 		m, err = s.Recv()
 		ok(t, err)
-		is(t, "and no more", m.GetSynced(), true)
+		is(t, "whether the list is complete", m.GetSynced(), true)
 		for _, id := range []string{"theirs", "mine"} {
 			ok(t, second(controlv1.NewAgentControlClient(admin).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: id})))
 		}
@@ -224,7 +223,7 @@ func TestNamespacesAreSeen(t *testing.T) {
 		ok(t, err)
 		is(t, "the next change", m.GetWorkload().GetWorkloadId(), "mine")
 	})
-	t.Run("namespaces, with what is used", func(t *testing.T) {
+	t.Run("namespaces with what they use", func(t *testing.T) {
 		r, err := clusterv1.NewClusterClient(ada).ListNamespaces(ctxFor(t), &clusterv1.ListNamespacesRequest{})
 		ok(t, err)
 		is(t, "ada's", len(r.GetNamespaces()), 1)
@@ -233,7 +232,7 @@ func TestNamespacesAreSeen(t *testing.T) {
 		is(t, "all", len(r.GetNamespaces()), 3)
 		is(t, "default uses", r.GetNamespaces()[2].GetUsed().GetCpuMillicores(), 100)
 	})
-	t.Run("nobody but a gateway acts for others", func(t *testing.T) {
+	t.Run("only a gateway may call on behalf of users", func(t *testing.T) {
 		for _, who := range []string{"user/ada", "user/admin", "agent/a"} {
 			_, err := controlv1.NewAgentControlClient(as(0, who)).ListNodes(with(t, dial.KeyOnBehalf, "persys://c1/user/admin"), &controlv1.ListNodesRequest{})
 			code(t, err, codes.PermissionDenied)
@@ -241,7 +240,7 @@ func TestNamespacesAreSeen(t *testing.T) {
 		_, err := controlv1.NewAgentControlClient(as(0, "gateway/g")).ListNodes(with(t, dial.KeyOnBehalf, "persys://c1/gateway/g"), &controlv1.ListNodesRequest{})
 		code(t, err, codes.InvalidArgument)
 	})
-	t.Run("a gateway gives nobody more than it may by itself", func(t *testing.T) {
+	t.Run("a gateway's user gets no more rights than the gateway has", func(t *testing.T) {
 		viewer(g, "vera")
 		_, err := controlv1.NewAgentControlClient(as(0, "gateway/g")).ApplyWorkload(with(t, dial.KeyOnBehalf, "persys://c1/user/vera"), web("w"))
 		code(t, err, codes.PermissionDenied)
@@ -252,13 +251,14 @@ func TestNamespacesAreSeen(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a gateway does not take a user of another cluster for one of this", func(t *testing.T) {
+	t.Run("a user of another cluster is refused through a gateway", func(t *testing.T) {
 		_, err := controlv1.NewAgentControlClient(as(0, "gateway/g")).ListNodes(with(t, dial.KeyOnBehalf, "persys://c2/user/admin"), &controlv1.ListNodesRequest{})
 		code(t, err, codes.PermissionDenied)
 	})
 }
 
-// TestQuotaInBand: a refusal by a quota is a response with the figures, and a plan predicts it.
+// TestQuotaInBand: if a quota refuses an apply, the response contains the figures, and a plan predicts the
+// refusal.
 func TestQuotaInBand(t *testing.T) {
 	g := newGroup(t, 1)
 	limited := &clusterv1.PutNamespaceRequest{Name: "a", Quota: &clusterv1.NamespaceAmounts{CpuMillicores: 250}}
@@ -268,7 +268,7 @@ func TestQuotaInBand(t *testing.T) {
 	ok(t, err)
 	is(t, "quota", p.GetNamespace().GetQuota().GetCpuMillicores(), 250)
 	three := webIn("w", "a")
-	three.Spec.Count = 3
+	three.Spec.Count = new(int32(3))
 	const why = `over the quota of namespace "a": cpu_millicores: 0 used, 300 more asked for, limit 250`
 	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{three}})
 	ok(t, err)
@@ -278,7 +278,7 @@ func TestQuotaInBand(t *testing.T) {
 	is(t, "success", r.GetSuccess(), false)
 	is(t, "reason", r.GetFailureReason(), controlv1.FailureReason_INSUFFICIENT_RESOURCES)
 	is(t, "message", r.GetErrorMessage(), why)
-	three.Spec.Count = 2
+	three.Spec.Count = new(int32(2))
 	r, err = g.control(0).ApplyWorkload(ctxFor(t), three)
 	ok(t, inBand(r, err))
 	n, err := g.cluster(0).ListNamespaces(ctxFor(t), &clusterv1.ListNamespacesRequest{Name: "a"})

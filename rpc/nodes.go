@@ -1,21 +1,26 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/persys/compute/access"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
 
-// maxPage is the largest page_size. Legacy v1 clients send none and get the whole list.
+// maxPage is the maximum page_size. Legacy v1 clients send no page_size and get the whole list.
 const maxPage = 10_000
 
 func pageSize(n int32) (int, error) {
@@ -25,11 +30,14 @@ func pageSize(n int32) (int, error) {
 	return int(n), nil
 }
 
-// ListNodes implements control.v1. The list is ordered by id; page_token is the last id of the
+// ListNodes implements the call of control.v1. The list is ordered by id; page_token is the last id of the
 // previous page.
 func (s *Server) ListNodes(ctx context.Context, req *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
 	size, err := pageSize(req.GetPageSize())
 	if err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(validToken(req.GetPageToken()), knownWord("status", req.GetStatus(), fsm.NodeStatuses(), "Active", "Unknown")); err != nil {
 		return nil, err
 	}
 	r, err := s.read(ctx)
@@ -51,7 +59,7 @@ func (s *Server) ListNodes(ctx context.Context, req *controlv1.ListNodesRequest)
 	return out, nil
 }
 
-// GetNode implements control.v1.
+// GetNode implements the call of control.v1.
 func (s *Server) GetNode(ctx context.Context, req *controlv1.GetNodeRequest) (*controlv1.GetNodeResponse, error) {
 	if strings.TrimSpace(req.GetNodeId()) == "" {
 		return nil, errorf(KindInvalid, "node_id must not be blank")
@@ -67,7 +75,7 @@ func (s *Server) GetNode(ctx context.Context, req *controlv1.GetNodeRequest) (*c
 	return &controlv1.GetNodeResponse{Node: s.nodeView(r, n), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
 }
 
-// nodeView returns a node with data that only the leader has: usage, lease and last heartbeat.
+// nodeView returns a node with the data that only the leader has: resource usage, lease and last heartbeat.
 func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 	out := spec.NodeView(n, v.Alloc(n.ID))
 	if used, ok := s.leader.UsageOf(n.ID); ok && n.Up {
@@ -93,7 +101,7 @@ func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 
 var errBlankNode = errorf(KindInvalid, "node_id must not be blank")
 
-// nodeAction commits one command about a node and returns the new view of the node.
+// nodeAction commits one command about a node and returns the node as it is afterwards.
 func (s *Server) nodeAction(ctx context.Context, id, request string, c *commandv1.Command) (*clusterv1.NodeActionResponse, error) {
 	if id == "" {
 		return nil, errBlankNode
@@ -113,14 +121,72 @@ func (s *Server) nodeAction(ctx context.Context, id, request string, c *commandv
 	return out, nil
 }
 
-// CordonNode implements cluster.v1.
+// CordonNode implements the call of cluster.v1.
 func (s *Server) CordonNode(ctx context.Context, req *clusterv1.CordonNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_CordonNode{
 		CordonNode: &commandv1.CordonNode{Id: req.GetNodeId(), On: req.GetOn()},
 	}})
 }
 
-// DrainNode implements cluster.v1. With preview it only returns the moves that it would make.
+// LabelNode implements the call of cluster.v1.
+func (s *Server) LabelNode(ctx context.Context, req *clusterv1.LabelNodeRequest) (*clusterv1.NodeActionResponse, error) {
+	c := &commandv1.LabelNode{Id: req.GetNodeId()}
+	for _, k := range slices.Sorted(maps.Keys(req.GetLabels())) {
+		c.Labels = append(c.Labels, &commandv1.NodeLabel{Key: k, Value: req.GetLabels()[k]})
+	}
+	for _, k := range req.GetRemove() {
+		c.Labels = append(c.Labels, &commandv1.NodeLabel{Key: k, Removed: true})
+	}
+	if fault := bounds.LabelNodeFault(c); fault != "" {
+		return nil, errorf(KindInvalid, "%s", fault)
+	}
+	if err := s.mayLabel(ctx, c); err != nil {
+		return nil, err
+	}
+	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_LabelNode{LabelNode: c}})
+}
+
+// mayLabel returns an error if the caller must not change these labels. If a policy is bound to a label, a
+// change of the label changes which policies apply to the node. So the change needs the permission for
+// policies.
+func (s *Server) mayLabel(ctx context.Context, c *commandv1.LabelNode) error {
+	caller := callOf(ctx).caller
+	if s.scopeOfCaller(caller, access.Policies).Everywhere() {
+		return nil
+	}
+	var err error
+	s.store.View().Policies(func(p *fsm.Policy) bool {
+		for _, l := range c.GetLabels() {
+			if slices.ContainsFunc(p.Nodes, func(n fsm.Label) bool { return n.Key == l.GetKey() }) {
+				err = errorf(KindPermission, "policy %q is bound to nodes by label %q: %s needs the permission %s to change it", p.Name, l.GetKey(), caller.person(), access.Policies)
+			}
+		}
+		return err == nil
+	})
+	return err
+}
+
+// TaintNode implements the call of cluster.v1.
+func (s *Server) TaintNode(ctx context.Context, req *clusterv1.TaintNodeRequest) (*clusterv1.NodeActionResponse, error) {
+	c := &commandv1.TaintNode{Id: req.GetNodeId()}
+	for _, t := range req.GetTaints() {
+		c.Taints = append(c.Taints, &commandv1.NodeTaint{Taint: taintOf(t)})
+	}
+	for _, k := range req.GetRemove() {
+		c.Taints = append(c.Taints, &commandv1.NodeTaint{Taint: &commandv1.Taint{Key: k}, Removed: true})
+	}
+	if fault := bounds.TaintNodeFault(c); fault != "" {
+		return nil, errorf(KindInvalid, "%s", fault)
+	}
+	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_TaintNode{TaintNode: c}})
+}
+
+// taintOf converts a taint in a request to a taint in a command. The state machine sets its time.
+func taintOf(t *controlv1.Taint) *commandv1.Taint {
+	return &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect(), Seconds: t.GetSeconds()}
+}
+
+// DrainNode implements the call of cluster.v1. With preview it only returns the moves that it would make.
 func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	if req.GetNodeId() == "" {
 		return nil, errBlankNode
@@ -132,15 +198,19 @@ func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest)
 	}
 	var moves []*clusterv1.PlannedMove
 	if req.GetOn() {
-		for _, m := range sched.PlanDrain(view, n.ID, s.cfg.Tuning) {
-			moves = append(moves, &clusterv1.PlannedMove{WorkloadId: m.Workload, ToNodeId: m.To, Reason: m.Message})
+		for _, m := range sched.PlanDrain(view, n.ID, req.GetDiscardData(), s.cfg.Tuning) {
+			move := &clusterv1.PlannedMove{WorkloadId: m.Workload, Reason: m.Message, LocalData: m.Data, Preempts: m.Preempts}
+			if m.To != n.ID {
+				move.ToNodeId = m.To
+			}
+			moves = append(moves, move)
 		}
 	}
 	if req.GetPreview() {
 		return &clusterv1.NodeActionResponse{Node: s.nodeView(view, n), Index: view.Info().Index, Moves: moves}, nil
 	}
 	out, err := s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DrainNode{
-		DrainNode: &commandv1.DrainNode{Id: req.GetNodeId(), On: req.GetOn()},
+		DrainNode: &commandv1.DrainNode{Id: req.GetNodeId(), On: req.GetOn(), DiscardData: req.GetDiscardData()},
 	}})
 	if err != nil {
 		return nil, err
@@ -149,17 +219,17 @@ func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest)
 	return out, nil
 }
 
-// RemoveNode implements cluster.v1.
+// RemoveNode implements the call of cluster.v1.
 func (s *Server) RemoveNode(ctx context.Context, req *clusterv1.RemoveNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_RemoveNode{
-		RemoveNode: &commandv1.RemoveNode{Id: req.GetNodeId(), Force: req.GetForce()},
+		RemoveNode: &commandv1.RemoveNode{Id: req.GetNodeId(), Force: req.GetForce(), DiscardData: req.GetDiscardData()},
 	}})
 }
 
-// FenceNode implements cluster.v1: the operator states that the machine, and every workload on it,
-// is off.
+// FenceNode implements the call of cluster.v1: the operator states that the machine is off, so that
+// no workload runs on it.
 func (s *Server) FenceNode(ctx context.Context, req *clusterv1.FenceNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_FenceNode{
-		FenceNode: &commandv1.FenceNode{Id: req.GetNodeId()},
+		FenceNode: &commandv1.FenceNode{Id: req.GetNodeId(), DiscardData: req.GetDiscardData()},
 	}})
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
@@ -31,7 +32,7 @@ func registration(id string) *controlv1.RegisterNodeRequest {
 	}
 }
 
-func TestParseEndpoint(t *testing.T) {
+func TestEndpointsAreParsed(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"10.0.0.1:50051", "10.0.0.1:50051"},
 		{" host.example:1 ", "host.example:1"},
@@ -57,7 +58,7 @@ func TestParseEndpoint(t *testing.T) {
 	}
 }
 
-func TestRegisterNode(t *testing.T) {
+func TestRegistrationsAreAcceptedAndRefused(t *testing.T) {
 	for _, c := range []struct {
 		fact     string
 		frozen   bool
@@ -65,31 +66,38 @@ func TestRegisterNode(t *testing.T) {
 		code     codes.Code
 		accepted bool
 	}{
-		{"a good registration is accepted", false, func(*controlv1.RegisterNodeRequest) {}, codes.OK, true},
-		{"a blank id is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.NodeId = " \t" }, codes.InvalidArgument, false},
-		{"a missing endpoint is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.GrpcEndpoint = "" }, codes.InvalidArgument, false},
-		{"a broken endpoint is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.GrpcEndpoint = "nowhere" }, codes.InvalidArgument, false},
-		{"no CPU is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.CpuTotalMillicores = 0 }, codes.OK, false},
-		{"negative memory is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.MemoryTotalMb = -1 }, codes.OK, false},
-		{"no capabilities are not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities = nil }, codes.OK, false},
-		{"all CPU reserved is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.CpuReservedMillicores = 4000 }, codes.OK, false},
-		{"more taints than a node may have are not accepted", false, func(r *controlv1.RegisterNodeRequest) {
+		{"a valid registration is accepted", false, func(*controlv1.RegisterNodeRequest) {}, codes.OK, true},
+		{"a registration with a blank id is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.NodeId = " \t" }, codes.InvalidArgument, false},
+		{"a registration without an endpoint is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.GrpcEndpoint = "" }, codes.InvalidArgument, false},
+		{"a registration with a malformed endpoint is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.GrpcEndpoint = "nowhere" }, codes.InvalidArgument, false},
+		{"a registration without CPU is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.CpuTotalMillicores = 0 }, codes.OK, false},
+		{"a registration with negative memory is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.MemoryTotalMb = -1 }, codes.OK, false},
+		{"a registration without capabilities is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities = nil }, codes.OK, false},
+		{"a registration that reserves all CPU is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.CpuReservedMillicores = 4000 }, codes.OK, false},
+		{"a registration with too many taints is not accepted", false, func(r *controlv1.RegisterNodeRequest) {
 			r.Capabilities.Taints = make([]*controlv1.Taint, 257)
 		}, codes.OK, false},
-		{"a label too large for the log is not accepted", false, func(r *controlv1.RegisterNodeRequest) {
+		{"a registration with an unknown effect of a taint is not accepted", false, func(r *controlv1.RegisterNodeRequest) {
+			r.Capabilities.Taints = []*controlv1.Taint{{Key: "k", Effect: "Never"}}
+		}, codes.OK, false},
+		{"a registration with a taint with seconds is accepted", false, func(r *controlv1.RegisterNodeRequest) {
+			r.Capabilities.Taints = []*controlv1.Taint{{Key: "k", Effect: "NoExecute", Seconds: 5}}
+		}, codes.OK, true},
+		{"a registration with a label that is too large is not accepted", false, func(r *controlv1.RegisterNodeRequest) {
 			r.Labels = map[string]string{"note": strings.Repeat("x", 2<<20)}
 		}, codes.OK, false},
-		{"a malformed id is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "a/b" }, codes.OK, false},
-		{"another cluster's node is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c2" }, codes.OK, false},
-		{"our own cluster's node is accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c1" }, codes.OK, true},
-		{"another shard's node is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Shard = "west" }, codes.OK, false},
-		{"our own shard's node is accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Shard = "default" }, codes.OK, true},
-		{"an existing agent is accepted", false, func(r *controlv1.RegisterNodeRequest) {
+		{"a registration with a malformed id is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "a/b" }, codes.OK, false},
+		{"a registration of another cluster's node is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c2" }, codes.OK, false},
+		{"a registration of a legacy v1 agent may name any cluster", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId, r.Capabilities.Protocol = "c2", 0 }, codes.OK, true},
+		{"a registration of this cluster's node is accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c1" }, codes.OK, true},
+		{"a registration of another shard's node is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Shard = "west" }, codes.OK, false},
+		{"a registration of this shard's node is accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Shard = "default" }, codes.OK, true},
+		{"a registration of a legacy v1 agent is accepted", false, func(r *controlv1.RegisterNodeRequest) {
 			*r = controlv1.RegisterNodeRequest{NodeId: "old", GrpcEndpoint: ":50051", Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 1, MemoryTotalMb: 1}}
 		}, codes.OK, true},
-		{"a new node is not accepted in a frozen mode", true, func(*controlv1.RegisterNodeRequest) {}, codes.OK, false},
-		{"a known node is accepted in a frozen mode", true, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "a" }, codes.OK, true},
-		{"a blank id is an invalid argument in a frozen mode too", true, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "" }, codes.InvalidArgument, false},
+		{"in a mode that refuses changes, a new node is not accepted", true, func(*controlv1.RegisterNodeRequest) {}, codes.OK, false},
+		{"in a mode that refuses changes, a known node is accepted", true, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "a" }, codes.OK, true},
+		{"in a mode that refuses changes, a blank id is an invalid argument", true, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "" }, codes.InvalidArgument, false},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			g := newGroup(t, 1)
@@ -102,7 +110,7 @@ func TestRegisterNode(t *testing.T) {
 			code(t, err, c.code)
 			is(t, "accepted", r.GetAccepted(), c.accepted)
 			if err == nil {
-				is(t, "has a reason", r.GetReason() != "", true)
+				is(t, "whether the answer has a reason", r.GetReason() != "", true)
 			}
 			if c.accepted {
 				is(t, "reason", r.GetReason(), "registered")
@@ -123,8 +131,8 @@ func TestRegistrationKeepsTheFacts(t *testing.T) {
 	ok(t, err)
 	n, found := g.view().Node("n")
 	is(t, "found", found, true)
-	is(t, "CPU less what is reserved", n.Facts.CPU, 3500)
-	is(t, "memory less what is reserved", n.Facts.Memory, 7680)
+	is(t, "CPU without the reserved part", n.Facts.CPU, 3500)
+	is(t, "memory without the reserved part", n.Facts.Memory, 7680)
 	is(t, "labels", fmt.Sprint(n.Facts.Labels), "[{scheduler_shard blue} {storage.ceph-rbd true} {zone z1}]")
 	is(t, "storage drivers", fmt.Sprint(n.Facts.StorageDrivers), "[ceph-rbd local]")
 	is(t, "pools", fmt.Sprint(n.Facts.Pools), "[{root local 100}]")
@@ -135,14 +143,14 @@ func TestRegistrationKeepsTheFacts(t *testing.T) {
 	r, err := g.control(0).RegisterNode(ctxFor(t), again)
 	ok(t, err)
 	is(t, "accepted", r.GetAccepted(), true)
-	is(t, "log entries of an unchanged registration", g.view().Info().Index-before, 0)
+	is(t, "number of log entries of an unchanged registration", g.view().Info().Index-before, 0)
 	again.Labels["zone"] = "z2"
 	_, err = g.control(0).RegisterNode(ctxFor(t), again)
 	ok(t, err)
-	is(t, "log entries of a changed one", g.view().Info().Index-before, 1)
+	is(t, "number of log entries of a changed registration", g.view().Info().Index-before, 1)
 }
 
-func TestHeartbeat(t *testing.T) {
+func TestHeartbeatsAreAcknowledgedAndRefused(t *testing.T) {
 	for _, c := range []struct {
 		fact   string
 		frozen bool
@@ -150,14 +158,14 @@ func TestHeartbeat(t *testing.T) {
 		code   codes.Code
 		drain  bool
 	}{
-		{"of a known node is acknowledged", false, &controlv1.HeartbeatRequest{NodeId: "a"}, codes.OK, false},
-		{"that names our cluster is acknowledged", false, &controlv1.HeartbeatRequest{NodeId: "a", ClusterId: "c1"}, codes.OK, false},
-		{"of another cluster's node is refused", false, &controlv1.HeartbeatRequest{NodeId: "a", ClusterId: "c2"}, codes.FailedPrecondition, false},
-		{"of another cluster's node that is not known here is refused", false, &controlv1.HeartbeatRequest{NodeId: "x", ClusterId: "c2"}, codes.FailedPrecondition, false},
-		{"with a blank id is an invalid argument", false, &controlv1.HeartbeatRequest{NodeId: " "}, codes.InvalidArgument, false},
-		{"of an unknown node is not found", false, &controlv1.HeartbeatRequest{NodeId: "x"}, codes.NotFound, false},
-		{"in a frozen mode is acknowledged, and drains", true, &controlv1.HeartbeatRequest{NodeId: "a"}, codes.OK, true},
-		{"of an unknown node in a frozen mode is not found", true, &controlv1.HeartbeatRequest{NodeId: "x"}, codes.NotFound, false},
+		{"a heartbeat of a known node is acknowledged", false, &controlv1.HeartbeatRequest{NodeId: "a"}, codes.OK, false},
+		{"a heartbeat that names this cluster is acknowledged", false, &controlv1.HeartbeatRequest{NodeId: "a", ClusterId: "c1"}, codes.OK, false},
+		{"a heartbeat of another cluster's node is refused", false, &controlv1.HeartbeatRequest{NodeId: "a", ClusterId: "c2"}, codes.FailedPrecondition, false},
+		{"a heartbeat of an unknown node of another cluster is refused", false, &controlv1.HeartbeatRequest{NodeId: "x", ClusterId: "c2"}, codes.FailedPrecondition, false},
+		{"a heartbeat with a blank id is an invalid argument", false, &controlv1.HeartbeatRequest{NodeId: " "}, codes.InvalidArgument, false},
+		{"a heartbeat of an unknown node is not found", false, &controlv1.HeartbeatRequest{NodeId: "x"}, codes.NotFound, false},
+		{"in a mode that refuses changes, a heartbeat is acknowledged and drains the node", true, &controlv1.HeartbeatRequest{NodeId: "a"}, codes.OK, true},
+		{"in a mode that refuses changes, a heartbeat of an unknown node is not found", true, &controlv1.HeartbeatRequest{NodeId: "x"}, codes.NotFound, false},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			g := newGroup(t, 2)
@@ -201,20 +209,20 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 	web := hb.Reports[0].Observation
 	is(t, "state", web.State, fsm.ActualRunning)
 	is(t, "generation", web.Generation, fsm.Generation{Incarnation: 1, Sequence: 9})
-	is(t, "ports", fmt.Sprint(web.Ports), "[{32768 80 tcp}]")
+	is(t, "ports", fmt.Sprint(web.Ports), "[{32768 80 tcp }]")
 	is(t, "gone", hb.Reports[1].Gone, true)
 	bad := hb.Reports[2].Observation
 	is(t, "failure", fmt.Sprintln(bad.State, bad.Failure, bad.Code, bad.Message, bad.Retryable), "Failed 2 IMAGE_NOT_FOUND no such image true\n")
-	is(t, "a state that nobody knows", hb.Reports[3].Observation.State, fsm.ActualUnknown)
+	is(t, "a state with an unknown name", hb.Reports[3].Observation.State, fsm.ActualUnknown)
 
 	_, err = g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 	ok(t, err)
-	is(t, "usage that was not sent", g.replicas[0].lastBeat(t).Used.CPU, 1)
+	is(t, "usage of a heartbeat that has none", g.replicas[0].lastBeat(t).Used.CPU, 1)
 }
 
-// TestAFailureByItsEnumAlone: for agents that send no failure class, the enum decides about
-// retries.
-func TestAFailureByItsEnumAlone(t *testing.T) {
+// TestFailureClassFromTheEnum: if an agent sends no failure class, the enum value FailureReason decides
+// whether a failed workload is retried.
+func TestFailureClassFromTheEnum(t *testing.T) {
 	for reason, want := range map[controlv1.FailureReason]string{
 		controlv1.FailureReason_FAILURE_REASON_UNSPECIFIED: "",
 		controlv1.FailureReason_IMAGE_PULL_FAILED:          "IMAGE_PULL_FAILED",
@@ -228,33 +236,36 @@ func TestAFailureByItsEnumAlone(t *testing.T) {
 		controlv1.FailureReason(99):                        "99",
 	} {
 		st := &controlv1.WorkloadStatus{WorkloadId: "web", State: "Failed", FailureReason: reason}
-		is(t, "code of "+reason.String(), reported(st).Observation.Code, want)
+		is(t, "code of "+reason.String(), reported(st, false).Observation.Code, want)
 		st.Reason = &controlv1.ReasonDetail{Code: "PORT_BIND_CONFLICT"}
-		is(t, "detail with "+reason.String(), reported(st).Observation.Code, "PORT_BIND_CONFLICT")
-		st.Reason, st.State = nil, "Running"
-		is(t, "code of what runs", reported(st).Observation.Code, "")
+		is(t, "detail with "+reason.String(), reported(st, false).Observation.Code, "PORT_BIND_CONFLICT")
+		st.State = "Running"
+		is(t, "code of a workload that runs on a legacy v1 agent with "+reason.String(), reported(st, true).Observation.Code, "")
+		st.Reason = nil
+		is(t, "code of a running workload", reported(st, false).Observation.Code, "")
 	}
 }
 
-// TestAWordThatIsTooLong: long status texts are cut before they are compared or stored.
-func TestAWordThatIsTooLong(t *testing.T) {
+// TestLongStatusTextsAreCut: long texts in a workload's status are cut before the status is compared with the
+// state or stored.
+func TestLongStatusTextsAreCut(t *testing.T) {
 	long := strings.Repeat("ä", 1<<20)
 	st := &controlv1.WorkloadStatus{
 		WorkloadId: "web", State: "Failed", Message: long, Reason: &controlv1.ReasonDetail{Code: long},
 		Addresses: slices.Repeat([]string{long}, 1000),
 		Ports:     slices.Repeat([]*controlv1.Port{{HostPort: 80, ContainerPort: 80, Protocol: long}}, 1000),
 	}
-	o := reported(st).Observation
+	o := reported(st, false).Observation
 	if len(o.Message) != maxReportMessage || len(o.Code) != maxReportCode || len(o.Addresses) != maxReportList || len(o.Addresses[0]) > maxReportAddress ||
 		len(o.Ports) != maxReportList || len(o.Ports[0].Protocol) > 8 {
-		t.Errorf("message %d, code %d, %d addresses, %d ports", len(o.Message), len(o.Code), len(o.Addresses), len(o.Ports))
+		t.Errorf("a status has a message of %d bytes, a code of %d, %d addresses and %d ports, want at most the limits", len(o.Message), len(o.Code), len(o.Addresses), len(o.Ports))
 	}
 	if !utf8.ValidString(o.Message) {
-		t.Error("it was cut in a character")
+		t.Error("the message must not be cut inside a character, but was")
 	}
 }
 
-// TestUsageThatCannotBe: impossible usage figures do not refuse the heartbeat.
+// TestUsageThatCannotBe: a heartbeat that reports an impossible resource usage is not refused.
 func TestUsageThatCannotBe(t *testing.T) {
 	g := newGroup(t, 1)
 	for _, c := range []struct {
@@ -273,7 +284,8 @@ func TestUsageThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestWorkloadUsageThatCannotBe: impossible figures are replaced by the nearest possible ones.
+// TestWorkloadUsageThatCannotBe: an impossible value in the resource usage of a workload is replaced by the
+// nearest possible value.
 func TestWorkloadUsageThatCannotBe(t *testing.T) {
 	got := used([]*controlv1.WorkloadUsageSnapshot{
 		{WorkloadId: "a", CpuPercent: math.NaN(), MemoryBytes: -1, DiskReadBytes: math.MinInt64},
@@ -288,8 +300,9 @@ func TestWorkloadUsageThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestWhatANodeReserves: an invalid reservation is refused by its field name.
-func TestWhatANodeReserves(t *testing.T) {
+// TestInvalidReservationsNameTheirField: the refusal of a registration with an invalid reservation names the
+// field.
+func TestInvalidReservationsNameTheirField(t *testing.T) {
 	g := newGroup(t, 1)
 	for _, c := range []struct {
 		set  func(*controlv1.NodeCapabilities)
@@ -313,7 +326,7 @@ func TestWhatANodeReserves(t *testing.T) {
 	}
 }
 
-func TestAnExistingAgentsListIsComplete(t *testing.T) {
+func TestALegacyAgentsListIsComplete(t *testing.T) {
 	g := newGroup(t, 1)
 	_, err := g.control(0).RegisterNode(ctxFor(t), &controlv1.RegisterNodeRequest{NodeId: "old", GrpcEndpoint: ":1", Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 1, MemoryTotalMb: 1}})
 	ok(t, err)
@@ -324,4 +337,66 @@ func TestAnExistingAgentsListIsComplete(t *testing.T) {
 	is(t, "protocol", hb.Protocol, 0)
 	is(t, "generation", hb.Reports[0].Observation.Generation.IsZero(), true)
 	is(t, "observed at is set", hb.Reports[0].Observation.At > 0, true)
+}
+
+// TestLabelAndTaintNode: users can set labels and taints through any replica. A registration of the node does
+// not undo them. Each change is in the audit log.
+func TestLabelAndTaintNode(t *testing.T) {
+	g := newGroup(t, 2)
+	_, err := g.control(0).RegisterNode(ctxFor(t), registration("n")) // the agent registers the node with the label zone=z1
+	ok(t, err)
+	r, err := g.cluster(1).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "n", Labels: map[string]string{"zone": "z9", "rack": "1"}})
+	ok(t, err)
+	is(t, "zone", r.GetNode().GetLabels()["zone"], "z9")
+	is(t, "set", strings.Join(r.GetNode().GetSetLabels(), " "), "rack zone")
+	r, err = g.cluster(1).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "n", Remove: []string{"zone", "rack"}})
+	ok(t, err)
+	is(t, "zone", r.GetNode().GetLabels()["zone"], "")
+	is(t, "removed", strings.Join(r.GetNode().GetRemovedLabels(), " "), "zone")
+	r, err = g.cluster(0).TaintNode(ctxFor(t), &clusterv1.TaintNodeRequest{NodeId: "n", Taints: []*controlv1.Taint{{Key: "repair", Effect: "NoExecute", Seconds: 60}}})
+	ok(t, err)
+	is(t, "taints", fmt.Sprint(len(r.GetNode().GetTaints()), r.GetNode().GetTaints()[0].GetSeconds(), r.GetNode().GetTaints()[0].GetSince() != nil), "1 60 true")
+	_, err = g.control(0).RegisterNode(ctxFor(t), registration("n"))
+	ok(t, err)
+	n, err := g.control(1).GetNode(ctxFor(t), &controlv1.GetNodeRequest{NodeId: "n"})
+	ok(t, err)
+	is(t, "labels and taints after a registration", fmt.Sprintf("%q %d", n.GetNode().GetLabels()["zone"], len(n.GetNode().GetTaints())), `"" 1`)
+	for fact, err := range map[string]error{
+		"no node":        second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{Labels: map[string]string{"a": "b"}})),
+		"no label":       second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "n"})),
+		"a reserved key": second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "n", Labels: map[string]string{"node.id": "b"}})),
+		"no effect":      second(g.cluster(0).TaintNode(ctxFor(t), &clusterv1.TaintNodeRequest{NodeId: "n", Taints: []*controlv1.Taint{{Key: "k"}}})),
+	} {
+		t.Run(fact, func(t *testing.T) { code(t, err, codes.InvalidArgument) })
+	}
+	var audited []string
+	g.view().Audit(fsm.AuditChanges, 0, func(_ fsm.AuditHash, r *fsm.AuditRecord) bool {
+		audited = append(audited, r.Event.Type+" "+r.Event.Message)
+		return true
+	})
+	if all := strings.Join(audited, "\n"); !strings.Contains(all, "NodeLabelsChanged rack=1, zone=z9") || !strings.Contains(all, "NodeTaintsChanged repair:NoExecute:60") {
+		t.Errorf("audit log:\n%s", all)
+	}
+}
+
+// TestLabelsOfPolicies: if a policy is bound to a label, only users who may change policies can change that
+// label of a node.
+func TestLabelsOfPolicies(t *testing.T) {
+	g, as := tlsGroup(t)
+	admin, ada := clusterv1.NewClusterClient(as(0, "user/admin")), clusterv1.NewClusterClient(as(0, "user/ada"))
+	ok(t, second(admin.BindPolicy(ctxFor(t), &clusterv1.BindPolicyRequest{Policy: "restricted", NodeLabel: "role=control"})))
+	is(t, "node", len(g.view().NodePolicies(&fsm.Node{Facts: fsm.NodeFacts{Labels: []fsm.Label{{Key: "role", Value: "control"}}}})), 1)
+	for _, c := range []struct {
+		fact string
+		who  clusterv1.ClusterClient
+		req  *clusterv1.LabelNodeRequest
+		code codes.Code
+	}{
+		{"an operator may set a label to which no policy is bound", ada, &clusterv1.LabelNodeRequest{NodeId: "a", Labels: map[string]string{"zone": "x"}}, codes.OK},
+		{"an operator may not set the role label", ada, &clusterv1.LabelNodeRequest{NodeId: "a", Labels: map[string]string{"role": "worker"}}, codes.PermissionDenied},
+		{"an operator may not remove the role label", ada, &clusterv1.LabelNodeRequest{NodeId: "a", Remove: []string{"role"}}, codes.PermissionDenied},
+		{"an admin may set the role label", admin, &clusterv1.LabelNodeRequest{NodeId: "a", Labels: map[string]string{"role": "control"}}, codes.OK},
+	} {
+		t.Run(c.fact, func(t *testing.T) { code(t, second(c.who.LabelNode(ctxFor(t), c.req)), c.code) })
+	}
 }

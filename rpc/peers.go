@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// peers holds one connection per replica.
+// peers holds the connections to the other replicas, one per replica.
 type peers struct {
 	tls   *pki.Files
 	extra []grpc.DialOption

@@ -11,36 +11,47 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/rollout"
+	"github.com/persys/compute/policy"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
 
-// Bounds of one plan.
+// Limits of one plan.
 const (
 	maxPlan     = 256
-	maxVerdicts = 16 // number of workloads for which the verdict of every node is shown
+	maxVerdicts = 16 // largest number of workloads for which the plan shows the verdict on every node
 )
 
-// requested returns the workloads of a call: the listed ones, or those of its file.
-func requested(listed []*controlv1.ApplyWorkloadRequest, file, name string, most int) ([]*controlv1.ApplyWorkloadRequest, error) {
+// requested returns the workloads in a request: those in the list, or those in the file, with the positions
+// of their fields in the file. A large file waits until there is room to parse it.
+func (s *Server) requested(ctx context.Context, listed []*controlv1.ApplyWorkloadRequest, file, name string, most int) ([]spec.Document, error) {
+	var docs []spec.Document
+	for _, req := range listed {
+		docs = append(docs, spec.Document{Request: req})
+	}
 	if file != "" {
 		if len(listed) > 0 {
-			return nil, errorf(KindInvalid, "file: only one of file and workloads can be given")
+			return nil, errorf(KindInvalid, "file: only one of file and workloads may be given")
 		}
-		var err error
-		if listed, err = spec.Parse("", []byte(file), spec.Options{Name: name}); err != nil {
+		leave, err := s.parse(ctx, len(file))
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
+		if docs, err = spec.Documents("", []byte(file), spec.Options{Name: name}); err != nil {
 			return nil, &Error{Kind: KindInvalid, Err: err}
 		}
 	}
-	if n := len(listed); n == 0 || n > most {
+	if n := len(docs); n == 0 || n > most {
 		return nil, errorf(KindInvalid, "workloads has %d entries, must have 1 to %d", n, most)
 	}
-	return listed, nil
+	return docs, nil
 }
 
-// PlanWorkloads implements cluster.v1 on a state of the read level that the caller asks for.
+// PlanWorkloads implements the call of cluster.v1: it shows what an apply would do, in a state of the read
+// level that the caller asks for.
 func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloadsRequest) (*clusterv1.PlanWorkloadsResponse, error) {
-	reqs, err := requested(req.GetWorkloads(), req.GetFile(), req.GetName(), maxPlan)
+	docs, err := s.requested(ctx, req.GetWorkloads(), req.GetFile(), req.GetName(), maxPlan)
 	if err != nil {
 		return nil, err
 	}
@@ -49,9 +60,22 @@ func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloads
 		return nil, err
 	}
 	p := plan{s: s, view: r.View}
-	for _, one := range reqs {
-		if err := p.add(ctx, one); err != nil {
+	if name := req.GetPolicy(); name != "" {
+		by, err := policyNamed(r, name)
+		if err != nil {
 			return nil, err
+		}
+		p.by = &by.Policy
+	}
+	for _, doc := range docs {
+		before := len(p.out)
+		if err := p.add(ctx, doc.Request); err != nil {
+			return nil, err
+		}
+		for _, w := range p.out[before:] {
+			if w.Action == "refused" {
+				w.Reason = doc.Locate(w.Reason)
+			}
 		}
 	}
 	p.place()
@@ -62,9 +86,10 @@ func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloads
 type plan struct {
 	s    *Server
 	view fsm.View
+	by   *policy.Policy // policy that judges the workloads in place of the policies of their namespaces; nil for none
 	out  []*clusterv1.PlannedWorkload
-	next []*fsm.Workload // workloads to place
-	at   []int           // for each of next, its index in out
+	next []*fsm.Workload // workloads for which the planner has to find a node
+	at   []int           // for each workload in the list next: its index in the list out
 }
 
 func (p *plan) say(id, action, reason string) *clusterv1.PlannedWorkload {
@@ -73,11 +98,11 @@ func (p *plan) say(id, action, reason string) *clusterv1.PlannedWorkload {
 	return w
 }
 
-// add plans one request. An error concerns the whole call; a refusal of the request is part of the
-// plan.
+// add plans one request. If it returns an error, the whole call fails; the refusal of a single request is a
+// part of the plan.
 func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) error {
 	id := req.GetWorkloadId()
-	prepared, err := p.s.prepare(ctx, req)
+	prepared, err := p.s.prepare(ctx, req, p.by)
 	var bad spec.Errors
 	switch {
 	case errors.As(err, &bad), errors.Is(err, spec.ErrBlankID), errors.Is(err, spec.ErrNoKey):
@@ -113,7 +138,7 @@ func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) err
 	return nil
 }
 
-// present returns the existing records that puts would change.
+// present returns the existing records of the workloads that the puts would change.
 func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
 	for _, w := range puts {
 		if have, ok := p.view.Workload(w.GetId()); ok {
@@ -123,29 +148,46 @@ func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
 	return out
 }
 
-// misplaced returns why an apply would be refused because of its namespace or of the cluster's
-// version, "" if it would not. Each request of a plan is judged as if it were the only one.
+// misplaced returns the reason why an apply would be refused because of its condition, namespace, priority or
+// policy; "" if it would not be refused. Each request of a plan is judged as if it were the only one.
 func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone []*fsm.Workload) string {
 	in := p.s.scopeOf(ctx)
 	for _, w := range put.GetWorkloads() {
-		if name := fsm.NamespaceOf(p.view, w); !in.has(name) {
-			return "it would be in namespace " + name + ", and you act only in " + in.String()
+		have, _ := p.view.Workload(w.GetId())
+		if why := fsm.ConditionFault(w.GetIfRevision(), w.GetId(), have); why != "" {
+			return why
 		}
+		if name := fsm.NamespaceOf(p.view, w); !in.Has(name) {
+			return "it would be in namespace " + name + ", and you have rights only in " + in.String()
+		}
+	}
+	if why := p.view.NameFault(put, gone, in.Has); why != "" {
+		return why
 	}
 	if err := fsm.Fits(p.view, put, gone); err != nil {
 		return err.Error()
 	}
+	for _, w := range put.GetWorkloads() {
+		if why := fsm.PriorityFault(p.view, w, !in.Everywhere()); why != "" {
+			return why
+		}
+		if bad := p.violations(w, !in.Everywhere()); len(bad) > 0 {
+			return policy.Text(bad) + "\n" + policy.Next(fsm.NamespaceOf(p.view, w))
+		}
+	}
 	return ""
 }
 
-// put plans one workload. With an update policy it is a member of a group that is updated member by
-// member.
+// put plans one workload. If update is set, the workload is a member of a group whose members are updated a
+// few at a time.
 func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 	next := fsm.Intended(w)
+	next.Namespace = fsm.NamespaceOf(p.view, w)
 	have, known := p.view.Workload(next.ID)
 	action, changes := "create", []spec.Difference(nil)
 	if known && have.Desired != fsm.DesiredDeleted {
-		next.Node = have.Node
+		next.Node, next.Actual, next.Data = have.Node, have.Actual, have.Data
+		next.DiscardData = w.GetDiscardData() || have.DiscardData
 		switch {
 		case have.SameAs(next):
 			action = "unchanged"
@@ -172,10 +214,13 @@ func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 	if known && update != nil && have.TakesTurn(next) {
 		out.AtATime = int32(rollout.PolicyOf(update).MaxParallel)
 	}
+	out.TakesBack = takesBack(p.view, w)
 	for _, c := range changes {
 		out.Changes = append(out.Changes, &clusterv1.FieldChange{Field: c.Field, Before: c.Before, After: c.After})
 	}
 	switch {
+	case next.IsSystem():
+		p.members(out, next)
 	case next.Desired != fsm.DesiredRunning, action == "unchanged":
 		out.NodeId = next.Node
 	default:
@@ -183,14 +228,33 @@ func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 	}
 }
 
-// shrink plans the deletion of the members that a smaller count leaves out.
+// members plans the members of a system workload: how many nodes get one.
+func (p *plan) members(out *clusterv1.PlannedWorkload, next *fsm.Workload) {
+	if next.Desired != fsm.DesiredRunning {
+		return
+	}
+	ex := sched.Explain(p.view, next, p.s.cfg.Tuning)
+	out.Counts, out.Nodes = countsOf(&ex), verdictsOf(&ex, "")
+	out.Reason = sched.MembersText(p.view, next, p.s.cfg.Tuning)
+}
+
+// shrink plans the deletion of the group members that a smaller count removes.
 func (p *plan) shrink(gone []*fsm.Workload) {
 	for _, w := range gone {
-		p.say(w.ID, "delete", "the new count is smaller").PresentNodeId = w.Node
+		p.leaves(p.say(w.ID, "delete", "the new count is smaller"), w)
 	}
 }
 
-// desire plans a change of the desired state only.
+// leaves completes the plan of a workload that will be deleted: its node, and the data that exists
+// only on that node.
+func (p *plan) leaves(out *clusterv1.PlannedWorkload, w *fsm.Workload) {
+	out.PresentNodeId = w.Node
+	if n, ok := p.view.Node(w.Node); ok {
+		out.LocalData = w.DataOn(n)
+	}
+}
+
+// desire plans a request that changes only the desired state of a workload.
 func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
 	for _, id := range selected(p.view, id) {
 		w, known := p.view.Workload(id)
@@ -207,6 +271,9 @@ func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
 		}
 		out := p.say(id, action, "")
 		out.PresentNodeId = w.Node
+		if to == fsm.DesiredDeleted {
+			p.leaves(out, w)
+		}
 		if to != fsm.DesiredRunning || action == "unchanged" {
 			continue
 		}
@@ -217,10 +284,10 @@ func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
 	return nil
 }
 
-// secretValue stands for a difference in a secret, which is not shown.
+// secretValue is shown in place of a secret whose value differs.
 const secretValue = "a secret value"
 
-// specDiff compares two stored specifications with their secrets redacted.
+// specDiff returns the differences between two stored specifications, with secrets redacted.
 func specDiff(before, after []byte) []spec.Difference {
 	a, b := &controlv1.WorkloadSpec{}, &controlv1.WorkloadSpec{}
 	if a.UnmarshalVT(before) != nil || b.UnmarshalVT(after) != nil {
@@ -229,7 +296,7 @@ func specDiff(before, after []byte) []spec.Difference {
 	return spec.Diff(spec.Redact(a), spec.Redact(b))
 }
 
-// place plans the node of each workload, higher priority first.
+// place plans on which node each workload is placed, higher priorities first.
 func (p *plan) place() {
 	order := make([]int, len(p.next))
 	for i := range order {
@@ -244,10 +311,7 @@ func (p *plan) place() {
 	}
 	for i, move := range sched.PlanPlace(p.view, sorted, p.s.cfg.Tuning) {
 		out := p.out[p.at[order[i]]]
-		out.NodeId = move.To
-		if move.To == "" {
-			out.Reason = move.Message
-		}
+		out.NodeId, out.Reason, out.LocalData, out.Preempts = move.To, move.Message, move.Data, move.Preempts
 	}
 	for i, next := range p.next[:min(len(p.next), maxVerdicts)] {
 		ex := sched.Explain(p.view, next, p.s.cfg.Tuning)

@@ -9,11 +9,15 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/engine"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/spec"
 )
 
-// line returns a planned workload as one line.
+// line returns a planned workload as one line of text.
 func line(w *clusterv1.PlannedWorkload) string {
 	out := fmt.Sprintf("%s %s on %q", w.GetWorkloadId(), w.GetAction(), w.GetNodeId())
 	for _, c := range w.GetChanges() {
@@ -25,7 +29,7 @@ func line(w *clusterv1.PlannedWorkload) string {
 	return out
 }
 
-func TestPlanWorkloads(t *testing.T) {
+func TestPlanWorkloadsShowsTheChanges(t *testing.T) {
 	env := func(id, value string) *controlv1.ApplyWorkloadRequest {
 		r := web(id)
 		r.Spec.GetContainer().Env = map[string]string{"PASSWORD": value}
@@ -41,27 +45,27 @@ func TestPlanWorkloads(t *testing.T) {
 		req  *controlv1.ApplyWorkloadRequest
 		want []string
 	}{
-		{"a new one", web("new"), []string{`new create on "a"`}},
-		{"the same again", web("web"), []string{`web unchanged on "a"`}},
+		{"a new workload", web("new"), []string{`new create on "a"`}},
+		{"the same workload again", web("web"), []string{`web unchanged on "a"`}},
 		{"another image", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().Image = "nginx:2" }),
 			[]string{`web replace on "a" container.image:nginx:1>nginx:2`}},
 		{"another priority", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Priority = 7 }), []string{`web update on "a" priority:>7`}},
-		{"more than any node has", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.MemoryMb = 1 << 20 }),
+		{"a demand that no node can meet", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.MemoryMb = 1 << 20 }),
 			[]string{`web replace on "" resources.memory_mb:64>1048576`}},
-		{"a stop", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "stopped"}, []string{`web stop on ""`}},
+		{"a plan that stops a workload", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "stopped"}, []string{`web stop on ""`}},
 		{"a stop with its specification", change(func(r *controlv1.ApplyWorkloadRequest) { r.DesiredState = "stopped" }), []string{`web stop on "a"`}},
-		{"a delete", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "deleted"}, []string{`web delete on ""`}},
+		{"a plan that deletes a workload", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "deleted"}, []string{`web delete on ""`}},
 		{"a stop of a group", &controlv1.ApplyWorkloadRequest{WorkloadId: "g", DesiredState: "stopped"}, []string{`g-0 stop on ""`, `g-1 stop on ""`}},
 		{"a delete of a group", &controlv1.ApplyWorkloadRequest{WorkloadId: "g", DesiredState: "deleted"}, []string{`g-0 delete on ""`, `g-1 delete on ""`}},
-		{"an unknown one", &controlv1.ApplyWorkloadRequest{WorkloadId: "x", DesiredState: "stopped"}, []string{`x refused on ""`}},
-		{"a mistake", web("a/b"), []string{`a/b refused on ""`}},
-		{"another secret", env("sec", "two"), []string{`sec replace on "a" a secret value:>`}},
-		{"the same secret", env("sec", "one"), []string{`sec unchanged on "a"`}},
-		{"a smaller count", func() *controlv1.ApplyWorkloadRequest { r := web("g"); r.Spec.Count = 1; return r }(),
+		{"a stop of an unknown workload", &controlv1.ApplyWorkloadRequest{WorkloadId: "x", DesiredState: "stopped"}, []string{`x refused on ""`}},
+		{"an invalid specification", web("a/b"), []string{`a/b refused on ""`}},
+		{"a workload with another secret", env("sec", "two"), []string{`sec replace on "a" a secret value:>`}},
+		{"a workload with the same secret", env("sec", "one"), []string{`sec unchanged on "a"`}},
+		{"a workload with a smaller count", func() *controlv1.ApplyWorkloadRequest { r := web("g"); r.Spec.Count = new(int32(1)); return r }(),
 			[]string{`g-0 unchanged on "b"`, `g-1 delete on ""`}},
-		{"a group's next image, member by member", func() *controlv1.ApplyWorkloadRequest {
+		{"another image of a group, member by member", func() *controlv1.ApplyWorkloadRequest {
 			r := web("g")
-			r.Spec.Count, r.Spec.Update = 3, &controlv1.UpdateStrategy{MaxParallel: 2}
+			r.Spec.Count, r.Spec.Update = new(int32(3)), &controlv1.UpdateStrategy{MaxParallel: 2}
 			r.Spec.GetContainer().Image = "nginx:2"
 			return r
 		}(), []string{`g-0 replace on "b" container.image:nginx:1>nginx:2 2 at a time`,
@@ -73,7 +77,7 @@ func TestPlanWorkloads(t *testing.T) {
 				g.put(t, web("web"), "a")
 				g.put(t, env("sec", "one"), "a")
 				group := web("g")
-				group.Spec.Count = 2
+				group.Spec.Count = new(int32(2))
 				g.put(t, group, "b")
 				before := len(g.history)
 				r, err := g.cluster(i).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{proto.CloneOf(c.req)}})
@@ -104,11 +108,47 @@ func TestPlansSeeEachOther(t *testing.T) {
 	}
 	is(t, "nodes", len(on), 2)
 	last := r.GetWorkloads()[2]
-	is(t, "where the third goes", last.GetNodeId(), "")
+	is(t, "node of the third workload", last.GetNodeId(), "")
 	if !strings.Contains(last.GetReason(), "CPU") {
-		t.Errorf("the reason is %q, want one that names the CPU", last.GetReason())
+		t.Errorf("the reason of the plan is %q, want one that names the CPU", last.GetReason())
 	}
 	is(t, "verdicts", len(last.GetNodes()), 2)
+}
+
+// TestPlansNameVictims: a plan, and the preview of a drain, name the workloads that would be preempted, and
+// `why` names the workload that would preempt them.
+func TestPlansNameVictims(t *testing.T) {
+	g := newGroup(t, 1)
+	big := func(id string, priority int32) *controlv1.ApplyWorkloadRequest {
+		r := web(id)
+		r.Spec.Resources.CpuMillicores, r.Spec.Priority = 5000, priority
+		return r
+	}
+	g.put(t, big("low", 0), "a")
+	g.put(t, big("mid", 2), "b")
+	plan := func(r *controlv1.ApplyWorkloadRequest) *clusterv1.PlannedWorkload {
+		out, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{r}})
+		ok(t, err)
+		return out.GetWorkloads()[0]
+	}
+	first := plan(big("high", 1))
+	is(t, "preemption in the same namespace", fmt.Sprint(first.GetNodeId(), first.GetPreempts()), "a[low]")
+	r, err := g.cluster(0).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{NodeId: "b", On: true, Preview: true})
+	ok(t, err)
+	is(t, "a drain", fmt.Sprint(r.GetMoves()[0].GetToNodeId(), r.GetMoves()[0].GetPreempts()), "a[low]")
+
+	g.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: "shop"}}})
+	other := big("cart", 9)
+	other.Spec.Namespace = "shop"
+	is(t, "preemption in another namespace", fmt.Sprint(plan(proto.CloneOf(other)).GetPreempts()), "[]")
+	g.put(t, other, "")
+	const next = "persysctl namespace set shop --max-priority 9"
+	if why := plan(proto.CloneOf(big("cart2", 9))).GetReason(); strings.Contains(why, next) {
+		t.Errorf("the reason for a workload in the caller's own namespace is %q, want one without that advice", why)
+	}
+	g.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: "shop", MaxPriority: 9}}})
+	other.WorkloadId = "cart3"
+	is(t, "preemption in another namespace with a grant", fmt.Sprint(plan(proto.CloneOf(other)).GetPreempts()), "[low]")
 }
 
 func TestPlanFromAFile(t *testing.T) {
@@ -123,7 +163,7 @@ func TestPlanFromAFile(t *testing.T) {
 	_, err = g.cluster(0).ApplyWorkloads(ctxFor(t), &clusterv1.ApplyWorkloadsRequest{File: "id: one\ncontaner: {image: x}\n"})
 	code(t, err, codes.InvalidArgument)
 	if !strings.Contains(err.Error(), "2:1: unknown field") {
-		t.Errorf("the error is %q, want line and column of the mistake", err)
+		t.Errorf("the error of the plan is %q, want line and column of the mistake", err)
 	}
 	_, err = g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{File: good, Workloads: []*controlv1.ApplyWorkloadRequest{web("w")}})
 	code(t, err, codes.InvalidArgument)
@@ -131,6 +171,67 @@ func TestPlanFromAFile(t *testing.T) {
 	r, err = g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{File: good})
 	ok(t, err)
 	if !strings.Contains(r.GetFrozen(), "degraded") {
-		t.Errorf("frozen is %q, want the mode", r.GetFrozen())
+		t.Errorf("the field frozen is %q, want the mode", r.GetFrozen())
+	}
+}
+
+// TestPlanRefusesNamesAsApplyDoes: a plan refuses a DNS name or an Ethernet address that another workload
+// uses, as an apply does.
+func TestPlanRefusesNamesAsApplyDoes(t *testing.T) {
+	guest := func(id, mac string) *controlv1.ApplyWorkloadRequest {
+		return &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: &controlv1.WorkloadSpec{
+			Type: spec.TypeVM, Workload: &controlv1.WorkloadSpec_Vm{Vm: &controlv1.VMSpec{
+				Vcpus: 1, MemoryMb: 64, Networks: []*controlv1.NetworkConfig{{Bridge: "lan", MacAddress: mac}},
+			}},
+		}}
+	}
+	grouped := func(id, group string) *controlv1.ApplyWorkloadRequest {
+		r := web(id)
+		r.Spec.Group = group
+		return r
+	}
+	for _, c := range []struct {
+		fact        string
+		have, next  *controlv1.ApplyWorkloadRequest
+		file, names string
+	}{
+		{"a workload with the DNS name of another", web("Shop"), web(bounds.DNSLabel("Shop")), "", `would have the DNS name of workload "Shop"`},
+		{"a group with the DNS name of a workload", web("shop"), grouped("other", "shop"), "", `group "shop" would have the DNS name of workload "shop"`},
+		{"a workload with the DNS name of a group", grouped("other", "shop"), web("shop"), "", `would have the DNS name of group "shop"`},
+		{"a configured Ethernet address of another machine", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"), "", `is already that of workload "one"`},
+		{"a configured Ethernet address that another machine derives from its id", guest("one", ""), guest("two", engine.GuestMAC("c1", "one", 0)), "", `is already that of workload "one"`},
+		{"the line of the network cards", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"),
+			"id: two\nvm:\n  cpus: 1\n  memory: 64Mi\n  networks:\n    - {network: lan, mac: 52:54:00:00:00:01}\n", `6:5: vm.networks: mac_address 52:54:00:00:00:01`},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			g := newGroup(t, 1)
+			r, err := g.control(0).ApplyWorkload(ctxFor(t), c.have)
+			if err != nil || !r.GetSuccess() {
+				t.Fatalf("apply: %v %s", err, r.GetErrorMessage())
+			}
+			req := &clusterv1.PlanWorkloadsRequest{File: c.file}
+			if c.file == "" {
+				req.Workloads = []*controlv1.ApplyWorkloadRequest{proto.CloneOf(c.next)}
+			}
+			plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), req)
+			ok(t, err)
+			is(t, "planned", len(plan.GetWorkloads()), 1)
+			is(t, "action", plan.GetWorkloads()[0].GetAction(), "refused")
+			why := plan.GetWorkloads()[0].GetReason()
+			if !strings.Contains(why, c.names) {
+				t.Errorf("the plan says %q, want %q", why, c.names)
+			}
+			if c.file != "" {
+				return
+			}
+			r, err = g.control(0).ApplyWorkload(ctxFor(t), c.next)
+			said := r.GetErrorMessage()
+			if err != nil {
+				said = err.Error()
+			}
+			if r.GetSuccess() || !strings.Contains(said, why) {
+				t.Errorf("apply says %q and the plan says %q, want the same refusal", said, why)
+			}
+		})
 	}
 }

@@ -2,14 +2,12 @@ package rpc
 
 import (
 	"context"
-	"encoding/binary"
-	"hash/fnv"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 )
 
-// frozen returns why user mutations are refused now, "" if they are accepted.
+// frozen returns the reason why changes by users are refused now; "" if they are accepted.
 func (s *Server) frozen() string {
 	info := s.store.View().Info()
 	if info.Mode.Frozen() {
@@ -18,14 +16,14 @@ func (s *Server) frozen() string {
 	return s.replica.Frozen()
 }
 
-// head makes the head of a user's command. A request about a group becomes one command per member.
-// Each command has an id derived from the request id and the member, so that a repeated request
-// finds the receipts of its commands even if some members are gone by then.
+// head returns the head of a user's command. A request about a group becomes one command per member. The id
+// of each command is derived from the request id and the member. So a repeated request finds the receipts of
+// its commands even if some members no longer exist.
 func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
 	h := &commandv1.Head{At: s.now().UnixNano(), From: callOf(ctx).from}
 	h.By, h.Via = callOf(ctx).by()
-	if in := s.scopeOf(ctx); !in.everywhere() {
-		if h.Namespaces = in.names; in.nowhere() {
+	if in := s.scopeOf(ctx); !in.Everywhere() {
+		if h.Namespaces = in.Names(); in.Nowhere() {
 			h.Namespaces = []string{nowhere}
 		}
 	}
@@ -37,12 +35,9 @@ func (s *Server) head(ctx context.Context, request, member string) (*commandv1.H
 		return nil, err
 	}
 	if member != "" {
-		// Keep the time and version bits: receipts are ordered by them.
-		sum := fnv.New32a()
-		_, _ = sum.Write([]byte(member))
-		binary.BigEndian.PutUint32(id[12:], binary.BigEndian.Uint32(id[12:])^sum.Sum32())
+		id = memberID(id, member)
 	}
-	h.Request = id[:]
+	h.Request, h.RequestHash = id[:], callOf(ctx).hash
 	return h, nil
 }
 
@@ -60,7 +55,7 @@ func (s *Server) propose(ctx context.Context, request string, c *commandv1.Comma
 	return results[0], nil
 }
 
-// commit is propose with a refusal as an error.
+// commit proposes a command of a user. If the state machine refuses it, the refusal is returned as an error.
 func (s *Server) commit(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
 	r, err := s.propose(ctx, request, c)
 	if err == nil {
@@ -69,21 +64,33 @@ func (s *Server) commit(ctx context.Context, request string, c *commandv1.Comman
 	return r, err
 }
 
-// change is commit without the result.
+// change calls commit, for callers that do not need the result.
 func (s *Server) change(ctx context.Context, request string, c *commandv1.Command) error {
 	_, err := s.commit(ctx, request, c)
 	return err
 }
 
-// mutate is commit for commands that the state machine refuses while the cluster is frozen.
+// frozenBeforeLog returns the reason why a mutation is refused before it is proposed; "" if it is not
+// refused. In a mode that refuses changes, the state machine refuses valid requests, and answers repeated
+// ones from their receipts. So only an invalid request is refused here. Its error is the mode and not its own
+// fault, because the mode takes precedence (contract/semantics.md).
+func (s *Server) frozenBeforeLog(valid bool) string {
+	if valid {
+		return s.replica.Frozen()
+	}
+	return s.frozen()
+}
+
+// mutate commits a command of a user, which the state machine refuses in a mode that refuses changes.
 func (s *Server) mutate(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
-	if err := s.refuseFrozen(); err != nil {
-		return fsm.Result{}, err
+	if why := s.frozenBeforeLog(true); why != "" {
+		return fsm.Result{}, errorf(KindPrecondition, "%s", why)
 	}
 	return s.commit(ctx, request, c)
 }
 
-// refuseFrozen returns an error while user mutations are refused.
+// refuseFrozen returns an error if the mode refuses changes. It is for mutations without a receipt, which do
+// not go through the state machine.
 func (s *Server) refuseFrozen() error {
 	if why := s.frozen(); why != "" {
 		return errorf(KindPrecondition, "%s", why)
@@ -91,9 +98,19 @@ func (s *Server) refuseFrozen() error {
 	return nil
 }
 
-// proposeAll commits the commands of one request. index is the highest of their log indexes;
-// refused is the first reason for which the state machine refused one, "" if it refused none. A
-// stale request id and a missing permission are errors of the call.
+// failsCall reports whether a verdict of the state machine becomes an error of the whole call, even in calls
+// that return other refusals in the response.
+func failsCall(r fsm.Result) bool {
+	switch r.Kind {
+	case fsm.TooOld, fsm.Denied, fsm.OtherRevision, fsm.OtherRequest:
+		return true
+	}
+	return false
+}
+
+// proposeAll commits the commands of one request. index is the highest of their log indexes. refused is the
+// reason of the first refusal by the state machine; "" if there was none. Verdicts for which failsCall is
+// true are returned as err.
 func (s *Server) proposeAll(ctx context.Context, cmds []fsm.Command) (index uint64, refused string, err error) {
 	results, err := s.replica.Propose(ctx, cmds...)
 	if err != nil {
@@ -101,7 +118,7 @@ func (s *Server) proposeAll(ctx context.Context, cmds []fsm.Command) (index uint
 	}
 	for _, r := range results {
 		index = max(index, r.Index)
-		if r.Kind == fsm.TooOld || r.Kind == fsm.Denied {
+		if failsCall(r) {
 			return 0, "", r.Err()
 		}
 		if err := r.Err(); err != nil && refused == "" {

@@ -12,24 +12,24 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// level is the consistency of a read.
+// level is the consistency that a read asks for.
 type level uint8
 
 const (
 	linearizable level = iota
 	session
 	stale
-	staleFallback // the caller asked for no level, and there is no leader
+	staleFallback // stale, because the caller requested no level and there is no leader
 )
 
-// leveled is a request that has the fields for a read level.
+// leveled is a request that has fields for the read level.
 type leveled interface {
 	GetLevel() controlv1.ReadLevel
 	GetMinIndex() uint64
 }
 
-// wish reads the level and the index that the caller asks for, from the request's fields or the
-// metadata. asked is false if the caller names no level.
+// wish reads the read level and the index that the caller requests, from the fields of the request
+// or from the metadata. asked is false if the caller requests none.
 func (c *call) wish(ctx context.Context, req any) (asked bool, err error) {
 	r, ours := req.(leveled)
 	if ours {
@@ -46,7 +46,7 @@ func (c *call) wish(ctx context.Context, req any) (asked bool, err error) {
 	}
 	switch word {
 	case "":
-		return false, nil // linearizable
+		return false, nil // the default level: linearizable
 	case dial.ReadLinearizable:
 	case dial.ReadSession:
 		c.level = session
@@ -65,7 +65,7 @@ var levelWords = map[controlv1.ReadLevel]string{
 	controlv1.ReadLevel_READ_LEVEL_STALE:        dial.ReadStale,
 }
 
-// reading is a view with its index and age.
+// reading is a view of the state with its index, and with its age if it is stale.
 type reading struct {
 	fsm.View
 	index uint64
@@ -73,7 +73,7 @@ type reading struct {
 	ageMS int64
 }
 
-// read returns a view that satisfies the level of the call.
+// read returns a view of the state that is as fresh as the read level of the call demands.
 func (s *Server) read(ctx context.Context) (reading, error) {
 	c := callOf(ctx)
 	var view fsm.View
@@ -100,7 +100,7 @@ func (s *Server) read(ctx context.Context) (reading, error) {
 	return out, nil
 }
 
-// old reports whether the level is answered without the leader.
+// old reports whether a read of this level can be answered without the leader.
 func (l level) old() bool { return l == stale || l == staleFallback }
 
 // age returns the time since this replica last heard from a leader.
@@ -111,15 +111,27 @@ func (s *Server) age() time.Duration {
 	return max(0, time.Since(s.replica.LastContact()))
 }
 
-// trailer returns the trailers of an answer: the leader's address, unless this replica leads, and
-// the age of a stale answer. Most answers have neither.
+// trailer returns the trailer of an answer. It contains the leader's address (unless this replica leads),
+// whether the state machine judged the call, and the age of a stale answer.
 func (s *Server) trailer(c *call) metadata.MD {
 	var md metadata.MD
 	if to, ok := s.replica.Leader(); ok && to.GRPCAddr != "" && to.ID != s.replica.Self().ID {
 		md = metadata.Pairs(dial.KeyLeader, to.GRPCAddr)
 	}
+	if c.judged {
+		md = metadata.Join(md, metadata.Pairs(dial.KeyJudged, "true"))
+	}
 	if !c.level.old() {
 		return md
 	}
 	return metadata.Join(md, metadata.Pairs(dial.KeyStale, "true", dial.KeyAgeMS, strconv.FormatInt(s.age().Milliseconds(), 10)))
+}
+
+// latest returns the state of a leader that has confirmed its leadership.
+func (s *Server) latest(ctx context.Context) (fsm.View, error) {
+	index, err := s.replica.Confirm(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.store.At(ctx, index)
 }

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -14,20 +15,28 @@ import (
 
 // Mirror is the part of the etcd mirror that this package uses.
 type Mirror interface {
-	// Health returns the state of the mirror on the replica that writes it, and "standby" on every
-	// other. index is the log index of the state that etcd holds.
+	// Health returns the state of the mirror on the replica that writes it, and "standby" on every other
+	// replica. index is the log index of the state that is in etcd.
 	Health() (state, reason string, index uint64)
-	// Read reads the records in etcd below a prefix (empty: the mirror's own) and builds a state
-	// that can be restored over a state with the given info. It leaves out invalid records and
-	// lists them in the content.
-	Read(ctx context.Context, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error)
-	// Preview returns what Restore would change. It writes nothing.
+	// Endpoints returns the endpoints of the mirror's etcd; none if no etcd is attached. settings is true if
+	// they come from ETCD_ENDPOINTS of this replica.
+	Endpoints() (endpoints []string, settings bool)
+	// Check returns an error if this replica's settings do not allow one of the endpoints.
+	Check(endpoints []string) error
+	// Probe contacts an etcd from this replica and returns the id of that etcd cluster; 0 if it cannot be
+	// reached. It also returns an error if the etcd contains records that other programs have written.
+	Probe(ctx context.Context, endpoints []string) (etcdCluster uint64, err error)
+	// Read reads the records in an etcd below a prefix (empty: the mirror's own prefix). From them it builds
+	// a state that can be restored over a state with the info present. It leaves out invalid records and
+	// lists them in the returned content.
+	Read(ctx context.Context, endpoints []string, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error)
+	// Preview returns what Restore would change in etcd. It writes nothing.
 	Preview(ctx context.Context) (*clusterv1.RestoreMirrorResponse, error)
-	// Restore writes the state to etcd and returns when etcd holds all of it.
+	// Restore writes this cluster's state to etcd and returns when all of it is there.
 	Restore(ctx context.Context) error
 }
 
-// Values of the advice of Recovery.
+// Values of the field advice in the answer of Recovery.
 const (
 	adviseNothing = "nothing"
 	adviseRestore = "restore"
@@ -35,17 +44,32 @@ const (
 	adviseEtcd    = "etcd"
 )
 
-// modeWait is the longest time that an answer waits for the mode to change.
+// modeWait is the longest time for which an answer waits until the mode has changed.
 const modeWait = 5 * time.Second
 
+// mirror returns the mirror, whether or not an etcd is attached. It returns an error if the settings allow no
+// mirror.
 func (s *Server) mirror() (Mirror, error) {
 	if s.cfg.Mirror == nil {
-		return nil, errorf(KindPrecondition, "these schedulers have no mirror, ETCD_ENDPOINTS is none: name an etcd there and restart them. A backup file needs none; `persysctl recovery import FILE`")
+		return nil, errorf(KindPrecondition, "ETCD_ENDPOINTS is none on scheduler %s, which forbids a mirror: remove that setting from every scheduler and restart them. To import a backup file instead, which needs no etcd: `persysctl recovery import FILE`", s.replica.Self().Name)
 	}
 	return s.cfg.Mirror, nil
 }
 
-// Recovery implements cluster.v1 on the leader, which writes the mirror.
+// attached returns the mirror. It returns an error if no etcd is attached.
+func (s *Server) attached() (Mirror, error) {
+	m, err := s.mirror()
+	if err != nil {
+		return nil, err
+	}
+	if at, _ := m.Endpoints(); len(at) == 0 {
+		return nil, errorf(KindPrecondition, "no etcd is attached: `persysctl mirror attach [ENDPOINTS]`")
+	}
+	return m, nil
+}
+
+// Recovery implements the call of cluster.v1: it shows the state of the mirror and what to do. The leader
+// answers, because it writes the mirror.
 func (s *Server) Recovery(ctx context.Context, req *clusterv1.RecoveryRequest) (*clusterv1.RecoveryResponse, error) {
 	state := s.store.State()
 	info := state.Info()
@@ -56,14 +80,17 @@ func (s *Server) Recovery(ctx context.Context, req *clusterv1.RecoveryRequest) (
 	if info.ModeChangedAt > 0 {
 		out.ModeChangedAt = timestamppb.New(time.Unix(0, info.ModeChangedAt))
 	}
-	if s.cfg.Mirror == nil {
+	if id := info.AttachedEtcd(); id != 0 {
+		out.AttachedEtcd = strconv.FormatUint(id, 16)
+	}
+	m, err := s.attached()
+	if err != nil {
+		out.MirrorReason = err.Error()
 		return out, nil
 	}
-	out.Mirror, out.MirrorReason, out.MirrorIndex = s.cfg.Mirror.Health()
-	if info.MirrorEtcd != 0 {
-		out.AttachedEtcd = strconv.FormatUint(info.MirrorEtcd, 16)
-	}
-	content, _, err := s.readMirror(ctx, s.cfg.Mirror, req.GetPrefix(), info)
+	out.Mirror, out.MirrorReason, out.MirrorIndex = m.Health()
+	at, _ := m.Endpoints()
+	content, _, err := s.readMirror(ctx, m, at, req.GetPrefix(), info)
 	if err != nil {
 		out.ContentError = err.Error()
 	}
@@ -72,21 +99,21 @@ func (s *Server) Recovery(ctx context.Context, req *clusterv1.RecoveryRequest) (
 	return out, nil
 }
 
-// readMirror reads etcd after waiting for the cluster key, with which it seals the secrets that it
-// finds.
-func (s *Server) readMirror(ctx context.Context, m Mirror, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
+// readMirror reads the records in etcd. It first waits for the cluster key, because the secrets in the
+// records must be sealed with it.
+func (s *Server) readMirror(ctx context.Context, m Mirror, endpoints []string, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
 	if sealer(s.cfg.Keys) == nil {
 		s.awaitKey(ctx)
 	}
-	return m.Read(ctx, prefix, present)
+	return m.Read(ctx, endpoints, prefix, present)
 }
 
-// advice returns what to do about a mirror. The state takes precedence over etcd, unless the state
+// advice returns what to do about a mirror. The replicated state takes precedence over etcd, unless the state
 // is empty.
 func advice(r *clusterv1.RecoveryResponse, untouched bool) string {
 	held := r.GetContent().GetWorkloads() + r.GetContent().GetNodes()
 	switch r.GetMirror() {
-	case "unreachable", "failing":
+	case "unreachable", "failing", "other":
 		return adviseEtcd
 	case "foreign":
 		if untouched && held > 0 {
@@ -99,9 +126,9 @@ func advice(r *clusterv1.RecoveryResponse, untouched bool) string {
 	return adviseNothing
 }
 
-// RestoreMirror implements cluster.v1.
+// RestoreMirror implements the call of cluster.v1: it overwrites etcd with the state of the cluster.
 func (s *Server) RestoreMirror(ctx context.Context, req *clusterv1.RestoreMirrorRequest) (*clusterv1.RestoreMirrorResponse, error) {
-	m, err := s.mirror()
+	m, err := s.attached()
 	if err != nil {
 		return nil, err
 	}
@@ -126,11 +153,11 @@ func (s *Server) RestoreMirror(ctx context.Context, req *clusterv1.RestoreMirror
 	return out, nil
 }
 
-// tellRestored records who had etcd overwritten. The restore is done by then, so a failure to
-// record it is only logged.
+// tellRestored commits an event that names the user who requested that etcd be overwritten. At that time etcd
+// is already overwritten, so a failure is only logged.
 func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorResponse) {
 	_, err := s.commit(ctx, "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
-		Type: fsm.EventMirrorRestored, Message: "the state was written over what etcd held",
+		Type: fsm.EventMirrorRestored, Message: "the content of etcd was overwritten with the state",
 		Details: []*commandv1.Label{
 			{Key: "changed", Value: strconv.FormatInt(int64(out.GetChanged()), 10)},
 			{Key: "created", Value: strconv.FormatInt(int64(out.GetCreated()), 10)},
@@ -138,12 +165,12 @@ func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorR
 		},
 	}}})
 	if err != nil {
-		s.log.Warn("could not record the restore of the mirror", "by", callOf(ctx).who(), "err", err)
+		s.log.Warn("could not record in the audit log that the mirror was restored", "by", callOf(ctx).who(), "err", err)
 	}
 }
 
-// leaveRecovery waits until the leader ends the frozen mode, which it does once the mirror is
-// healthy, and returns the mode. A pinned mode stays.
+// leaveRecovery waits until the leader ends the mode that refuses changes, which it does once the mirror is
+// healthy. It returns the mode. A pinned mode stays.
 func (s *Server) leaveRecovery(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, modeWait)
 	defer cancel()
@@ -154,7 +181,7 @@ func (s *Server) leaveRecovery(ctx context.Context) (string, error) {
 		v, err := s.store.At(ctx, info.Index+1)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return string(s.store.View().Info().Mode), nil // the mode will change later
+			return string(s.store.View().Info().Mode), nil // stop waiting: the mode will change later
 		case err != nil:
 			return "", err
 		}
@@ -166,12 +193,12 @@ func etcdFailed(err error) error {
 	if k := kindOf(err); k != KindInternal {
 		return err
 	}
-	// Not Unavailable: another replica could not reach etcd either.
-	return errorf(KindPrecondition, "%w; `persysctl recovery show` says what is known of etcd", err)
+	// Do not return Unavailable: clients would try another replica, which could not reach etcd either.
+	return errorf(KindPrecondition, "%w; `persysctl recovery show` shows what is in etcd", err)
 }
 
-// ImportMirror implements cluster.v1. It replaces the state in one step, under a new incarnation,
-// as the restore of a backup does.
+// ImportMirror implements the call of cluster.v1: it replaces the state by the records in etcd. This happens
+// in one step and under a new incarnation, as in a restore of a backup.
 func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRequest) (*clusterv1.ImportMirrorResponse, error) {
 	m, err := s.mirror()
 	if err != nil {
@@ -181,14 +208,26 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	if err := mayImport(present); err != nil {
 		return nil, err
 	}
-	content, found, err := s.readMirror(ctx, m, req.GetPrefix(), present.Info())
+	at, _ := m.Endpoints()
+	attached := len(at) > 0
+	switch {
+	case attached && len(req.GetEndpoints()) > 0:
+		return nil, errorf(KindInvalid, "endpoints: the mirror has %s; an import reads no other etcd: leave the endpoints out, or `persysctl mirror detach` first", strings.Join(at, ", "))
+	case !attached:
+		if at = mirrorEndpoints(req.GetEndpoints()); len(at) > 0 {
+			if err := m.Check(at); err != nil {
+				return nil, errorf(KindInvalid, "%w", err)
+			}
+		}
+	}
+	content, found, err := s.readMirror(ctx, m, at, req.GetPrefix(), present.Info())
 	if err != nil {
 		return nil, etcdFailed(err)
 	}
 	if content.GetNodes()+content.GetWorkloads()+content.GetProblemCount() == 0 {
-		return nil, errorf(KindPrecondition, "etcd holds no nodes and no workloads there: nothing to import. --prefix reads another prefix; `persysctl recovery show`")
+		return nil, errorf(KindPrecondition, "etcd has no nodes and no workloads at this prefix: there is nothing to import. --prefix reads another prefix; `persysctl recovery show`")
 	}
-	out := &clusterv1.ImportMirrorResponse{Content: content, Mode: string(present.Info().Mode)}
+	out := &clusterv1.ImportMirrorResponse{Content: content, Mode: string(present.Info().Mode), Endpoints: at, Detached: !attached}
 	by, via := callOf(ctx).by()
 	source := "what etcd held"
 	if via != "" {
@@ -214,7 +253,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	}
 	if n := content.GetProblemCount(); n > 0 && !req.GetSkipUnreadable() {
 		first := content.GetProblems()[0]
-		return nil, errorf(KindPrecondition, "%d keys cannot be taken, the first is %s: %s. --skip-unreadable imports the rest, and etcd then loses them; `persysctl recovery import --dry-run`",
+		return nil, errorf(KindPrecondition, "%d keys cannot be imported, the first is %s: %s. --skip-unreadable imports the others, and these are then lost in etcd; `persysctl recovery import --dry-run`",
 			n, first.GetKey(), first.GetReason())
 	}
 	index, err := s.replica.Restore(ctx, build)
@@ -223,9 +262,15 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	}
 	out.Imported, out.Change.Restored, out.Change.Index = true, true, index
 	out.Change.Incarnation = s.store.View().Info().Incarnation
-	s.log.Warn("what etcd held was imported", "by", callOf(ctx).who(), "from_cluster", content.GetClusterId(), "index", index,
+	s.log.Warn("the records in etcd were imported", "by", callOf(ctx).who(), "from_cluster", content.GetClusterId(), "index", index,
 		"workloads", out.GetChange().GetAddedCount(), "nodes", out.GetChange().GetNodesAdded(), "left_out", content.GetProblemCount())
-	// The import is done, so a failure to write etcd is part of the answer and not an error.
+	if !attached {
+		out.MirrorError = "no etcd is attached"
+		out.Mode, err = s.leaveRecovery(ctx)
+		return out, err
+	}
+	// The import has succeeded. If the new state cannot be written to etcd, that is a part of the answer and
+	// not an error.
 	if err := m.Restore(ctx); err != nil {
 		out.MirrorError = err.Error()
 	}
@@ -234,10 +279,10 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	return out, err
 }
 
-// mayImport refuses an import into a cluster that has nodes or workloads.
+// mayImport returns an error if the cluster has nodes or workloads, so that nothing may be imported.
 func mayImport(present fsm.State) error {
 	if err := fsm.Untouched(present); err != nil {
-		return errorf(KindPrecondition, "%w. `persysctl backup restore FILE` goes back to a backup; to write this cluster's state over what etcd holds: `persysctl recovery restore`", err)
+		return errorf(KindPrecondition, "%w. To go back to a backup: `persysctl backup restore FILE`; to overwrite etcd with this cluster's state: `persysctl recovery restore`", err)
 	}
 	return nil
 }

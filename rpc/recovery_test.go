@@ -15,18 +15,39 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// etcd is a mirror whose content a test sets.
+// etcd is a fake Mirror whose content a test sets.
 type etcd struct {
 	state    string
 	content  *clusterv1.MirrorContent
 	found    fsm.State
 	err      error
 	restored int
+	detached bool // true if no etcd is attached
+	settings bool // the endpoints come from the setting ETCD_ENDPOINTS
+	id       uint64
+	asked    []string // endpoints that were passed to the last Read
 }
+
+func (e *etcd) Endpoints() ([]string, bool) {
+	if e.detached {
+		return nil, false
+	}
+	return []string{"etcd:2379"}, e.settings
+}
+
+func (e *etcd) Check(endpoints []string) error {
+	if slices.Contains(endpoints, "plain:2379") {
+		return errors.New("no TLS")
+	}
+	return nil
+}
+
+func (e *etcd) Probe(context.Context, []string) (uint64, error) { return e.id, e.err }
 
 func (e *etcd) Health() (state, reason string, index uint64) { return e.state, "why", 7 }
 
-func (e *etcd) Read(context.Context, string, fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
+func (e *etcd) Read(_ context.Context, endpoints []string, _ string, _ fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
+	e.asked = endpoints
 	return e.content, e.found, e.err
 }
 
@@ -39,7 +60,7 @@ func (e *etcd) Restore(context.Context) error {
 	return e.err
 }
 
-// held returns a state of cluster id with one workload that is assigned to a node.
+// held returns a state of the cluster with the given id, with one workload that is assigned to a node.
 func held(t *testing.T, id string) fsm.State {
 	t.Helper()
 	a := fsm.Assemble(fsm.Origin{ClusterID: id, Shard: "default", Incarnation: 3})
@@ -66,7 +87,7 @@ func setMode(g *group, mode string) {
 	g.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: mode, Reason: "for a test"}}})
 }
 
-func TestImportMirror(t *testing.T) {
+func TestImportMirrorTakesTheRecordsOver(t *testing.T) {
 	e := &etcd{state: "foreign", content: &clusterv1.MirrorContent{Workloads: 1, Nodes: 1}, found: held(t, "c1")}
 	g := newGroup(t, 2, withMirror(e))
 	follower := clusterv1.NewClusterClient(g.replicas[1].client(t))
@@ -80,13 +101,13 @@ func TestImportMirror(t *testing.T) {
 		t.Fatalf("preview: %v, %v", got, err)
 	}
 	if g.now().Info() != before || e.restored > 0 {
-		t.Error("a preview did something")
+		t.Error("a preview must change neither the state nor etcd, but did")
 	}
 	if got, err = follower.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	if !got.GetImported() || !got.GetMirrored() || e.restored != 1 || got.GetMode() != "normal" {
-		t.Errorf("import: %v, etcd was written %d times", got, e.restored)
+		t.Errorf("the import returned %v and etcd was written %d times, want an import in mode normal and one write", got, e.restored)
 	}
 	now := g.now()
 	if w, ok := now.Workload("web"); !ok || w.Node != "old" || w.Status != fsm.StatusRunning {
@@ -94,18 +115,18 @@ func TestImportMirror(t *testing.T) {
 	}
 	for _, id := range []string{"a", "b", "old"} {
 		if _, ok := now.Node(id); !ok {
-			t.Errorf("node %s is not known", id)
+			t.Errorf("node %s must be known after the import, but is not", id)
 		}
 	}
 	if now.Info().Incarnation <= before.Incarnation {
-		t.Errorf("incarnation %d after %d", now.Info().Incarnation, before.Incarnation)
+		t.Errorf("incarnation %d after the import must be higher than %d", now.Info().Incarnation, before.Incarnation)
 	}
 	if _, err := follower.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "web") {
-		t.Errorf("a second import: %v", err)
+		t.Errorf("a second import returned %v, want FailedPrecondition that names web", err)
 	}
 }
 
-func TestImportRefusals(t *testing.T) {
+func TestInvalidImportsAreRefused(t *testing.T) {
 	one := &clusterv1.MirrorContent{Workloads: 1}
 	for _, tt := range []struct {
 		name string
@@ -114,11 +135,13 @@ func TestImportRefusals(t *testing.T) {
 		code codes.Code
 		want []string
 	}{
+		{"endpoints without TLS", &etcd{detached: true}, &clusterv1.ImportMirrorRequest{Endpoints: []string{"plain:2379"}}, codes.InvalidArgument, []string{"no TLS"}},
+		{"endpoints other than the attached ones", &etcd{}, &clusterv1.ImportMirrorRequest{Endpoints: []string{"other:2379"}}, codes.InvalidArgument, []string{"etcd:2379", "persysctl mirror detach"}},
 		{"no mirror", nil, nil, codes.FailedPrecondition, []string{"ETCD_ENDPOINTS", "persysctl recovery import FILE"}},
 		{"etcd does not answer", &etcd{err: errors.New("connection refused")}, nil, codes.FailedPrecondition, []string{"connection refused", "persysctl recovery show"}},
 		{"etcd is empty", &etcd{content: &clusterv1.MirrorContent{}, found: held(t, "c1")}, nil, codes.FailedPrecondition, []string{"nothing to import", "--prefix"}},
-		{"another cluster's", &etcd{content: one, found: held(t, "c9")}, nil, codes.FailedPrecondition, []string{"c9", "--force-new-cluster"}},
-		{"keys that cannot be taken", &etcd{content: &clusterv1.MirrorContent{Workloads: 1, ProblemCount: 2, Problems: []*clusterv1.MirrorProblem{{Key: "/workloads/x", Reason: "image: missing"}}}, found: held(t, "c1")},
+		{"records of another cluster", &etcd{content: one, found: held(t, "c9")}, nil, codes.FailedPrecondition, []string{"c9", "--force-new-cluster"}},
+		{"records that cannot be imported", &etcd{content: &clusterv1.MirrorContent{Workloads: 1, ProblemCount: 2, Problems: []*clusterv1.MirrorProblem{{Key: "/workloads/x", Reason: "image: missing"}}}, found: held(t, "c1")},
 			nil, codes.FailedPrecondition, []string{"2 keys", "/workloads/x: image: missing", "--skip-unreadable"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -138,34 +161,35 @@ func TestImportRefusals(t *testing.T) {
 			}
 			for _, w := range tt.want {
 				if err != nil && !strings.Contains(err.Error(), w) {
-					t.Errorf("%v does not say %q", err, w)
+					t.Errorf("the error is %v, want it to contain %q", err, w)
 				}
 			}
 			if g.now().Info() != before || tt.e != nil && tt.e.restored > 0 {
-				t.Error("a refused import did something")
+				t.Error("a refused import must change neither the state nor etcd, but did")
 			}
 		})
 	}
-	t.Run("what is asked for is done", func(t *testing.T) {
+	t.Run("the chosen action is carried out", func(t *testing.T) {
 		e := &etcd{content: &clusterv1.MirrorContent{Workloads: 1, ProblemCount: 1, Problems: []*clusterv1.MirrorProblem{{}}}, found: held(t, "c9")}
 		g := newGroup(t, 1, withMirror(e))
 		got, err := clusterv1.NewClusterClient(g.replicas[0].client(t)).ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{SkipUnreadable: true, ForceNewCluster: true})
 		if w, ok := g.now().Workload("web"); err != nil || !got.GetImported() || !ok || w.Node != "" {
-			t.Errorf("%v %v: web is %+v", got, err, w) // of another cluster, so it is placed here
+			// The records come from another cluster, so the workload must have no node.
+			t.Errorf("%v %v: web is %+v", got, err, w)
 		}
 	})
-	t.Run("a file into a cluster with work", func(t *testing.T) {
+	t.Run("a backup into a cluster with workloads", func(t *testing.T) {
 		g := newGroup(t, 1)
 		g.place("db", "a")
 		_, data := backupOf(t, g.replicas[0])
 		_, err := restoreInto(t.Context(), t, g.replicas[0], data, &clusterv1.RestoreBackupRequest{RequireEmpty: true})
 		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "db") {
-			t.Errorf("%v", err)
+			t.Errorf("the import of an invalid record returned %v, want FailedPrecondition that names db", err)
 		}
 	})
 }
 
-func TestRestoreMirror(t *testing.T) {
+func TestRestoreMirrorWritesTheState(t *testing.T) {
 	e := &etcd{state: "emptied", content: &clusterv1.MirrorContent{}, found: held(t, "c1")}
 	g := newGroup(t, 2, withMirror(e))
 	g.place("db", "a")
@@ -178,7 +202,7 @@ func TestRestoreMirror(t *testing.T) {
 	if err != nil || got.GetRestored() || got.GetCreated() != 2 || got.GetMode() != "recovery" || e.restored > 0 {
 		t.Errorf("preview: %v, %v", got, err)
 	}
-	// The leader changes the mode while the answer waits for it.
+	// The leader changes the mode while RestoreMirror waits for the change.
 	went := make(chan struct{})
 	go func() {
 		defer close(went)
@@ -196,15 +220,15 @@ func TestRestoreMirror(t *testing.T) {
 		return told == nil
 	})
 	if told == nil || !strings.Contains(told.By, "user/") || !slices.Contains(told.Details, fsm.Label{Key: "created", Value: "2"}) {
-		t.Errorf("the event of it is %+v", told)
+		t.Errorf("the event of the restore is %+v, want the user, and 2 created records", told)
 	}
 	e.err = errors.New("no space")
 	if _, err := c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no space") {
-		t.Errorf("a failing etcd: %v", err)
+		t.Errorf("a restore with an etcd that fails returned %v, want FailedPrecondition with the cause", err)
 	}
 }
 
-func TestAdvice(t *testing.T) {
+func TestRecoveryAdviceFollowsTheMirror(t *testing.T) {
 	for _, tt := range []struct {
 		mirror    string
 		held      int32
@@ -222,7 +246,7 @@ func TestAdvice(t *testing.T) {
 	} {
 		r := &clusterv1.RecoveryResponse{Mirror: tt.mirror, Content: &clusterv1.MirrorContent{Workloads: tt.held}}
 		if got := advice(r, tt.untouched); got != tt.want {
-			t.Errorf("%s with %d workloads, untouched %v: %s, want %s", tt.mirror, tt.held, tt.untouched, got, tt.want)
+			t.Errorf("mirror %s, %d workloads, untouched cluster %v: the advice is %s, want %s", tt.mirror, tt.held, tt.untouched, got, tt.want)
 		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// road is the network path to an agent. While it is closed, a dial is refused or hangs.
+// road is the network path to an agent. While it is closed, a dial is refused or, if silent, hangs.
 type road struct {
 	open, silent atomic.Bool
 	dials        atomic.Int32
@@ -42,8 +42,8 @@ func (r *road) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return nil, errors.New("connection refused")
 }
 
-// deadWorld is an agentWorld whose agent has been away so long that the next automatic dial is
-// hours away, or a hanging dial is in progress.
+// deadWorld is an agentWorld whose agent could not be reached for a long time. gRPC's next dial is hours
+// away, or, with silent, a dial hangs.
 func deadWorld(t *testing.T, silent bool) (*group, *road, *Agents, sched.Order) {
 	t.Helper()
 	g, f, a, o := agentWorld(t, 1)
@@ -62,42 +62,42 @@ func deadWorld(t *testing.T, silent bool) (*group, *road, *Agents, sched.Order) 
 		Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1e9, MaxDelay: 24 * time.Hour},
 		MinConnectTimeout: 20 * time.Millisecond,
 	})}
-	_, err := a.Deliver(ctxFor(t), stint, o)
+	_, err := a.Deliver(ctxFor(t), epoch, o)
 	is(t, "failed", err != nil, true)
 	testbed.Until(t, "the second dial", func() bool { return r.dials.Load() >= 2 })
 	return g, r, a, o
 }
 
-// promptly fails the test if a call takes noticeably long.
+// promptly calls a function and fails the test if it takes more than two seconds.
 func promptly(t *testing.T, call func() error) error {
 	t.Helper()
 	began := time.Now()
 	err := call()
 	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("it took %s", took)
+		t.Errorf("the call took %s", took)
 	}
 	return err
 }
 
-// TestANodeThatIsBack: the first order after a registration or heartbeat reaches the node, whatever
-// the state of earlier dials. Until then orders fail at once.
-func TestANodeThatIsBack(t *testing.T) {
+// TestAReturningNodeGetsOrdersAtOnce: after a registration or heartbeat of a node, the next order reaches the
+// node, whatever happened to earlier dials. Before that, orders fail at once.
+func TestAReturningNodeGetsOrdersAtOnce(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		for _, c := range []struct {
 			fact string
 			back func(*group) error
 			want bool
 		}{
-			{"nobody has heard of it", func(*group) error { return nil }, false},
-			{"it sends a heartbeat", func(g *group) error {
+			{"the node has sent nothing", func(*group) error { return nil }, false},
+			{"the node sends a heartbeat", func(g *group) error {
 				_, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n"})
 				return err
 			}, true},
-			{"another sends a heartbeat", func(g *group) error {
+			{"another node sends a heartbeat", func(g *group) error {
 				_, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 				return err
 			}, false},
-			{"it registers", func(g *group) error {
+			{"the node registers", func(g *group) error {
 				n, _ := g.view().Node("n")
 				_, err := g.control(0).RegisterNode(ctxFor(t), &controlv1.RegisterNodeRequest{NodeId: "n", GrpcEndpoint: n.Facts.Endpoint, Capabilities: &controlv1.NodeCapabilities{
 					CpuTotalMillicores: 8000, MemoryTotalMb: 8192, SupportedWorkloadTypes: []string{"container"}, Protocol: 1,
@@ -111,8 +111,8 @@ func TestANodeThatIsBack(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				g, r, a, o := deadWorld(t, silent)
-				deliver := func() error { _, err := a.Deliver(ctxFor(t), stint, o); return err }
-				is(t, "failed while it was away", promptly(t, deliver) != nil, true)
+				deliver := func() error { _, err := a.Deliver(ctxFor(t), epoch, o); return err }
+				is(t, "whether the order failed while the agent was away", promptly(t, deliver) != nil, true)
 				r.open.Store(true)
 				ok(t, c.back(g))
 				w, _ := g.view().Workload("web")
@@ -125,8 +125,8 @@ func TestANodeThatIsBack(t *testing.T) {
 	}
 }
 
-// TestPeopleAreNotHeldUp: a follower, which receives no heartbeats, dials again for a user's call.
-// For a node that is down it fails at once.
+// TestPeopleAreNotHeldUp: a follower, which receives no heartbeats, dials an agent again for a user's call.
+// If the node is down, the call fails at once.
 func TestPeopleAreNotHeldUp(t *testing.T) {
 	calls := map[string]func(*testing.T, *group) error{
 		"logs": func(t *testing.T, g *group) error {
@@ -152,16 +152,21 @@ func TestPeopleAreNotHeldUp(t *testing.T) {
 		opened bool
 		want   codes.Code
 	}{
-		{"a node that is back is reached", true, 0, true, codes.OK},
-		{"one that is not is an error", true, 0, false, codes.Unavailable},
-		{"what failed a moment ago is not dialled again", true, time.Hour, true, codes.Unavailable},
-		{"nor is a node that is down", false, 0, true, codes.Unavailable},
+		{"a node that is back is reached at once", true, 0, true, codes.OK},
+		{"a call to an unreachable node is an error", true, 0, false, codes.Unavailable},
+		{"a node that failed a moment ago is not dialled again", true, time.Hour, true, codes.Unavailable},
+		{"a node that is down according to the state is not dialled", false, 0, true, codes.Unavailable},
 	} {
 		for what, call := range calls {
 			t.Run(c.fact+", "+what, func(t *testing.T) {
 				g, r, a, _ := deadWorld(t, false)
 				a.again = c.again
 				g.do(&commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: []*commandv1.NodeState{{Id: "n", Up: c.up}}}}})
+				if what == "logs" { // logs use the connection for streams, which is dialled now for the first time
+					dials := r.dials.Load()
+					code(t, call(t, g), codes.Unavailable)
+					testbed.Until(t, "the second dial of the agent", func() bool { return r.dials.Load() >= dials+2 })
+				}
 				r.open.Store(c.opened)
 				code(t, promptly(t, func() error { return call(t, g) }), c.want)
 			})
@@ -169,8 +174,8 @@ func TestPeopleAreNotHeldUp(t *testing.T) {
 	}
 }
 
-// TestDeadAgentsCostLittle: a dead agent is dialled at most once a minute, and not at all after a
-// time without calls.
+// TestDeadAgentsCostLittle: an unreachable agent is dialled at most once a minute, and not at all if there
+// were no calls for a while.
 func TestDeadAgentsCostLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &road{}
@@ -182,16 +187,16 @@ func TestDeadAgentsCostLittle(t *testing.T) {
 		code(t, err, codes.Unavailable)
 		time.Sleep(5 * time.Minute)
 		if before := r.dials.Load(); before < 5 || before > 30 {
-			t.Errorf("in its first five minutes it was dialled %d times", before)
+			t.Errorf("the agent was dialled %d times in the first five minutes, want 5 to 30", before)
 		}
 		before := r.dials.Load()
 		time.Sleep(4 * time.Minute)
 		if n := r.dials.Load() - before; n < 2 || n > 6 {
-			t.Errorf("in four minutes it was dialled %d times", n)
+			t.Errorf("the agent was dialled %d times in the next four minutes, want 2 to 6", n)
 		}
 		time.Sleep(idleFor)
 		before = r.dials.Load()
 		time.Sleep(time.Hour)
-		is(t, "dials when nobody has asked for long", r.dials.Load(), before)
+		is(t, "number of dials after a long time without calls", r.dials.Load(), before)
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// RegisterNode implements control.v1.
+// RegisterNode implements the call of control.v1: it registers a node.
 func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
 	id := strings.TrimSpace(req.GetNodeId())
 	if id == "" {
@@ -35,13 +35,19 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 	refuse := func(reason string) (*controlv1.RegisterNodeResponse, error) {
 		return &controlv1.RegisterNodeResponse{Reason: reason, ClusterId: info.ClusterID}, nil
 	}
-	if wrong := foreign(id, req.GetClusterId(), info.ClusterID); wrong != "" {
+	// A legacy v1 agent may name any cluster, because the contract does not enforce the cluster id.
+	if wrong := foreign(id, req.GetClusterId(), info.ClusterID); wrong != "" && req.GetCapabilities().GetProtocol() > 0 {
 		return refuse(wrong)
 	}
 	if want := req.GetShard(); want != "" && info.Shard != "" && want != info.Shard {
 		return refuse("node " + id + " belongs to shard " + want + ", this is shard " + info.Shard + " of cluster " + info.ClusterID)
 	}
 	caps := req.GetCapabilities()
+	for i, t := range caps.GetTaints() {
+		if fault := bounds.TaintFault(t.GetEffect(), t.GetSeconds()); fault != "" {
+			return refuse(fmt.Sprintf("capabilities.taints[%d].%s", i, fault))
+		}
+	}
 	if wrong := reserves(caps); wrong != "" {
 		return refuse(wrong)
 	}
@@ -58,7 +64,7 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 			return refuse(err.Error())
 		}
 	}
-	s.agents.redial(id, endpoint, 0) // connect again before the leader sends orders
+	s.agents.redial(id, endpoint, 0) // dial the node again before the leader sends orders
 	lease, err := s.leader.Registered(ctx, id)
 	if err != nil {
 		return nil, s.leading(err)
@@ -76,8 +82,8 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 	return out, nil
 }
 
-// foreign returns an error text if the node belongs to another cluster, "" if it does not or if
-// either cluster has no id.
+// foreign returns an error text if a node belongs to another cluster; "" if it does not, or if the node or
+// this cluster has no cluster id.
 func foreign(node, want, here string) string {
 	if want == "" || here == "" || want == here {
 		return ""
@@ -104,8 +110,8 @@ func (s *Server) schedulers() (all []string, leader string) {
 	return all, leader
 }
 
-// parseEndpoint splits host and port at the last colon, removes brackets and replaces an empty host
-// by 127.0.0.1 (contract/wire-control.md, RegisterNodeRequest).
+// parseEndpoint splits an endpoint into host and port at the last colon, removes brackets around the host,
+// and replaces an empty host by 127.0.0.1 (contract/wire-control.md, RegisterNodeRequest).
 func parseEndpoint(v string) (string, error) {
 	v = strings.TrimSpace(v)
 	i := strings.LastIndexByte(v, ':')
@@ -166,21 +172,21 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 		cmd.Pools = append(cmd.Pools, &commandv1.Pool{Name: p.GetName(), Type: p.GetType(), TotalGb: offered(caps, p.GetTotalGb(), kept)})
 	}
 	for _, t := range caps.GetTaints() {
-		cmd.Taints = append(cmd.Taints, &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect()})
+		cmd.Taints = append(cmd.Taints, taintOf(t))
 	}
 	return cmd
 }
 
-// registered reports whether the node is up and the state holds the same facts. Then a repeated
-// registration writes no log entry.
+// registered reports whether the node is up and the state has the same facts about it as the registration.
+// Then the repeated registration writes no log entry.
 func (s *Server) registered(id string, cmd *commandv1.RegisterNode) bool {
 	n, ok := s.store.View().Node(id)
 	return ok && n.SameFacts(cmd)
 }
 
-// offered returns the amount of a resource that may be allocated: the total less the reservation,
-// times the node's threshold, rounded down. An invalid total stays invalid, so that the state
-// machine refuses it by name.
+// offered returns how much of a resource may be allocated on a node: the total minus the reservation, times
+// the node's threshold in percent, rounded down. An invalid total stays invalid, so that the state machine
+// refuses it and names it.
 func offered(c *controlv1.NodeCapabilities, total, reserved int64) int64 {
 	rest := total - reserved
 	if total < 0 || reserved < 0 {
@@ -193,8 +199,8 @@ func offered(c *controlv1.NodeCapabilities, total, reserved int64) int64 {
 	return max(0, rest)/100*percent + max(0, rest)%100*percent/100
 }
 
-// reserves checks the totals and reservations of a node; "" if they are valid. A negative
-// reservation would increase the total.
+// reserves returns what is wrong with the totals and reservations of a node; "" if they are valid. For
+// example, a negative reservation would increase what the node offers.
 func reserves(c *controlv1.NodeCapabilities) string {
 	for _, r := range []struct {
 		field           string
@@ -217,7 +223,8 @@ func reserves(c *controlv1.NodeCapabilities) string {
 	if percent := c.GetResourceThresholdPercent(); percent > 100 {
 		return fmt.Sprintf("capabilities.resource_threshold_percent %d must be 0 (all) to 100", percent)
 	}
-	// The disk is measured, so it may be smaller than its reservation. Then it offers nothing.
+	// The total of the disk is measured, so it may be smaller than the reservation. The node then offers no
+	// disk.
 	if kept := c.GetDiskReservedGb(); kept < 0 || kept > bounds.MaxDisk {
 		return fmt.Sprintf("capabilities.disk_reserved_gb %d must be 0 to %d", kept, int64(bounds.MaxDisk))
 	}

@@ -2,23 +2,28 @@ package rpc
 
 import (
 	"context"
+	"encoding/binary"
+	"hash/fnv"
+	"strconv"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/rpc/dial"
 )
 
-// ensureRequestID gives a mutation the id under which it is applied at most once: the one in its
-// field, the one in the metadata, or a new one.
+// ensureRequestID makes sure that a mutation has a request id, under which it is applied at most once: the id
+// in its field, or the id in the metadata, or else a new one.
 func ensureRequestID(ctx context.Context, req any) error {
 	switch r := req.(type) {
 	case *controlv1.HeartbeatRequest, *controlv1.RegisterNodeRequest:
 		return nil
 	case *controlv1.ApplyWorkloadRequest:
-		// The most frequent mutation avoids reflection.
+		// This most frequent mutation is handled without reflection.
 		return settleRequestID(ctx, r.GetRequestId(), func(id string) { r.RequestId = id })
 	case proto.Message:
 		m := r.ProtoReflect()
@@ -46,6 +51,65 @@ func settleRequestID(ctx context.Context, id string, set func(string)) error {
 	}
 	_, err := parseRequestID(id)
 	return err
+}
+
+// requestHash returns a hash of a method and its request. If a request id is used again for another request,
+// the hash shows that. It is never 0.
+func requestHash(full string, m proto.Message) uint64 {
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return 1 // cannot happen: a message that has arrived can be encoded
+	}
+	h := xxhash.New()
+	_, _ = h.WriteString(full)
+	_, _ = h.Write(data)
+	return max(1, h.Sum64())
+}
+
+// hashOfCall returns the requestHash of a call. A forwarded call contains the hash that the first replica
+// computed, because a handler there may have changed the message.
+func hashOfCall(ctx context.Context, c *call, full string, req any) uint64 {
+	if c.forwarded {
+		hash, err := strconv.ParseUint(told(ctx, dial.KeyRequestHash), 16, 64)
+		if err != nil {
+			return 0 // unknown: the forwarded call has no hash, and a handler of the first replica may have changed the message
+		}
+		return hash
+	}
+	m, ok := req.(proto.Message)
+	if !ok {
+		return 0
+	}
+	return requestHash(full, m)
+}
+
+// otherRequest returns an error if a request id in this call already has the receipt of another call. The
+// state machine checks the id of each command too, but that is not enough. It would apply the other commands
+// of this call. And if requests share a command, the command's id differs from that of a single request, so
+// both are checked here.
+func otherRequest(view fsm.View, c *call, cmds []fsm.Command) error {
+	for _, cmd := range cmds {
+		h := cmd.GetHead()
+		if len(h.GetRequest()) != 16 || h.GetRequestHash() != c.hash {
+			continue
+		}
+		id := uuid.UUID(h.GetRequest())
+		for _, id := range []uuid.UUID{id, memberID(id, joinMember)} {
+			if r, ok := view.Receipt(id, c.hash); ok && r.Kind == fsm.OtherRequest {
+				return r.Err()
+			}
+		}
+	}
+	return nil
+}
+
+// memberID returns the command id for a member of a request, from the id of the request; applied to a command
+// id, it returns the request id. It keeps the bits of time and version, because receipts are ordered by them.
+func memberID(id uuid.UUID, member string) uuid.UUID {
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(member))
+	binary.BigEndian.PutUint32(id[12:], binary.BigEndian.Uint32(id[12:])^sum.Sum32())
+	return id
 }
 
 func parseRequestID(id string) (uuid.UUID, error) {

@@ -2,7 +2,6 @@ package rpc
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -15,8 +14,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// ListRevisions implements cluster.v1. Specifications are redacted, so a changed secret shows as
-// changed without its value.
+// ListRevisions implements the call of cluster.v1. Secrets in the specifications are redacted, so a changed
+// secret is shown as changed without its value.
 func (s *Server) ListRevisions(ctx context.Context, req *clusterv1.ListRevisionsRequest) (*clusterv1.ListRevisionsResponse, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
@@ -62,14 +61,15 @@ func (s *Server) ListRevisions(ctx context.Context, req *clusterv1.ListRevisions
 	return out, nil
 }
 
-// numbered returns the revision of a number; field is the request's field for the error.
+// numbered returns the revision with this number. field is the field of the request that contains the number,
+// for the error.
 func numbered(id, field string, list []fsm.Revision, number uint64) (*fsm.Revision, error) {
 	for i := range list {
 		if list[i].Number == number {
 			return &list[i], nil
 		}
 	}
-	return nil, errorf(KindNotFound, "%s: revision %d of workload %q is not stored; stored are %d to %d (`persysctl history %s`)",
+	return nil, errorf(KindNotFound, "%s: revision %d of workload %q is not stored; revisions %d to %d are stored (`persysctl history %s`)",
 		field, number, id, list[0].Number, list[len(list)-1].Number, id)
 }
 
@@ -84,7 +84,7 @@ func revisionView(id string, r *fsm.Revision) (*clusterv1.WorkloadRevision, erro
 	}, nil
 }
 
-// between returns the fields in which two revisions differ, with secrets redacted.
+// between returns the fields in which two revisions differ, with redacted secrets.
 func between(a, b *fsm.Revision) []*clusterv1.FieldChange {
 	changes := specDiff(a.Spec, b.Spec)
 	if len(changes) == 0 && a.Content != b.Content {
@@ -97,14 +97,14 @@ func between(a, b *fsm.Revision) []*clusterv1.FieldChange {
 	return out
 }
 
-// RollBack implements cluster.v1 on the leader. The old revision is checked like any apply, because
-// the rules may have changed since.
+// RollBack implements the call of cluster.v1 on the leader: it applies an earlier revision again. That
+// revision is checked like any apply, because the rules may have changed since.
 func (s *Server) RollBack(ctx context.Context, req *clusterv1.RollBackRequest) (*controlv1.ApplyWorkloadResponse, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
 	}
-	view, err := s.read(ctx) // only a confirmed leader knows the newest revision
+	view, err := s.read(ctx) // only a leader that has confirmed its leadership knows the newest revision
 	if err != nil {
 		return nil, err
 	}
@@ -127,14 +127,18 @@ func (s *Server) RollBack(ctx context.Context, req *clusterv1.RollBackRequest) (
 	if err != nil {
 		return nil, err
 	}
-	plain, err := spec.Unseal(id, rev.Spec, sealer(s.cfg.Keys))
-	if errors.Is(err, spec.ErrNoKey) && s.awaitKey(ctx) {
-		plain, err = spec.Unseal(id, rev.Spec, sealer(s.cfg.Keys))
+	plain, err := withKey(ctx, s, func() (*controlv1.WorkloadSpec, error) { return spec.Unseal(w.SpecID(), rev.Spec, sealer(s.cfg.Keys)) })
+	var files []byte
+	if b, ok := view.Bundle(rev.Bundle); ok && err == nil {
+		files, err = spec.OpenFiles(b, sealer(s.cfg.Keys))
+		plain.GetCompose().Files, plain.GetCompose().Bundle = nil, ""
 	}
 	if err != nil {
 		return nil, errorf(KindPrecondition, "revision %d cannot be applied again: %v", number, err)
 	}
 	return s.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{
 		WorkloadId: id, Spec: plain, RevisionId: rev.CallerRevision, DesiredState: string(w.Desired), RequestId: req.GetRequestId(),
+		Files:      files,
+		IfRevision: req.GetIfRevision(),
 	})
 }

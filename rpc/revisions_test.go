@@ -20,8 +20,9 @@ func changed(list []*clusterv1.FieldChange) string {
 	return strings.Join(out, " ")
 }
 
-// Revisions are shown without secrets and can be rolled back to with them, through any replica.
-func TestRevisions(t *testing.T) {
+// TestRevisionsAreShownAndRolledBack: revisions are shown without secrets. A rollback through any replica
+// restores a revision with its secrets.
+func TestRevisionsAreShownAndRolledBack(t *testing.T) {
 	g := newGroup(t, 2)
 	version := func(image, password string) *controlv1.ApplyWorkloadRequest {
 		r := web("web")
@@ -45,12 +46,12 @@ func TestRevisions(t *testing.T) {
 		is(t, "revisions at the "+where, strings.Join(got, "\n"), "3 true a secret value:>\n2 false container.image:nginx:1>nginx:2\n1 false ")
 		is(t, "difference", changed(list.GetChanges()), "container.image:nginx:1>nginx:2")
 		if text := list.String(); strings.Contains(text, "two") || strings.Contains(text, `"one"`) {
-			t.Errorf("a secret is shown: %s", text)
+			t.Errorf("a secret must not be shown in a revision, but is: %s", text)
 		}
 	}
 	list, err := g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "web", To: 2})
 	ok(t, err)
-	is(t, "difference to the one before", changed(list.GetChanges()), "container.image:nginx:1>nginx:2")
+	is(t, "difference to the previous revision", changed(list.GetChanges()), "container.image:nginx:1>nginx:2")
 	_, err = g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "web", From: 1, To: 9})
 	code(t, err, codes.NotFound)
 	_, err = g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "none"})
@@ -67,13 +68,13 @@ func TestRevisions(t *testing.T) {
 	list, err = g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "web"})
 	ok(t, err)
 	is(t, "revisions after two rollbacks", len(list.GetRevisions()), 5)
-	is(t, "the last changes back", list.GetRevisions()[0].GetRevisionId(), list.GetRevisions()[2].GetRevisionId())
+	is(t, "after two rollbacks, the last change is undone", list.GetRevisions()[0].GetRevisionId(), list.GetRevisions()[2].GetRevisionId())
 	_, err = g.cluster(0).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", Number: 77, RequestId: requestID(t)})
 	code(t, err, codes.NotFound)
 }
 
-// TestRollBackKnowsTheNewestRevision: a new leader first applies all acknowledged entries of its
-// predecessor and then rolls back.
+// TestRollBackKnowsTheNewestRevision: a new leader applies all acknowledged entries of the former leader
+// before it rolls back.
 func TestRollBackKnowsTheNewestRevision(t *testing.T) {
 	g := newGroup(t, 2)
 	g.put(t, web("web"), "a")
@@ -86,7 +87,7 @@ func TestRollBackKnowsTheNewestRevision(t *testing.T) {
 	}
 	second := g.view().Revisions("web")[1].Content
 	g.replicas[1].set(func(r *replica) {
-		r.before = func(context.Context) error { // the wait applies the missing entries
+		r.before = func(context.Context) error { // Confirm makes this replica apply the missing entries
 			r.set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
 			return nil
 		}

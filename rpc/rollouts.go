@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// rolling adds the id of the running rollout to the answer of an apply with an update policy.
+// rolling adds the id of the rollout that is in progress to the answer of an apply with an update policy.
 func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.ApplyWorkloadResponse) {
 	if resp == nil || !resp.GetSuccess() || req.GetSpec().GetUpdate() == nil {
 		return
@@ -25,7 +25,7 @@ func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.Ap
 	}
 }
 
-// GetRollout implements cluster.v1.
+// GetRollout implements the call of cluster.v1.
 func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutRequest) (*clusterv1.GetRolloutResponse, error) {
 	group := strings.TrimSpace(req.GetGroup())
 	if group == "" {
@@ -70,7 +70,7 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 	return out, nil
 }
 
-// SetRollout implements cluster.v1 on the leader.
+// SetRollout implements the call of cluster.v1 on the leader: it pauses, continues or reverts a rollout.
 func (s *Server) SetRollout(ctx context.Context, req *clusterv1.SetRolloutRequest) (*clusterv1.SetRolloutResponse, error) {
 	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetRollout{
 		SetRollout: &commandv1.SetRollout{Group: strings.TrimSpace(req.GetGroup()), Action: req.GetAction()},

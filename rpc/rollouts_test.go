@@ -12,14 +12,14 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// A group with `update` reports its rollout in the answers to an apply and to GetRollout, and
-// accepts SetRollout.
-func TestRollout(t *testing.T) {
+// TestRolloutsAreShownAndSet: for a group with `update`, the answers to an apply and to GetRollout show its
+// rollout, and SetRollout changes it.
+func TestRolloutsAreShownAndSet(t *testing.T) {
 	g := newGroup(t, 2)
 	version := func(image string) *controlv1.ApplyWorkloadRequest {
 		r := web("web")
 		r.RequestId = requestID(t)
-		r.Spec.Count, r.Spec.Group = 2, ""
+		r.Spec.Count, r.Spec.Group = new(int32(2)), ""
 		r.Spec.Update = &controlv1.UpdateStrategy{HealthyDeadlineSeconds: 60}
 		r.Spec.GetContainer().Image, r.Spec.GetContainer().Ports = image, nil
 		return r
@@ -47,7 +47,7 @@ func TestRollout(t *testing.T) {
 		}
 		return strings.Join(out, "; ")
 	}
-	is(t, "at a follower", told(1), "Running; ; 1 10 60 true; web-0 Waiting Running; web-1 Waiting Running")
+	is(t, "answer of a follower", told(1), "Running; ; 1 10 60 true; web-0 Waiting Running; web-1 Waiting Running")
 	act := func(action string) error {
 		_, err := g.cluster(1).SetRollout(ctxFor(t), &clusterv1.SetRolloutRequest{Group: "web", Action: action, RequestId: requestID(t)})
 		return err

@@ -17,15 +17,15 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Bounds of calls to agents. Collecting garbage asks every runtime and may wait for the stop grace
-// of workloads.
+// Time limits of calls to agents. Garbage collection asks every runtime, and may wait for workloads to stop
+// within their grace period.
 const (
 	volumesDeadline = 5 * time.Second
 	garbageDeadline = 5 * time.Minute
 	volumesAtOnce   = 16
 )
 
-// asked returns a node and the epoch for calls to its agent.
+// asked returns a node, and the epoch that a call to its agent must carry.
 func (s *Server) asked(id string) (*fsm.Node, *agentv1.Epoch, error) {
 	if strings.TrimSpace(id) == "" {
 		return nil, nil, errBlankNode
@@ -39,7 +39,7 @@ func (s *Server) asked(id string) (*fsm.Node, *agentv1.Epoch, error) {
 	return n, &agentv1.Epoch{ClusterId: e.GetClusterId(), Shard: e.GetShard(), Incarnation: e.GetIncarnation(), Term: e.GetTerm()}, nil
 }
 
-// tooOld maps the error of a call that the node's agent may not implement; what names the missing
+// tooOld returns the error for a call that an agent of an older version does not have. what names the missing
 // function.
 func tooOld(n *fsm.Node, err error, what string) error {
 	if status.Code(err) == codes.Unimplemented {
@@ -48,8 +48,8 @@ func tooOld(n *fsm.Node, err error, what string) error {
 	return agentError(n.ID, err)
 }
 
-// atAgent makes a mutating call to the agent of one node; what names the function in the error for
-// agents that do not implement it.
+// atAgent makes a call that changes something on one node to the node's agent. what names the function, for
+// the error of an agent that does not have it.
 func (s *Server) atAgent(ctx context.Context, node, what string, call func(context.Context, agentv1.AgentServiceClient, *fsm.Node, *agentv1.Epoch) error) error {
 	n, epoch, err := s.asked(node)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Server) atAgent(ctx context.Context, node, what string, call func(conte
 	return nil
 }
 
-// CollectGarbage implements cluster.v1.
+// CollectGarbage implements the call of cluster.v1: it removes unused resources on a node.
 func (s *Server) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
 	if !req.GetDryRun() {
 		if err := s.refuseFrozen(); err != nil {
@@ -102,8 +102,8 @@ func (s *Server) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarba
 	return out, nil
 }
 
-// ListVolumes implements cluster.v1. If the caller asks for all nodes, a node that does not answer
-// is listed as a problem and the call succeeds.
+// ListVolumes implements the call of cluster.v1. If the caller asks for all nodes, the call succeeds even if
+// a node does not answer; that node is then listed as a problem.
 func (s *Server) ListVolumes(ctx context.Context, req *clusterv1.ListVolumesRequest) (*clusterv1.ListVolumesResponse, error) {
 	var nodes []*fsm.Node
 	if id := req.GetNodeId(); id != "" {
@@ -157,7 +157,7 @@ func (s *Server) volumesOf(ctx context.Context, n *fsm.Node) ([]*clusterv1.Volum
 	}
 	ctx, cancel := context.WithTimeout(ctx, volumesDeadline)
 	defer cancel()
-	// A read, which any replica may make, carries no epoch.
+	// The request carries no epoch, because it only reads, so any replica may make it.
 	resp, err := c.ListVolumes(ctx, &agentv1.ListVolumesRequest{})
 	if err != nil {
 		return nil, nil, tooOld(n, err, "list volumes")
@@ -177,7 +177,7 @@ func (s *Server) volumesOf(ctx context.Context, n *fsm.Node) ([]*clusterv1.Volum
 	return out, problems, nil
 }
 
-// DeleteVolume implements cluster.v1.
+// DeleteVolume implements the call of cluster.v1.
 func (s *Server) DeleteVolume(ctx context.Context, req *clusterv1.DeleteVolumeRequest) (*clusterv1.DeleteVolumeResponse, error) {
 	if err := s.refuseFrozen(); err != nil {
 		return nil, err

@@ -13,19 +13,19 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// withoutRequestID removes the request id of the stream's metadata. With one id for all messages,
-// every message after the first would count as a repetition.
+// withoutRequestID removes the request id from the metadata of a stream. If all messages of a stream had the
+// same id, every message after the first would be treated as a repetition.
 func withoutRequestID(ctx context.Context) context.Context {
 	if len(metadata.ValueFromIncomingContext(ctx, dial.KeyRequestID)) == 0 {
 		return ctx
 	}
-	md, _ := metadata.FromIncomingContext(ctx) // a copy
+	md, _ := metadata.FromIncomingContext(ctx) // md is a copy, so it may be changed
 	md.Delete(dial.KeyRequestID)
 	return metadata.NewIncomingContext(ctx, md)
 }
 
-// call handles a message of a stream as the unary call that it carries, with the same limits,
-// rights and routing.
+// call handles a message of a stream like the unary call that it carries, with the same limits, rights and
+// routing.
 func (s *Server) call(ctx context.Context, full string, req any, h grpc.UnaryHandler) (any, error) {
 	entry, err := s.enter(callOf(ctx).caller)
 	if err != nil {
@@ -36,8 +36,8 @@ func (s *Server) call(ctx context.Context, full string, req any, h grpc.UnaryHan
 	return resp, err
 }
 
-// ControlStream implements control.v1. It handles each message as the call that it carries, one
-// after another, and answers each with one message of the same correlation id.
+// ControlStream implements the call of control.v1. Each message of the stream carries a call. ControlStream
+// handles these one after another, and answers each with one message that has the same correlation id.
 func (s *Server) ControlStream(stream controlv1.AgentControl_ControlStreamServer) error {
 	for {
 		msg, err := stream.Recv()

@@ -9,9 +9,9 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestOneIDOfAStreamIsNotThatOfItsMessages: two applies on a stream with a request id in its
-// metadata are both applied.
-func TestOneIDOfAStreamIsNotThatOfItsMessages(t *testing.T) {
+// TestEachMessageOfAStreamGetsItsOwnRequestID: if a stream has a request id in its metadata, two applies on
+// it are both applied.
+func TestEachMessageOfAStreamGetsItsOwnRequestID(t *testing.T) {
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(dial.KeyRequestID, "01900000-0000-7000-8000-000000000001"))
 	ids := map[string]bool{}
 	for range 2 {
@@ -22,6 +22,6 @@ func TestOneIDOfAStreamIsNotThatOfItsMessages(t *testing.T) {
 		ids[req.GetRequestId()] = true
 	}
 	if len(ids) != 2 {
-		t.Errorf("two messages of one stream share a request id: %v", ids)
+		t.Errorf("each message of a stream must get a request id of its own, but the ids are: %v", ids)
 	}
 }

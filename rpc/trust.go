@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -18,28 +19,27 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/limits"
 )
 
 const (
-	// DefaultCertLife is the validity of a certificate that this cluster issues.
-	DefaultCertLife = 7 * 24 * time.Hour
-	// userCertLife is the least validity for users, who renew by hand.
-	userCertLife = 90 * 24 * time.Hour
-	// defaultTokenLife is the validity of a join token.
+	// DefaultCertLife is the default validity of a certificate that the cluster issues to a program, and
+	// DefaultUserCertLife that of a certificate for a person.
+	DefaultCertLife     = 7 * 24 * time.Hour
+	DefaultUserCertLife = 24 * time.Hour
+	// defaultTokenLife is the default validity of a join token.
 	defaultTokenLife = time.Hour
-	// Joins per second and burst that a leader judges. Each is a log entry, and anybody who can
-	// connect to the port can ask for one.
-	joinRate, joinBurst = 20, 100
-	// Refused mutations per second and burst that are recorded, of all callers together; refused
-	// heartbeats have their own rate.
-	refusalRate, refusalBurst = 5, 50
-	beatRate, beatBurst       = 1.0 / 60, 5
+	// joinRate is the number of joins per second that one network may request; in a burst, twice as many.
+	// Everybody who can connect to the port can request a join.
+	joinRate = 20
 )
 
-// authorityContext is the seal context that binds a sealed key to its authority.
+// authorityContext returns the context under which an authority's key is sealed. It binds the sealed key to
+// its authority.
 func authorityContext(id string) []byte { return []byte("persys/authority/" + id) }
 
-// SealAuthority makes the command that adds an authority to the cluster.
+// SealAuthority returns the command that adds an authority to the cluster, with its key sealed (encrypted)
+// under the cluster key.
 func SealAuthority(key *pki.Key, a *pki.Authority, activeAt time.Time) (*commandv1.PutAuthority, error) {
 	raw, err := a.Key()
 	if err != nil {
@@ -59,7 +59,7 @@ func SealAuthority(key *pki.Key, a *pki.Authority, activeAt time.Time) (*command
 	}, nil
 }
 
-// OpenAuthority unseals an authority's key.
+// OpenAuthority decrypts the sealed key of an authority in the state.
 func OpenAuthority(key *pki.Key, a *fsm.Authority) (*pki.Authority, error) {
 	raw, err := key.Open(a.SealedKey, authorityContext(a.ID))
 	if err != nil {
@@ -68,7 +68,7 @@ func OpenAuthority(key *pki.Key, a *fsm.Authority) (*pki.Authority, error) {
 	return pki.ParseAuthority(a.Cert, a.Root, raw)
 }
 
-// issuer returns the authority that issues certificates now, with its key.
+// issuer returns the authority that issues certificates at present, with its key.
 func (s *Server) issuer() (*pki.Authority, error) {
 	a, ok := s.store.View().Issuer(s.clock().UnixNano())
 	if !ok {
@@ -85,9 +85,9 @@ func (s *Server) issuer() (*pki.Authority, error) {
 	return open, nil
 }
 
-// clock is the time for certificates and tokens: this replica's clock, or that of the state if a
-// former leader's clock was ahead. A new certificate must not look older than an earlier
-// revocation.
+// clock returns the time for certificates and tokens. That is this replica's clock, or the clock of the state
+// if it is ahead, because a former leader's clock was. A new certificate must not appear to be older than an
+// earlier revocation.
 func (s *Server) clock() time.Time {
 	now := s.now()
 	if at := time.Unix(0, s.store.View().Info().Clock); at.After(now) {
@@ -96,7 +96,7 @@ func (s *Server) clock() time.Time {
 	return now
 }
 
-// Roots returns the trusted root certificates of all authorities as PEM.
+// Roots returns the trusted root certificates of all authorities in the state, as PEM.
 func Roots(v fsm.View) []byte {
 	var ders [][]byte
 	v.Authorities(func(a *fsm.Authority) bool {
@@ -106,7 +106,7 @@ func Roots(v fsm.View) []byte {
 	return pki.EncodeCerts(ders...)
 }
 
-// Revoked returns the revocations of the state.
+// Revoked returns the revocations in the state.
 func Revoked(v fsm.View) *pki.Revoked {
 	r := &pki.Revoked{Identities: map[string]time.Time{}, Certificates: map[string]bool{}}
 	v.Revocations(func(e *fsm.Revocation) bool {
@@ -120,9 +120,9 @@ func Revoked(v fsm.View) *pki.Revoked {
 	return r
 }
 
-// GossipAgainst returns a hash of the revoked schedulers, "" if there are none. If it differs from
-// the one with which a gossip key was made, a scheduler was revoked after that, and it may still
-// hold the key. A revoked certificate of unknown role counts as a scheduler's.
+// GossipAgainst returns a hash of the revoked schedulers; "" if there are none. If it differs from the hash
+// that a gossip key was made with, a scheduler was revoked after that and may still hold the key. A revoked
+// certificate whose role is not known counts as that of a scheduler.
 func GossipAgainst(v fsm.View) string {
 	roles := map[string]string{}
 	v.Admissions(func(a *fsm.Admission) bool { roles[a.Fingerprint] = a.Role; return true })
@@ -144,8 +144,8 @@ func GossipAgainst(v fsm.View) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// SchedulerRevoked reports whether the recorded certificate of a scheduler, or its name, is
-// revoked.
+// SchedulerRevoked reports whether a scheduler is revoked, by its name or by its certificate that the state
+// records.
 func SchedulerRevoked(v fsm.View, name string) bool {
 	a, known := v.Admission(string(pki.RoleScheduler), name)
 	if known {
@@ -157,12 +157,16 @@ func SchedulerRevoked(v fsm.View, name string) bool {
 	return gone && (!known || a.IssuedAt <= at.At)
 }
 
-// Enrol implements cluster.v1: it issues a certificate for a join token. One log entry checks the
-// token, uses it up and is the audit event.
+// Enrol implements the call of cluster.v1: it issues a certificate for a join token. One log entry checks the
+// token, counts its use and serves as the audit event.
 func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clusterv1.EnrolResponse, error) {
-	if !s.joins.Allow() {
-		return nil, errorf(KindBusy, "more than %d joins a second: try again in a moment", joinRate)
+	c := callOf(ctx)
+	network := limits.NetworkOf(c.from)
+	entry, err := s.joins.Enter(limits.Peer{Kind: "network", Name: network})
+	if err != nil {
+		return nil, errorf(KindBusy, "more than %d joins per second from %s: try again in a moment", joinRate, network)
 	}
+	defer entry.Leave()
 	if n := len(req.GetTokenId()) + len(req.GetName()) + len(req.GetSecret()); n > 1024 || len(req.GetCsr()) > 16<<10 {
 		return nil, errorf(KindInvalid, "token, name and secret of %d bytes, csr of %d: limits 1024 and 16384", n, len(req.GetCsr()))
 	}
@@ -175,12 +179,19 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 	switch {
 	case admit.Token == "":
 		return nil, errorf(KindInvalid, "token_id must not be blank")
-	case !bounds.ValidID(admit.Token): // the id would appear in the history
+	case !bounds.ValidID(admit.Token): // leave an invalid id out of the history
 		return nil, errorf(KindInvalid, "token_id: %.64q does not match %s", admit.Token, bounds.IDRule)
 	}
-	// The token determines the role. The state machine refuses an unknown token.
+	// The role of the new identity is that of the token.
+	holder := false
 	if tok, ok := s.store.View().Token(admit.Token); ok {
-		admit.Role, admit.Access = tok.Role, tok.Access
+		admit.Role, admit.Access, admit.Hosts = tok.Role, tok.Access, tok.Hosts
+		holder = bytes.Equal(tok.SecretHash, hash[:])
+	}
+	// The state machine refuses a caller that has no valid token and records the refusal. After the first
+	// refusals, such callers are refused here, and one record has their number.
+	if !holder && !s.refusals.note(c.caller, false, func(n int) { s.recordRest(c, n) }) {
+		return nil, errorf(KindPermission, "join token %s is not a token of this cluster, or its secret is wrong: `persysctl token create` makes one", admit.Token)
 	}
 	issued, err := s.issue(ctx, a, req.GetCsr(), admit)
 	if err != nil {
@@ -203,16 +214,21 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 	return out, nil
 }
 
-// issue signs a certificate and commits its admission before it returns the certificate.
+// issue signs a certificate. It returns the certificate only after it has committed the admission of its
+// holder.
 func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit *commandv1.Admit) (*pki.Issued, error) {
 	now := s.clock()
 	if rev, ok := s.store.View().RevokedIdentity(admit.GetRole(), admit.GetName()); ok && admit.GetToken() != "" {
-		// Certificates have a resolution of a second; this one must be younger than the revocation.
+		// Times in certificates are whole seconds. The new certificate must be later than the revocation.
 		if next := time.Unix(0, rev.At).Truncate(time.Second).Add(time.Second); next.After(now) {
 			now = next
 		}
 	}
-	issued, err := a.Sign(csr, pki.Identity{Role: pki.Role(admit.GetRole()), ID: admit.GetName()}, now, CertLife(pki.Role(admit.GetRole()), s.cfg.CertLife))
+	role := pki.Role(admit.GetRole())
+	// A scheduler gets all hosts that it requests. It must be trusted anyway, because it also gets the
+	// cluster key, with which it can decrypt the CA's key.
+	hosts := pki.Hosts{Given: admit.GetHosts(), From: callOf(ctx).from, Requested: role == pki.RoleScheduler}
+	issued, err := a.Sign(csr, pki.Identity{Role: role, ID: admit.GetName()}, hosts, now, s.certLife(role))
 	if err != nil {
 		return nil, errorf(KindInvalid, "%w", err)
 	}
@@ -225,16 +241,16 @@ func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit 
 	return issued, nil
 }
 
-// CertLife returns the validity of a certificate for a role.
-func CertLife(role pki.Role, life time.Duration) time.Duration {
+// certLife returns the validity of a new certificate for a role.
+func (s *Server) certLife(role pki.Role) time.Duration {
 	if role == pki.RoleUser {
-		return max(life, userCertLife)
+		return s.cfg.UserCertLife
 	}
-	return life
+	return s.cfg.CertLife
 }
 
-// Renew implements cluster.v1: it issues a new certificate for the caller's identity. Callers with
-// a certificate of another CA have to enrol.
+// Renew implements the call of cluster.v1: it issues a new certificate for the caller's identity. A caller
+// with a certificate of another CA must enrol instead.
 func (s *Server) Renew(ctx context.Context, req *clusterv1.RenewRequest) (*clusterv1.RenewResponse, error) {
 	id := callOf(ctx).id
 	if len(req.GetCsr()) > 16<<10 {
@@ -247,9 +263,9 @@ func (s *Server) Renew(ctx context.Context, req *clusterv1.RenewRequest) (*clust
 	admit := &commandv1.Admit{Role: string(id.Role), Name: id.ID}
 	old, ok := s.store.View().Admission(admit.Role, admit.Name)
 	if !ok || id.Mapped || id.Cluster != a.Cluster {
-		return nil, errorf(KindPrecondition, "%s %q has no certificate of this cluster's CA to renew: `persysctl token create --role %s --name %s` lets it join", id.Role, id.ID, id.Role, id.ID)
+		return nil, errorf(KindPrecondition, "%s %q has no certificate of this cluster's CA that could be renewed: `%s` makes a token with which it can join", id.Role, id.ID, id.TokenCommand())
 	}
-	admit.Access = old.Access
+	admit.Access, admit.Hosts = old.Access, old.Hosts
 	issued, err := s.issue(ctx, a, req.GetCsr(), admit)
 	if err != nil {
 		return nil, err
@@ -257,20 +273,21 @@ func (s *Server) Renew(ctx context.Context, req *clusterv1.RenewRequest) (*clust
 	return &clusterv1.RenewResponse{Chain: issued.Chain, Roots: Roots(s.store.View())}, nil
 }
 
-// bundle caches an answer until the trust tables change.
+// bundle caches the answer of Bundle until the trust tables in the state change.
 type bundle struct {
-	of   uint64 // trust version
+	of   uint64 // version of the trust tables from which resp was made
 	resp *clusterv1.BundleResponse
 }
 
-// Bundle implements cluster.v1 from this replica's state.
+// Bundle implements the call of cluster.v1: it returns the trusted roots and the revocations in this
+// replica's state.
 func (s *Server) Bundle(_ context.Context, req *clusterv1.BundleRequest) (*clusterv1.BundleResponse, error) {
 	v := s.store.View()
 	b := s.bundle.Load()
 	if at := v.Info().TrustVersion; b == nil || b.of != at {
 		b = &bundle{of: at, resp: &clusterv1.BundleResponse{Roots: Roots(v)}}
-		// The version is a hash of the content, because most changes of the tables (tokens, issued
-		// certificates) do not change the bundle.
+		// The version of the bundle is a hash of its content, because most changes of the trust tables
+		// (tokens, issued certificates) do not change the bundle.
 		sum := sha256.New()
 		_, _ = sum.Write(b.resp.GetRoots())
 		v.Revocations(func(r *fsm.Revocation) bool {
@@ -296,8 +313,8 @@ func revocationView(r *fsm.Revocation) *clusterv1.Revocation {
 	return &clusterv1.Revocation{Role: r.Role, Name: r.Name, Fingerprint: r.Fingerprint, Reason: r.Reason, At: timestamppb.New(time.Unix(0, r.At)), By: r.By}
 }
 
-// CreateToken implements cluster.v1. The secret is derived from the request id, so a repeated
-// request returns the same token. The cluster stores only its hash.
+// CreateToken implements the call of cluster.v1. The secret of the token is derived from the request id, so a
+// repeated request returns the same token. The cluster stores only a hash of the secret.
 func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequest) (*clusterv1.CreateTokenResponse, error) {
 	a, err := s.issuer()
 	if err != nil {
@@ -310,12 +327,27 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 	if err != nil {
 		return nil, errorf(KindPrecondition, "%w", err)
 	}
+	if req.GetRole() == string(pki.RoleUser) && (req.GetName() == "" || req.GetAccess() == "") {
+		return nil, errorf(KindInvalid, "name %q and access %q: a token for a user needs both", clip(req.GetName(), 128), clip(req.GetAccess(), 128))
+	}
+	if err := s.mayInvite(ctx, req); err != nil {
+		return nil, err
+	}
 	life := time.Duration(req.GetTtlSeconds()) * time.Second
 	if req.GetTtlSeconds() < 0 || req.GetTtlSeconds() > int64(fsm.MaxTokenLife/time.Second) {
 		return nil, errorf(KindInvalid, "ttl_seconds: %d is not in 1..%d", req.GetTtlSeconds(), int64(fsm.MaxTokenLife/time.Second))
 	}
 	if life == 0 {
 		life = defaultTokenLife
+	}
+	hosts := slices.Clone(req.GetHosts())
+	if role := pki.Role(req.GetRole()); role != pki.RoleUser && req.GetName() != "" && !slices.Contains(hosts, req.GetName()) {
+		hosts = append(hosts, req.GetName())
+	}
+	for _, h := range hosts {
+		if err := pki.ValidHost(pki.Role(req.GetRole()), h); err != nil {
+			return nil, errorf(KindInvalid, "hosts: %w", err)
+		}
 	}
 	id, secret, err := key.TokenSecret(req.GetRequestId())
 	if err != nil {
@@ -334,7 +366,7 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 	tok.Schedulers, _ = s.schedulers()
 	put := &commandv1.PutToken{
 		Id: id, SecretSha256: tok.SecretHash(), Role: req.GetRole(), Name: req.GetName(), Access: req.GetAccess(),
-		Uses: max(1, req.GetUses()), ExpiresAt: tok.Expires.UnixNano(),
+		Hosts: hosts, Uses: max(1, req.GetUses()), ExpiresAt: tok.Expires.UnixNano(),
 	}
 	_, err = s.commit(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutToken{PutToken: put}})
 	if err != nil {
@@ -342,9 +374,15 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 	}
 	kept, ok := s.store.View().Token(id)
 	if !ok {
-		return nil, errorf(KindPrecondition, "the token that this request made is deleted")
+		return nil, errorf(KindPrecondition, "the token that an earlier attempt of this request made was deleted")
 	}
-	tok.Expires = time.Unix(0, kept.ExpiresAt).UTC() // as first committed
+	// Check again: the user may have got more rights between the first check and the commit. The state
+	// machine deletes the token only if rights are added after the commit. No answer has the secret
+	// yet.
+	if err := s.mayInvite(ctx, req); err != nil {
+		return nil, err
+	}
+	tok.Expires = time.Unix(0, kept.ExpiresAt).UTC() // return the committed expiry: a repeated request has computed another one
 	text, err := tok.Export()
 	if err != nil {
 		return nil, errorf(KindInternal, "%w", err)
@@ -354,12 +392,12 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 
 func tokenView(t *fsm.Token) *clusterv1.TokenInfo {
 	return &clusterv1.TokenInfo{
-		Id: t.ID, Role: t.Role, Name: t.Name, Access: t.Access, UsesLeft: t.Uses, CreatedBy: t.CreatedBy,
+		Id: t.ID, Role: t.Role, Name: t.Name, Access: t.Access, Hosts: t.Hosts, UsesLeft: t.Uses, CreatedBy: t.CreatedBy,
 		CreatedAt: timestamppb.New(time.Unix(0, t.CreatedAt)), ExpiresAt: timestamppb.New(time.Unix(0, t.ExpiresAt)),
 	}
 }
 
-// ListTokens implements cluster.v1. Secrets are not stored, so none is returned.
+// ListTokens implements the call of cluster.v1. Its answer has no secrets, because they are not stored.
 func (s *Server) ListTokens(context.Context, *clusterv1.ListTokensRequest) (*clusterv1.ListTokensResponse, error) {
 	out := &clusterv1.ListTokensResponse{}
 	s.store.View().Tokens(func(t *fsm.Token) bool {
@@ -369,14 +407,14 @@ func (s *Server) ListTokens(context.Context, *clusterv1.ListTokensRequest) (*clu
 	return out, nil
 }
 
-// DeleteToken implements cluster.v1.
+// DeleteToken implements the call of cluster.v1.
 func (s *Server) DeleteToken(ctx context.Context, req *clusterv1.DeleteTokenRequest) (*clusterv1.DeleteTokenResponse, error) {
 	return &clusterv1.DeleteTokenResponse{}, s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DropToken{
 		DropToken: &commandv1.DropToken{Id: req.GetId()},
 	}})
 }
 
-// ListIdentities implements cluster.v1.
+// ListIdentities implements the call of cluster.v1.
 func (s *Server) ListIdentities(context.Context, *clusterv1.ListIdentitiesRequest) (*clusterv1.ListIdentitiesResponse, error) {
 	out := &clusterv1.ListIdentitiesResponse{}
 	v := s.store.View()
@@ -384,7 +422,7 @@ func (s *Server) ListIdentities(context.Context, *clusterv1.ListIdentitiesReques
 		_, byPrint := v.RevokedCertificate(a.Fingerprint)
 		r, byName := v.RevokedIdentity(a.Role, a.Name)
 		out.Identities = append(out.Identities, &clusterv1.IdentityInfo{
-			Role: a.Role, Name: a.Name, Access: a.Access, Fingerprint: a.Fingerprint, TokenId: a.Token,
+			Role: a.Role, Name: a.Name, Access: a.Access, Hosts: a.Hosts, Fingerprint: a.Fingerprint, TokenId: a.Token,
 			IssuedAt: timestamppb.New(time.Unix(0, a.IssuedAt)), NotAfter: timestamppb.New(time.Unix(0, a.NotAfter)),
 			Revoked: byPrint || byName && a.IssuedAt <= r.At,
 		})
@@ -397,14 +435,14 @@ func (s *Server) ListIdentities(context.Context, *clusterv1.ListIdentitiesReques
 	return out, nil
 }
 
-// Revoke implements cluster.v1.
+// Revoke implements the call of cluster.v1: it revokes an identity or a certificate.
 func (s *Server) Revoke(ctx context.Context, req *clusterv1.RevokeRequest) (*clusterv1.RevokeResponse, error) {
 	return &clusterv1.RevokeResponse{}, s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_Revoke{
 		Revoke: &commandv1.Revoke{Role: req.GetRole(), Name: req.GetName(), Fingerprint: req.GetFingerprint(), Reason: req.GetReason()},
 	}})
 }
 
-// ListAuthorities implements cluster.v1.
+// ListAuthorities implements the call of cluster.v1.
 func (s *Server) ListAuthorities(context.Context, *clusterv1.ListAuthoritiesRequest) (*clusterv1.ListAuthoritiesResponse, error) {
 	out := &clusterv1.ListAuthoritiesResponse{}
 	v := s.store.View()
@@ -426,14 +464,18 @@ func authorityView(a, issuer *fsm.Authority) *clusterv1.AuthorityInfo {
 	}
 }
 
-// PutAuthority implements cluster.v1. It seals the authority's key before the log.
+// PutAuthority implements the call of cluster.v1. It encrypts the authority's key before the key gets into
+// the log.
 func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRequest) (*clusterv1.PutAuthorityResponse, error) {
+	if err := s.mayReplaceCA(ctx); err != nil {
+		return nil, err
+	}
 	a, err := pki.ParseAuthority(req.GetCert(), req.GetRoot(), req.GetKey())
 	if err != nil {
 		return nil, errorf(KindInvalid, "%w", err)
 	}
 	if own := s.ownCluster(); own != "" && a.Cluster != own {
-		return nil, errorf(KindInvalid, "the authority is for cluster %q, identities of this one are of %q", a.Cluster, own)
+		return nil, errorf(KindInvalid, "the authority is for cluster %q, but the identities of this cluster are for %q", a.Cluster, own)
 	}
 	const longest = 30 * 24 * time.Hour
 	after := time.Duration(req.GetAfterSeconds()) * time.Second
@@ -456,8 +498,8 @@ func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRe
 	if !ok {
 		return nil, errorf(KindPrecondition, "authority %s was dropped", put.GetId())
 	}
-	// A new authority may serve to exclude holders of old certificates, who may also hold the
-	// gossip key.
+	// The purpose of a new authority may be to exclude the holders of old certificates. They may also hold
+	// the gossip key, so rotate that too.
 	if _, err := s.rotateGossip(ctx, ""); err != nil {
 		s.log.Info("the gossip key was not rotated", "err", err)
 	}
@@ -465,7 +507,7 @@ func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRe
 	return &clusterv1.PutAuthorityResponse{Authority: authorityView(kept, now)}, nil
 }
 
-// ownCluster returns the cluster's name in certificates.
+// ownCluster returns the name of this cluster in certificates.
 func (s *Server) ownCluster() string {
 	name := ""
 	s.store.View().Authorities(func(a *fsm.Authority) bool {
@@ -480,14 +522,17 @@ func (s *Server) ownCluster() string {
 	return name
 }
 
-// DropAuthority implements cluster.v1.
+// DropAuthority implements the call of cluster.v1: it removes an authority from the state.
 func (s *Server) DropAuthority(ctx context.Context, req *clusterv1.DropAuthorityRequest) (*clusterv1.DropAuthorityResponse, error) {
+	if err := s.mayReplaceCA(ctx); err != nil {
+		return nil, err
+	}
 	return &clusterv1.DropAuthorityResponse{}, s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DropAuthority{
 		DropAuthority: &commandv1.DropAuthority{Id: req.GetId()},
 	}})
 }
 
-// RotateGossip implements cluster.v1.
+// RotateGossip implements the call of cluster.v1: it starts a rotation of the gossip key.
 func (s *Server) RotateGossip(ctx context.Context, req *clusterv1.RotateGossipRequest) (*clusterv1.RotateGossipResponse, error) {
 	id, err := s.rotateGossip(ctx, req.GetRequestId())
 	if err != nil {
@@ -496,8 +541,8 @@ func (s *Server) RotateGossip(ctx context.Context, req *clusterv1.RotateGossipRe
 	return &clusterv1.RotateGossipResponse{KeyId: id}, nil
 }
 
-// rotateGossip starts the rotation to a new gossip key and returns the id of the key. The key
-// leaves this process only sealed under the cluster key.
+// rotateGossip starts a rotation to a new gossip key and returns the id of the new key. The key leaves this
+// process only encrypted under the cluster key.
 func (s *Server) rotateGossip(ctx context.Context, request string) (string, error) {
 	if s.cfg.TLS == nil {
 		return "", errorf(KindPrecondition, "gossip is plain under -insecure: it has no key")
@@ -512,8 +557,8 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	if err != nil {
 		return "", errorf(KindPrecondition, "%w", err)
 	}
-	// A repeated request may arrive while the first rotation is in progress; then the receipt
-	// answers it.
+	// A repeated request may arrive while the rotation that it started is still in progress. Then the
+	// receipt answers it.
 	if ring, err = ring.Add(GossipAgainst(view)); err != nil && !answered(view, request) {
 		return "", errorf(KindPrecondition, "%w", err)
 	}
@@ -527,7 +572,8 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	if err != nil {
 		return "", err
 	}
-	// A repeated request changes nothing and returns the key of the first one.
+	// For a repeated request the state machine changes nothing, so return the key of the first request from
+	// the state.
 	if ring, err = pki.OpenGossipRing(key, s.store.View().Info().GossipRing); err != nil {
 		return "", errorf(KindInternal, "%w", err)
 	}

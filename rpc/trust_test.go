@@ -30,7 +30,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// ownCA is a group of two replicas with certificates of the CA in its state.
+// ownCA is a group of two replicas whose certificates come from the CA in their state.
 type ownCA struct {
 	*group
 	t     testing.TB
@@ -49,7 +49,7 @@ func (w *ownCA) now() time.Time {
 	return time.Now().Add(w.ahead)
 }
 
-// forward advances the clock of the schedulers.
+// forward advances the clock of the schedulers by the duration d.
 func (w *ownCA) forward(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -67,7 +67,7 @@ func newOwnCAWith(t testing.TB, change func(*Config)) *ownCA {
 	w.auth, err = w.root.NewAuthority("home", time.Now())
 	ok(t, err)
 	w.group = newGroup(t, 2, func(i int, c *Config) {
-		w.files = append(w.files, w.holds(pki.Identity{Role: pki.RoleScheduler, ID: fmt.Sprintf("s%d", i)}))
+		w.files = append(w.files, w.signed(pki.Identity{Role: pki.RoleScheduler, ID: fmt.Sprintf("s%d", i)}))
 		c.TLS, c.Enrol, c.Now = w.files[i], true, w.now
 		c.Gossip = func() []string { return []string{"10.0.0.1:8088"} }
 		w.key, err = c.Keys.Key()
@@ -78,15 +78,44 @@ func newOwnCAWith(t testing.TB, change func(*Config)) *ownCA {
 	put, err := SealAuthority(w.key, w.auth, time.Now().Add(-time.Minute))
 	ok(t, err)
 	w.do(&commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: put}})
+	for _, f := range w.files {
+		w.admit(f, "")
+	}
 	return w
 }
 
-// holds makes a certificate without the cluster.
+// admit records a certificate's holder in the state as admitted, as a join does.
+func (w *ownCA) admit(f *pki.Files, access string) {
+	w.t.Helper()
+	id, leaf := f.Identity(), f.Leaf()
+	w.do(&commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
+		Role: string(id.Role), Name: id.ID, Access: access, KeySha256: pki.KeyHash(leaf), Fingerprint: pki.Fingerprint(leaf.Raw),
+		IssuedAt: pki.IssuedAt(leaf).UnixNano(), NotAfter: leaf.NotAfter.UnixNano(),
+	}}})
+}
+
+// holds returns a certificate whose holder is admitted: user "admin" as an admin, every other user as an
+// operator.
 func (w *ownCA) holds(id pki.Identity) *pki.Files {
+	w.t.Helper()
+	f := w.signed(id)
+	switch {
+	case id.Role != pki.RoleUser:
+		w.admit(f, "")
+	case id.ID == pki.AdminID:
+		w.admit(f, "admin")
+	default:
+		w.admit(f, "operator")
+	}
+	return f
+}
+
+// signed returns a certificate of the cluster's CA whose holder is not admitted.
+func (w *ownCA) signed(id pki.Identity) *pki.Files {
 	w.t.Helper()
 	keyPEM, csr, err := pki.NewRequest([]string{"127.0.0.1"})
 	ok(w.t, err)
-	issued, err := w.auth.Sign(csr, id, time.Now(), 24*time.Hour)
+	issued, err := w.auth.Sign(csr, id, pki.Hosts{Requested: true}, time.Now(), 24*time.Hour)
 	ok(w.t, err)
 	return w.kept(keyPEM, issued.Chain, pki.EncodeCerts(w.root.Cert.Raw))
 }
@@ -126,9 +155,15 @@ func (w *ownCA) token(req *clusterv1.CreateTokenRequest) pki.JoinToken {
 	return tok
 }
 
-// enrol requests a certificate with a token and without a client certificate.
+// enrol requests a certificate with a join token from replica i, over a connection without a client
+// certificate.
 func (w *ownCA) enrol(i int, tok pki.JoinToken, name string) (*pki.Files, *clusterv1.EnrolResponse, error) {
-	keyPEM, csr, err := pki.NewRequest([]string{"127.0.0.1"})
+	return w.enrolAs(i, tok, name, "127.0.0.1")
+}
+
+// enrolAs is like enrol, with a list of hosts for the certificate.
+func (w *ownCA) enrolAs(i int, tok pki.JoinToken, name string, hosts ...string) (*pki.Files, *clusterv1.EnrolResponse, error) {
+	keyPEM, csr, err := pki.NewRequest(hosts)
 	ok(w.t, err)
 	c := clusterv1.NewTrustClient(w.dial(i, tok.ClientConfig("127.0.0.1", w.now)))
 	r, err := c.Enrol(ctxFor(w.t), &clusterv1.EnrolRequest{TokenId: tok.ID, Secret: tok.Secret, Name: name, Csr: csr})
@@ -148,7 +183,7 @@ func (w *ownCA) lastEvent(typ string) *fsm.Event {
 		return found == nil
 	})
 	if found == nil {
-		w.t.Fatalf("there is no event %s", typ)
+		w.t.Fatalf("event %s must be recorded, but is not", typ)
 	}
 	return found
 }
@@ -163,7 +198,7 @@ func (w *ownCA) count(typ string) (n int) {
 	return n
 }
 
-func TestEnrol(t *testing.T) {
+func TestProgramsJoinWithTokens(t *testing.T) {
 	w := newOwnCA(t)
 	for i, where := range []string{"leader", "follower"} {
 		t.Run("an agent joins with a token, asked at the "+where, func(t *testing.T) {
@@ -183,7 +218,7 @@ func TestEnrol(t *testing.T) {
 			e := w.lastEvent(fsm.EventJoined)
 			is(t, "node of the event", e.Node, name)
 			is(t, "who", e.By, stranger)
-			is(t, "from where", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
+			is(t, "whether the event has the caller's address", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 		})
 	}
 	t.Run("a scheduler gets the cluster key and where to join", func(t *testing.T) {
@@ -192,7 +227,32 @@ func TestEnrol(t *testing.T) {
 		is(t, "key", r.GetClusterKey(), w.key.Export())
 		is(t, "gossip", fmt.Sprint(r.GetGossip()), "[10.0.0.1:8088]")
 	})
-	t.Run("a user may what the token gives", func(t *testing.T) {
+	t.Run("a certificate contains the hosts of the token and no other requested hosts", func(t *testing.T) {
+		for i, role := range []string{"gateway", "agent"} {
+			f, _, err := w.enrolAs(i, w.token(&clusterv1.CreateTokenRequest{Role: role, Name: "h1", Hosts: []string{"gw.example.com", "192.0.2.7"}}), "h1", "bank.example.com", "192.0.2.8")
+			ok(t, err)
+			for n := range 2 {
+				for host, named := range map[string]bool{"h1": true, "gw.example.com": true, "192.0.2.7": true, "bank.example.com": false, "192.0.2.8": false} {
+					if err := f.Leaf().VerifyHostname(host); (err == nil) != named {
+						t.Errorf("%s, certificate %d: %s: %v", role, n, host, err)
+					}
+				}
+				keyPEM, csr, err := pki.NewRequest([]string{"bank.example.com"})
+				ok(t, err)
+				r, err := clusterv1.NewTrustClient(w.as(1-i, f)).Renew(ctxFor(t), &clusterv1.RenewRequest{Csr: csr})
+				ok(t, err)
+				f = w.kept(keyPEM, r.GetChain(), r.GetRoots())
+			}
+		}
+		f, _, err := w.enrol(1, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "free.example.com")
+		ok(t, err)
+		if f.Leaf().VerifyHostname("free.example.com") == nil {
+			t.Error("with a token without a name, a program must not be able to get a DNS name as its name")
+		}
+		_, err = w.admin(0).CreateToken(ctxFor(t), &clusterv1.CreateTokenRequest{Role: "agent", Hosts: []string{"persys-scheduler.example.com"}})
+		code(t, err, codes.InvalidArgument)
+	})
+	t.Run("a user has the rights of the token", func(t *testing.T) {
 		f, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "user", Name: "vic", Access: "viewer"}), "vic")
 		ok(t, err)
 		c := controlv1.NewAgentControlClient(w.as(1, f))
@@ -204,14 +264,25 @@ func TestEnrol(t *testing.T) {
 			code(t, err, codes.PermissionDenied)
 			e := w.lastEvent(fsm.EventCallRefused)
 			is(t, "what", slices.Contains(e.Details, fsm.Label{Key: "call", Value: "delete workload"}), true)
-			is(t, "from where", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
+			is(t, "whether the event has the caller's address", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 			if !strings.HasPrefix(e.By, "persys://home/user/vic?") {
-				t.Errorf("by %q", e.By)
+				t.Errorf("the event names caller %q, want user vic of cluster home", e.By)
 			}
-			is(t, "events of refusals, asked at the "+where, w.count(fsm.EventCallRefused)-before, i+1)
+			is(t, "events of refused joins, requested at the "+where, w.count(fsm.EventCallRefused)-before, i+1)
 		}
 	})
 
+	t.Run("a token for a user needs a name and an access, and is not for admin", func(t *testing.T) {
+		for _, c := range []struct{ name, access, want string }{
+			{"", "viewer", "needs both"}, {"eve", "", "needs both"}, {"admin", "admin", "reserved"},
+		} {
+			_, err := w.admin(1).CreateToken(ctxFor(t), &clusterv1.CreateTokenRequest{Role: "user", Name: c.name, Access: c.access})
+			code(t, err, codes.InvalidArgument)
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("a token with name %q and access %q returned %v, want an error that contains the text of the case", c.name, c.access, err)
+			}
+		}
+	})
 	agent := func(uses uint32) pki.JoinToken {
 		return w.token(&clusterv1.CreateTokenRequest{Role: "agent", Uses: uses})
 	}
@@ -234,7 +305,7 @@ func TestEnrol(t *testing.T) {
 		{"a token that is used up", used, "used-2", codes.PermissionDenied, "is used up"},
 		{"a token that was deleted", deleted, "n", codes.NotFound, "was deleted"},
 		{"a token with a guessed secret", guessed, "n", codes.PermissionDenied, "the secret is wrong"},
-		{"a stolen token of another node", named, "thief", codes.PermissionDenied, `is for agent "node-x"`},
+		{"a token for another node", named, "thief", codes.PermissionDenied, `is for agent "node-x"`},
 		{"a name that exists", agent(1), "node-leader", codes.PermissionDenied, "exists already"},
 		{"the name of a node that registered", agent(1), "b", codes.PermissionDenied, "exists already"},
 	} {
@@ -249,7 +320,7 @@ func TestEnrol(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a token of another cluster is not even sent", func(t *testing.T) {
+	t.Run("a program does not send its token to a scheduler of another cluster", func(t *testing.T) {
 		tok := agent(1)
 		tok.Root = strings.Repeat("0", 64)
 		_, _, err := w.enrol(0, tok, "n")
@@ -258,7 +329,7 @@ func TestEnrol(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("a repeated request gives the same token", func(t *testing.T) {
+	t.Run("a repeated request returns the same token", func(t *testing.T) {
 		req := &clusterv1.CreateTokenRequest{Role: "gateway", RequestId: requestID(t)}
 		first, err := w.admin(0).CreateToken(ctxFor(t), req)
 		ok(t, err)
@@ -266,14 +337,14 @@ func TestEnrol(t *testing.T) {
 		ok(t, err)
 		is(t, "token", again.GetToken(), first.GetToken())
 	})
-	t.Run("no list shows a secret", func(t *testing.T) {
+	t.Run("no list of tokens contains a secret", func(t *testing.T) {
 		r, err := w.admin(1).ListTokens(ctxFor(t), &clusterv1.ListTokensRequest{})
 		ok(t, err)
 		if len(r.GetTokens()) == 0 || strings.Contains(r.String(), string(named.Secret)) {
 			t.Error(r.String())
 		}
 	})
-	t.Run("a token is good while schedulers have certificates of the former root", func(t *testing.T) {
+	t.Run("a token is valid while schedulers have certificates of the former root", func(t *testing.T) {
 		root, err := pki.NewRoot("home", time.Now())
 		ok(t, err)
 		next, err := root.NewAuthority("home", time.Now())
@@ -284,7 +355,7 @@ func TestEnrol(t *testing.T) {
 		f, _, err := w.enrol(1, agent(1), "late-root")
 		ok(t, err)
 		if err := f.Leaf().CheckSignatureFrom(next.Cert); err != nil {
-			t.Errorf("not from the new CA: %v", err)
+			t.Errorf("the certificate must come from the new CA, but verification failed: %v", err)
 		}
 	})
 	t.Run("a token that expired is refused, with an event", func(t *testing.T) {
@@ -298,8 +369,8 @@ func TestEnrol(t *testing.T) {
 	})
 }
 
-// TestStrangers: a caller without a certificate may only enrol.
-func TestStrangers(t *testing.T) {
+// TestStrangersMayOnlyEnrol: a caller without a certificate may make no call but Enrol.
+func TestStrangersMayOnlyEnrol(t *testing.T) {
 	w := newOwnCA(t)
 	c := w.dial(1, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}).ClientConfig("127.0.0.1", w.now))
 	for service, info := range w.replicas[1].server.GRPC().GetServiceInfo() {
@@ -308,7 +379,7 @@ func TestStrangers(t *testing.T) {
 			if full == clusterv1.Trust_Enrol_FullMethodName {
 				continue
 			}
-			// An empty message is a valid one of any type.
+			// Send an empty message, which is valid for every protobuf type.
 			s, err := c.NewStream(ctxFor(t), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, full)
 			ok(t, err)
 			_ = s.SendMsg(&emptypb.Empty{})
@@ -326,7 +397,7 @@ func TestStrangers(t *testing.T) {
 	before := w.count(fsm.EventJoinRefused)
 	_, err = clusterv1.NewTrustClient(c).Enrol(ctxFor(t), &clusterv1.EnrolRequest{TokenId: strings.Repeat("\u00e4", 100)})
 	code(t, err, codes.InvalidArgument)
-	is(t, "what a stranger writes into the history", w.count(fsm.EventJoinRefused), before)
+	is(t, "number of refused joins on record", w.count(fsm.EventJoinRefused), before)
 	_, err = healthpb.NewHealthClient(w.as(1, w.files[0])).Check(ctxFor(t), &healthpb.HealthCheckRequest{})
 	ok(t, err)
 }
@@ -346,10 +417,10 @@ func TestRenewAndRevoke(t *testing.T) {
 	}
 	next, err := renew(1, f)
 	ok(t, err)
-	is(t, "the renewed one is", next.Identity().ID, "n1")
-	is(t, "the certificate is another", next.Leaf().Equal(f.Leaf()), false)
-	if _, err := renew(0, w.holds(pki.Identity{Role: pki.RoleAgent, ID: "unknown"})); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("a certificate that was never admitted is renewed: %v", err)
+	is(t, "node id in the renewed certificate", next.Identity().ID, "n1")
+	is(t, "whether the renewal returned the same certificate", next.Leaf().Equal(f.Leaf()), false)
+	if _, err := renew(0, w.signed(pki.Identity{Role: pki.RoleAgent, ID: "unknown"})); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("the renewal of a certificate that was never admitted returned %v, want Unauthenticated", err)
 	}
 
 	conn := controlv1.NewAgentControlClient(w.as(1, next))
@@ -362,21 +433,21 @@ func TestRenewAndRevoke(t *testing.T) {
 	again, err := clusterv1.NewTrustClient(w.as(1, w.files[0])).Bundle(ctxFor(t), &clusterv1.BundleRequest{Version: b.GetVersion()})
 	ok(t, err)
 	is(t, "revocations in the bundle", len(again.GetRevocations()), 1)
-	is(t, "the version is another", again.GetVersion() != b.GetVersion(), true)
+	is(t, "whether the bundle has another version", again.GetVersion() != b.GetVersion(), true)
 	same, err := clusterv1.NewTrustClient(w.as(1, w.files[0])).Bundle(ctxFor(t), &clusterv1.BundleRequest{Version: again.GetVersion()})
 	ok(t, err)
-	is(t, "what is known is not repeated", len(same.GetRevocations())+len(same.GetRoots()), 0)
+	is(t, "number of entries that the caller already knows", len(same.GetRevocations())+len(same.GetRoots()), 0)
 
-	if _, err := renew(0, next); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a revoked identity is renewed: %v", err)
+	if _, err := renew(0, next); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("the renewal of a revoked identity returned %v, want Unauthenticated", err)
 	}
-	for _, f := range w.files { // as the program does when the state changes
+	for _, f := range w.files { // apply the revocations, as real replicas do when the state changes
 		f.Revoke(Revoked(w.view()))
 	}
 	_, err = conn.Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n1"})
-	code(t, err, codes.Unauthenticated) // on the connection from before
+	code(t, err, codes.Unauthenticated) // this connection was made before the revocation
 	if !strings.Contains(err.Error(), "persysctl token create --role agent --name n1") {
-		t.Errorf("it does not say what to do: %v", err)
+		t.Errorf("the error must name the next command, but is: %v", err)
 	}
 	is(t, "why", w.lastEvent(fsm.EventRevoked).Reason, "lost")
 	list, err := w.admin(0).ListIdentities(ctxFor(t), &clusterv1.ListIdentitiesRequest{})
@@ -391,7 +462,7 @@ func TestRenewAndRevoke(t *testing.T) {
 	ok(t, err)
 }
 
-func TestAuthorities(t *testing.T) {
+func TestAuthoritiesAreReplaced(t *testing.T) {
 	w := newOwnCA(t)
 	admin := w.admin(1)
 	root, err := pki.NewRoot("home", time.Now())
@@ -403,16 +474,17 @@ func TestAuthorities(t *testing.T) {
 	put := &clusterv1.PutAuthorityRequest{Cert: next.Cert.Raw, Root: root.Cert.Raw, Key: raw, AfterSeconds: 3600}
 	r, err := admin.PutAuthority(ctxFor(t), put)
 	ok(t, err)
-	is(t, "it issues at once", r.GetAuthority().GetIssues(), false)
+	is(t, "whether the authority issues certificates at once", r.GetAuthority().GetIssues(), false)
 	is(t, "roots to believe", strings.Count(string(Roots(w.view())), "BEGIN"), 2)
 	a, _ := w.view().Authority(next.ID())
 	if strings.Contains(a.SealedKey, string(raw)) || !strings.HasPrefix(a.SealedKey, "sealed:") {
-		t.Error("the key is in the state as it is")
+		t.Error("the state must not have the key in plain text, but does")
 	}
 	_, err = admin.DropAuthority(ctxFor(t), &clusterv1.DropAuthorityRequest{Id: w.auth.ID()})
 	code(t, err, codes.FailedPrecondition)
 
-	f, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "n1") // by the old one, believing both
+	// The old authority must still issue certificates, and the program must trust both authorities.
+	f, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "n1")
 	ok(t, err)
 	w.forward(2 * time.Hour)
 	g, err := func() (*pki.Files, error) {
@@ -425,7 +497,7 @@ func TestAuthorities(t *testing.T) {
 		return w.kept(keyPEM, r.GetChain(), r.GetRoots()), nil
 	}()
 	ok(t, err)
-	is(t, "signed by the new one", g.Leaf().CheckSignatureFrom(next.Cert) == nil, true)
+	is(t, "the certificate is signed by the new authority", g.Leaf().CheckSignatureFrom(next.Cert) == nil, true)
 	_, err = admin.DropAuthority(ctxFor(t), &clusterv1.DropAuthorityRequest{Id: w.auth.ID()})
 	ok(t, err)
 	is(t, "roots to believe in the end", strings.Count(string(Roots(w.view())), "BEGIN"), 1)
@@ -440,8 +512,8 @@ func TestAuthorities(t *testing.T) {
 	code(t, err, codes.InvalidArgument)
 }
 
-// A repeated request returns the key of the first one. Another rotation is refused until the first
-// has ended.
+// A repeated request to rotate the gossip key returns the key of the first request. Another rotation is
+// refused until the first one has ended.
 func TestARotationOfTheGossipKeyCanBeRepeated(t *testing.T) {
 	w := newOwnCA(t)
 	id, keys := requestID(t), [2]string{}
@@ -455,7 +527,9 @@ func TestARotationOfTheGossipKeyCanBeRepeated(t *testing.T) {
 	code(t, err, codes.FailedPrecondition)
 }
 
-// TestJoinsAreBounded: joins are rate-limited, because callers without rights cause log entries.
+// Callers without a token can cause only few log entries: their first refusals within a minute are recorded,
+// and the others are only counted. The rate of joins from one network is limited. A valid token of the
+// cluster still works.
 func TestJoinsAreBounded(t *testing.T) {
 	w := newOwnCA(t)
 	tok := w.token(&clusterv1.CreateTokenRequest{Role: "agent"})
@@ -465,7 +539,8 @@ func TestJoinsAreBounded(t *testing.T) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	seen := map[codes.Code]int{}
-	for range 2 * joinBurst {
+	before := w.count(fsm.EventJoinRefused)
+	for range 8 * joinRate {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			defer cancel()
@@ -476,18 +551,23 @@ func TestJoinsAreBounded(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if seen[codes.NotFound] < joinBurst/2 || seen[codes.ResourceExhausted] == 0 {
+	if seen[codes.NotFound] != refusalEach || seen[codes.PermissionDenied] == 0 || seen[codes.ResourceExhausted] == 0 {
 		t.Errorf("answers: %v", seen)
 	}
+	is(t, "refusals in the history", w.count(fsm.EventJoinRefused)-before, refusalEach)
+	testbed.Until(t, "a holder of a token joins", func() bool {
+		_, _, err := w.enrol(0, tok, "n1")
+		return err == nil
+	})
 }
 
-// A stream of a revoked identity ends when the replica learns of the revocation, whatever the
-// stream waits for.
+// TestStreamsOfARevokedIdentityEnd: a stream of a revoked identity ends when its replica learns of the
+// revocation, whatever the stream waits for.
 func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 	w := newOwnCA(t)
 	f := w.agent(t, 1)
 	w.place("web", "n")
-	// The agent's side of the session ends too.
+	// The session at the agent must end too.
 	sessions := make(chan string, 8)
 	f.logs = func(_ *agentv1.LogsRequest, s grpc.ServerStreamingServer[agentv1.LogChunk]) error {
 		defer func() { sessions <- "logs" }()
@@ -554,16 +634,16 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 			}
 		}()
 	}
-	testbed.Within(t, testbed.Patience, "the sessions to be open", func() error {
+	testbed.Within(t, testbed.Patience, "the sessions are open", func() error {
 		if n := len(audited(w.group)); n != 3 {
-			return fmt.Errorf("%d are on record", n)
+			return fmt.Errorf("%d events are recorded, want 3", n)
 		}
 		return nil
 	})
 	for name, end := range ended {
 		select {
 		case err := <-end:
-			t.Fatalf("%s ended before anything was revoked: %v", name, err)
+			t.Fatalf("%s ended before an identity was revoked: %v", name, err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -577,7 +657,7 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 		_, err = w.admin(0).Revoke(ctxFor(t), id)
 		ok(t, err)
 	}
-	for _, f := range w.files { // as the program does when the state changes
+	for _, f := range w.files { // apply the revocations, as real replicas do when the state changes
 		f.Revoke(Revoked(w.view()))
 	}
 	for name, end := range ended {
@@ -587,35 +667,40 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 				t.Errorf("%s ended with %v", name, err)
 			}
 		case <-time.After(testbed.Patience):
-			t.Errorf("%s is still open", name)
+			t.Errorf("stream %s must have ended, but is still open", name)
 		}
 	}
-	_, err = stays.Recv() // the revocations are events on this stream
+	_, err = stays.Recv() // this stream of an identity that is not revoked receives the revocations as events
 	ok(t, err)
 	for range 5 {
 		select {
 		case <-sessions:
 		case <-time.After(testbed.Patience):
-			t.Fatal("the agent still runs something for a revoked user")
+			t.Fatal("the agent must end the session of a revoked user, but still runs it")
 		}
 	}
 	_, err = gateway.Status(behind, &clusterv1.StatusRequest{})
 	code(t, err, codes.Unauthenticated)
 	if err == nil || !strings.Contains(err.Error(), "revoked") {
-		t.Errorf("a call of a revoked user through a gateway: %v", err)
+		t.Errorf("a call of a revoked user through a gateway returned %v, want an error that says revoked", err)
 	}
-	// A newer certificate is accepted again.
+	// After the revocation the user has no new admission, so even a newer certificate is refused.
 	later := metadata.AppendToOutgoingContext(ctxFor(t), dial.KeyOnBehalf, "persys://home/user/ops", dial.KeyIssued, strconv.FormatInt(time.Now().Add(time.Second).UnixNano(), 10))
+	_, err = gateway.Status(later, &clusterv1.StatusRequest{})
+	code(t, err, codes.Unauthenticated)
+	_, _, err = w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "user", Name: "ops", Access: "viewer"}), "ops")
+	ok(t, err)
 	_, err = gateway.Status(later, &clusterv1.StatusRequest{})
 	ok(t, err)
 }
 
 type receiver interface{ RecvMsg(any) error }
 
-// anyMessage is a message that ignores its content.
+// anyMessage is a message that accepts any encoded content.
 type anyMessage struct{ emptypb.Empty }
 
-// Calls of one caller are bounded, without an effect on other callers or schedulers.
+// TestCallersAreBounded: the calls of one caller are limited. The limit does not affect other callers or
+// schedulers.
 func TestCallersAreBounded(t *testing.T) {
 	refused := map[string]int{}
 	var mu sync.Mutex
@@ -630,7 +715,7 @@ func TestCallersAreBounded(t *testing.T) {
 	}
 	code(t, last, codes.ResourceExhausted)
 	if !strings.Contains(last.Error(), "SCHEDULER_LIMIT_CALLS") {
-		t.Errorf("it does not say which setting: %v", last)
+		t.Errorf("the error must name the setting, but is: %v", last)
 	}
 	modest := clusterv1.NewClusterClient(w.as(1, w.holds(pki.Identity{Role: pki.RoleUser, ID: "modest"})))
 	_, err := modest.Status(ctxFor(t), &clusterv1.StatusRequest{})
@@ -642,7 +727,7 @@ func TestCallersAreBounded(t *testing.T) {
 	control, err := controlv1.NewAgentControlClient(w.as(1, w.holds(pki.Identity{Role: pki.RoleUser, ID: "streamer"}))).ControlStream(ctxFor(t))
 	ok(t, err)
 	var said *controlv1.ControlMessage
-	for range 30 { // each message is a call
+	for range 30 { // each message on the stream counts as a call
 		ok(t, control.Send(&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Delete{Delete: &controlv1.DeleteWorkloadRequest{WorkloadId: "x"}}}))
 		said, err = control.Recv()
 		ok(t, err)

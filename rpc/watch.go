@@ -11,8 +11,9 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// follow calls fn for each batch of changes after view, until fn fails or ctx ends. After
-// store.ErrCompacted the caller must take a new view and call follow again.
+// follow calls fn for each batch of changes after view, until fn returns an error or ctx ends. If it returns
+// store.ErrCompacted, some changes are no longer available; the caller must then take a new view and call
+// follow again.
 func (s *Server) follow(ctx context.Context, view fsm.View, fn func(fsm.View, []fsm.Change) error) error {
 	cur, err := s.store.Changes(view.Info().Index)
 	if err != nil {
@@ -30,11 +31,11 @@ func (s *Server) follow(ctx context.Context, view fsm.View, fn func(fsm.View, []
 	}
 }
 
-// WatchWorkloads implements cluster.v1: it sends the current views, then each change.
+// WatchWorkloads implements the call of cluster.v1: it sends the present workloads, and then each change.
 func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	ctx := out.Context()
 	match := func(w *fsm.Workload) bool {
-		if req.GetNamespace() != "" && w.In() != req.GetNamespace() || !s.scopeOf(ctx).has(w.In()) {
+		if req.GetNamespace() != "" && w.In() != req.GetNamespace() || !s.scopeOf(ctx).Has(w.In()) {
 			return false
 		}
 		if req.GetGroup() != "" && w.Demand.Group != req.GetGroup() {
@@ -65,8 +66,8 @@ func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out cluste
 	}
 }
 
-// snapshot sends the workloads that match now, then a deletion for each workload that disappeared
-// while the feed was lost, then synced.
+// snapshot sends the workloads that match now. Then it sends a deletion for each workload that disappeared
+// while changes were missed, and then the message synced.
 func (s *Server) snapshot(view fsm.View, req *clusterv1.WatchWorkloadsRequest, match func(*fsm.Workload) bool, sent map[string]bool, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	index := view.Info().Index
 	seen := map[string]bool{}
@@ -116,7 +117,7 @@ func sendChange(c *fsm.Change, index uint64, match func(*fsm.Workload) bool, sen
 		sent[w.ID] = true
 		return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: spec.WorkloadView(w, spec.Brief)})
 	}
-	// It was deleted, or left the watched group.
+	// The workload was deleted, or it left the group that the caller watches.
 	w := c.OldWorkload()
 	if w == nil || !match(w) {
 		return nil

@@ -19,7 +19,7 @@ func drop(id string) *commandv1.Command {
 	return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: true}}}
 }
 
-func TestEvents(t *testing.T) {
+func TestEventsAreReadAndFollowed(t *testing.T) {
 	g := newGroup(t, 2)
 	g.place("web", "a")
 	read := func(req *clusterv1.EventsRequest) (out []string) {
@@ -34,16 +34,21 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	all := read(&clusterv1.EventsRequest{})
-	is(t, "all has the last", all[len(all)-1], "WorkloadScheduled")
+	is(t, "last event of the whole list", all[len(all)-1], "WorkloadScheduled")
 	is(t, "the newest one", strings.Join(read(&clusterv1.EventsRequest{Tail: 1}), " "), "WorkloadScheduled")
-	is(t, "of a workload", strings.Join(read(&clusterv1.EventsRequest{WorkloadId: "web"}), " "), "WorkloadCreated WorkloadScheduled")
-	is(t, "of a node", strings.Join(read(&clusterv1.EventsRequest{NodeId: "b"}), " "), "NodeRegistered")
-	is(t, "of a type", len(read(&clusterv1.EventsRequest{Types: []string{"NodeRegistered"}})), 2)
-	is(t, "after the last", len(read(&clusterv1.EventsRequest{AfterSeq: g.view().Info().EventSeq})), 0)
-	s, err := g.cluster(0).Events(ctxFor(t), &clusterv1.EventsRequest{Tail: -1})
-	ok(t, err)
-	_, err = s.Recv()
-	code(t, err, codes.InvalidArgument)
+	is(t, "events of a workload", strings.Join(read(&clusterv1.EventsRequest{WorkloadId: "web"}), " "), "WorkloadCreated WorkloadScheduled")
+	is(t, "events of a node", strings.Join(read(&clusterv1.EventsRequest{NodeId: "b"}), " "), "NodeRegistered")
+	is(t, "number of events of a type", len(read(&clusterv1.EventsRequest{Types: []string{"NodeRegistered"}})), 2)
+	is(t, "number of events after the last", len(read(&clusterv1.EventsRequest{AfterSeq: g.view().Info().EventSeq})), 0)
+	for want, bad := range map[string]*clusterv1.EventsRequest{
+		"tail -1": {Tail: -1},
+		`there is no event "NodeLots"; there are WorkloadScheduled,`: {Types: []string{"NodeLost", "NodeLots"}},
+	} {
+		s, err := g.cluster(0).Events(ctxFor(t), bad)
+		ok(t, err)
+		_, err = s.Recv()
+		says(t, err, codes.InvalidArgument, want)
+	}
 }
 
 func TestEventsAreFollowed(t *testing.T) {
@@ -60,21 +65,22 @@ func TestEventsAreFollowed(t *testing.T) {
 	is(t, "first", next(), "w0")
 	g.place("w1", "")
 	is(t, "second", next(), "w1")
-	// The feed is compacted; one event is left in the state only.
+	// Make the replica's change feed lose the next event, which is then only in the stored state.
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.place("w2", "")
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
-	is(t, "one from the gap", next(), "w2")
+	is(t, "event that the change feed has lost", next(), "w2")
 	g.place("w3", "")
-	is(t, "one after it", next(), "w3")
+	is(t, "event after the gap", next(), "w3")
 	cancel()
 	_, err = s.Recv()
 	code(t, err, codes.Canceled)
 }
 
-// A sequence number of a former cluster is higher than any of its successor. A reader with it gets
-// the events from now on.
-func TestEventsAfterANumberOfAnotherLife(t *testing.T) {
+// TestEventsAfterANumberOfAFormerCluster: a client may have the sequence number of an event of a former
+// cluster, which is higher than any number of the cluster that was restored from it. Such a client gets only
+// new events.
+func TestEventsAfterANumberOfAFormerCluster(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("w0", "")
 	req := &clusterv1.EventsRequest{Follow: true, AfterSeq: 1 << 40, Types: []string{"WorkloadCreated"}}
@@ -85,11 +91,11 @@ func TestEventsAfterANumberOfAnotherLife(t *testing.T) {
 	g.place("w1", "")
 	e, err := s.Recv()
 	ok(t, err)
-	is(t, "the first it hears of", e.GetWorkloadId(), "w1")
-	is(t, "with a number of now", e.GetSeq() > was, true)
+	is(t, "workload of the first event on the stream", e.GetWorkloadId(), "w1")
+	is(t, "whether the event has a current sequence number", e.GetSeq() > was, true)
 }
 
-func TestWatchWorkloads(t *testing.T) {
+func TestWatchesReportChanges(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("w0", "a")
 	group := func(id, name string) {
@@ -121,8 +127,8 @@ func TestWatchWorkloads(t *testing.T) {
 	is(t, "present", members()+" "+members(), "g0 synced")
 
 	g.place("w9", "")
-	is(t, "everything sees a new one", everything(), "w9")
-	is(t, "so does who waits for it", named(), "w9")
+	is(t, "every watch shows a new workload", everything(), "w9")
+	is(t, "workload of the watch by name", named(), "w9")
 	group("g1", "grp")
 	is(t, "a new member", members(), "g1")
 	group("g1", "other")
@@ -130,14 +136,14 @@ func TestWatchWorkloads(t *testing.T) {
 	g.do(drop("g0"))
 	is(t, "a member that was deleted", members(), "-g0")
 
-	// The feed is compacted while w0 is deleted.
+	// Make the replica's change feed lose the deletion of w0.
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.do(drop("w0"))
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
-	is(t, "the present again, and what went", named()+" "+named()+" "+named(), "w9 -w0 synced")
+	is(t, "the watch sends the present state again, with the deletion", named()+" "+named()+" "+named(), "w9 -w0 synced")
 }
 
-func TestWhy(t *testing.T) {
+func TestWhyExplainsPlacement(t *testing.T) {
 	g := newGroup(t, 2)
 	g.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
 		Id: "big", Content: fmt.Sprintf("c1:%064d", 1), Desired: "Running", Demand: &commandv1.Demand{Type: "container", CpuMillicores: 1_000_000},
@@ -148,21 +154,21 @@ func TestWhy(t *testing.T) {
 	is(t, "chosen", why.GetChosenNodeId(), "")
 	is(t, "nodes", len(why.GetNodes()), 2)
 	is(t, "feasible", why.GetNodes()[0].GetFeasible(), false)
-	is(t, "has a reason", why.GetNodes()[0].GetReason() != "", true)
+	is(t, "whether the node has a reason", why.GetNodes()[0].GetReason() != "", true)
 	is(t, "counted", why.GetCounts()[0].GetNodes(), 2)
 	whyNot, err := g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web", NodeId: "b"})
 	ok(t, err)
 	is(t, "assigned", whyNot.GetAssignedNodeId(), "a")
-	is(t, "only that node", len(whyNot.GetNodes()), 1)
-	is(t, "that node", whyNot.GetNodes()[0].GetNodeId(), "b")
+	is(t, "number of nodes in the answer", len(whyNot.GetNodes()), 1)
+	is(t, "node in the answer", whyNot.GetNodes()[0].GetNodeId(), "b")
 	_, err = g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "x"})
 	code(t, err, codes.NotFound)
 	_, err = g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web", NodeId: "x"})
 	code(t, err, codes.NotFound)
 }
 
-// A stopped workload names the node on which it may still run.
-func TestAStoppedWorkloadTellsWhatIsLeftOfIt(t *testing.T) {
+// The view of a stopped workload must name the node on which the workload may still run.
+func TestAStoppedWorkloadNamesTheNodeWhereItMayRun(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("web", "a")
 	w, _ := g.now().Workload("web")
@@ -184,13 +190,13 @@ func TestAStoppedWorkloadTellsWhatIsLeftOfIt(t *testing.T) {
 	}}}}})
 	g.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: "Stopped"}}})
 	if got := reason(); !strings.HasPrefix(got, fsm.CodeAwaitStop) || !strings.Contains(got, "node a is lost and may still run") || !strings.HasSuffix(got, "persysctl node fence a") {
-		t.Errorf("while the node is lost: %s", got)
+		t.Errorf("the reason while the node is lost is %s, want AwaitStop with the fence command", got)
 	}
 	down(true)
 	if got := reason(); !strings.HasPrefix(got, fsm.CodeAwaitStop) || !strings.Contains(got, "node a has not removed it yet") {
-		t.Errorf("while the node is being told: %s", got)
+		t.Errorf("the reason while the node gets the order is %s, want AwaitStop, because node a has not removed it yet", got)
 	}
 	down(false)
 	g.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
-	is(t, "once it is known to be off", reason(), fsm.CodeUserStop+": stopped by request")
+	is(t, "reason of the stopped workload", reason(), fsm.CodeUserStop+": stopped by request")
 }

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -12,11 +13,15 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// ListWorkloads implements control.v1. The list is ordered by id; page_token is the last id of the
-// previous page.
+// ListWorkloads implements the call of control.v1. The list is ordered by id; page_token is the last id of
+// the previous page.
 func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloadsRequest) (*controlv1.ListWorkloadsResponse, error) {
 	size, err := pageSize(req.GetPageSize())
 	if err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(validToken(req.GetPageToken()), knownWord("status", req.GetStatus(), fsm.Statuses()), knownWord("kind", req.GetKind(), spec.Kinds()),
+		validFilter("node_id", req.GetNodeId()), validFilter("group", req.GetGroup()), validFilter("namespace", req.GetNamespace())); err != nil {
 		return nil, err
 	}
 	r, err := s.read(ctx)
@@ -26,14 +31,15 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 	out := &controlv1.ListWorkloadsResponse{Index: r.index, Stale: r.stale, AgeMs: r.ageMS}
 	word := strings.ToLower(req.GetSearch())
 	in := s.scopeOf(ctx)
-	if ns := req.GetNamespace(); !in.has(ns) && ns != "" {
-		return nil, errorf(KindPermission, "%s acts only in %s, not in namespace %q", callOf(ctx).who(), in, clip(ns, 128))
+	if ns := req.GetNamespace(); !in.Has(ns) && ns != "" {
+		return nil, errorf(KindPermission, "%s has rights only in %s, not in namespace %q", callOf(ctx).who(), in, clip(ns, 128))
 	}
 	add := func(w *fsm.Workload) bool {
 		if w.ID <= req.GetPageToken() && req.GetPageToken() != "" ||
 			req.GetNodeId() != "" && w.Node != req.GetNodeId() ||
 			req.GetGroup() != "" && w.Demand.Group != req.GetGroup() ||
-			req.GetNamespace() != "" && w.In() != req.GetNamespace() || !in.has(w.In()) ||
+			req.GetNamespace() != "" && w.In() != req.GetNamespace() || !in.Has(w.In()) ||
+			req.GetKind() != "" && !strings.EqualFold(req.GetKind(), spec.KindOf(w)) ||
 			req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), string(w.Status)) {
 			return true
 		}
@@ -59,7 +65,7 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 	return out, nil
 }
 
-// contains reports whether the id, group or image of a workload contains a lower-case word.
+// contains reports whether the id, group or image of a workload contains word, which must be in lower case.
 func contains(w *controlv1.WorkloadView, word string) bool {
 	for _, text := range [...]string{w.GetWorkloadId(), w.GetGroup(), w.GetImageOrSource()} {
 		if strings.Contains(strings.ToLower(text), word) {
@@ -69,7 +75,7 @@ func contains(w *controlv1.WorkloadView, word string) bool {
 	return false
 }
 
-// GetWorkload implements control.v1. The view holds the specification with its secrets redacted.
+// GetWorkload implements the call of control.v1. Secrets in the specification are redacted.
 func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequest) (*controlv1.GetWorkloadResponse, error) {
 	if strings.TrimSpace(req.GetWorkloadId()) == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
@@ -82,11 +88,13 @@ func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequ
 	if err != nil {
 		return nil, err
 	}
-	return &controlv1.GetWorkloadResponse{Workload: s.workloadView(r, w, spec.Full), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
+	out := s.workloadView(r, w, spec.Full)
+	out.Etag, out.RevisionNumber = w.ETag(), w.Number()
+	return &controlv1.GetWorkloadResponse{Workload: out, Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
 }
 
-// workloadView returns a workload with data that its record does not hold: its resource usage,
-// which only the leader knows, and the node on which a stopped workload may still run.
+// workloadView returns a workload for the API, with data that is not in its record: its resource usage, which
+// only the leader knows, and the node on which a stopped workload may still run.
 func (s *Server) workloadView(v fsm.View, w *fsm.Workload, detail spec.Detail) *controlv1.WorkloadView {
 	out := spec.WorkloadView(w, detail)
 	if w.Desired == fsm.DesiredStopped && w.Node == "" {
@@ -109,9 +117,9 @@ func (s *Server) workloadView(v fsm.View, w *fsm.Workload, detail spec.Detail) *
 	return out
 }
 
-// leftOver names the node on which a stopped workload may still run, "" if there is none. The
-// workload was moved off that node when the node was lost or drained, and the node has not removed
-// it yet.
+// leftOver returns a text that names the node on which a stopped workload may still run; "" if there is none.
+// The workload was taken off that node because the node was lost or drained, and the node has not removed it
+// yet.
 func leftOver(v fsm.View, workload string) (text string) {
 	v.ResidualsOf(workload, func(r *fsm.Residual) bool {
 		n, ok := v.Node(r.Node)
@@ -123,7 +131,7 @@ func leftOver(v fsm.View, workload string) (text string) {
 			text = "stopped by request, but node " + n.ID + " is lost and may still run it; it is removed once the node is back; " +
 				"if the machine is off for certain: persysctl node fence " + n.ID
 		}
-		return !ok || n.Up || n.Fenced // prefer to name a lost node
+		return !ok || n.Up || n.Fenced // a node that is up; keep looking, because a lost node takes precedence
 	})
 	return text
 }

@@ -1,7 +1,10 @@
 package rpc
 
 import (
+	"cmp"
 	"strings"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -10,8 +13,9 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// reported reads one status of a heartbeat, of our agents or of legacy v1 agents.
-func reported(st *controlv1.WorkloadStatus) sched.Reported {
+// reported converts the status of one workload in a heartbeat. legacy is set for legacy v1 agents, which
+// report the cause of a former failure even while a workload runs.
+func reported(st *controlv1.WorkloadStatus, legacy bool) sched.Reported {
 	r := sched.Reported{
 		Workload: st.GetWorkloadId(),
 		Revision: st.GetRevisionId(),
@@ -29,22 +33,32 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 			Health:       healthOf(st.GetHealth()),
 		},
 	}
+	if x := st.GetExit(); x != nil {
+		r.Observation.Exit = &fsm.Exit{Code: x.GetCode(), StartedAt: nanos(x.GetStartedAt()), EndedAt: nanos(x.GetEndedAt()), Output: x.GetOutput()}
+	}
 	if r.Observation.Message == "" {
 		r.Observation.Message = st.GetReason().GetMessage()
 	}
 	if why := st.GetFailureReason(); why != 0 && r.Observation.Code == "" && r.Observation.State == fsm.ActualFailed {
 		r.Observation.Code = codeOf(why)
 	}
-	bounded(&r.Observation)
-	if ts := st.GetObservedAt(); ts != nil {
-		r.Observation.At = ts.AsTime().UnixNano()
-	} else if ts := st.GetLastTransition(); ts != nil {
-		r.Observation.At = ts.AsTime().UnixNano()
+	if legacy && r.Observation.State == fsm.ActualRunning {
+		r.Observation.Code = ""
 	}
+	bounded(&r.Observation)
+	r.Observation.At = cmp.Or(nanos(st.GetObservedAt()), nanos(st.GetLastTransition()))
 	return r
 }
 
-// codeOf returns the failure class for the enum value, for agents that send no class.
+// nanos converts a time to Unix nanoseconds; 0 if there is none.
+func nanos(ts *timestamppb.Timestamp) int64 {
+	if ts == nil {
+		return 0
+	}
+	return ts.AsTime().UnixNano()
+}
+
+// codeOf returns the failure class for an enum value, for agents that do not send the class.
 func codeOf(r controlv1.FailureReason) string {
 	switch r {
 	case controlv1.FailureReason_IMAGE_NOT_FOUND:
@@ -52,10 +66,10 @@ func codeOf(r controlv1.FailureReason) string {
 	case controlv1.FailureReason_INVALID_SPEC:
 		return "INVALID_SPECIFICATION"
 	}
-	return r.String() // other values do not affect retries, so their name will do
+	return r.String() // no other value affects retries, so the name of the value serves as the class
 }
 
-// healthOf reads the result of health checks. An unknown word counts as unhealthy.
+// healthOf converts the result of a health check. An unknown word is treated as unhealthy.
 func healthOf(v string) string {
 	switch v {
 	case "", fsm.Healthy, fsm.Unhealthy, fsm.HealthStarting:
@@ -64,24 +78,26 @@ func healthOf(v string) string {
 	return fsm.Unhealthy
 }
 
-// portsOf converts published ports and leaves out those with a number outside of 1 to 65535.
+// portsOf converts the published ports of a workload and leaves out those with a number outside of 1 to
+// 65535.
 func portsOf[P interface {
 	GetHostPort() int32
 	GetContainerPort() int32
 	GetProtocol() string
+	GetAddress() string
 }](ports []P) (out []fsm.PortBinding) {
 	valid := func(n int32) bool { return n >= 1 && n <= 65535 }
 	for _, p := range ports {
 		if valid(p.GetHostPort()) && valid(p.GetContainerPort()) {
 			out = append(out, fsm.PortBinding{
-				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(),
+				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(), Address: clip(p.GetAddress(), maxReportAddress),
 			})
 		}
 	}
 	return out
 }
 
-// actual reads the name of a state, as our agents and legacy v1 agents send it.
+// actual converts the name of an actual state, from agents of this project and from legacy v1 agents.
 func actual(v string) fsm.Actual {
 	for _, a := range []fsm.Actual{fsm.ActualRunning, fsm.ActualStopped, fsm.ActualFailed, fsm.ActualPending, fsm.ActualMissing} {
 		if strings.EqualFold(v, string(a)) {
@@ -91,17 +107,17 @@ func actual(v string) fsm.Actual {
 	return fsm.ActualUnknown
 }
 
-// Bounds of a workload's status. They keep statuses small enough for the log, where one command
-// carries the reports of many nodes.
+// Limits of a workload's status. They keep a status small, because one log command contains the reports of
+// many nodes.
 const (
 	maxReportCode    = 128
-	maxReportMessage = 4 << 10 // bytes; our agents apply the same bound
-	maxReportList    = 256     // number of addresses or ports
+	maxReportMessage = 4 << 10 // maximum length in bytes; agents of this version apply the same limit
+	maxReportList    = 256     // maximum number of addresses, and of ports
 	maxReportAddress = 64
 )
 
-// bounded cuts a status to these bounds. It must run before the status is compared with the state,
-// or a status that was cut would count as changed with every heartbeat.
+// bounded cuts a status to these limits. Call it before the status is compared with the state. Otherwise a
+// long status would look changed in every heartbeat.
 func bounded(o *fsm.Observation) {
 	o.Code, o.Message = clip(o.Code, maxReportCode), clip(o.Message, maxReportMessage)
 	o.Addresses = o.Addresses[:min(len(o.Addresses), maxReportList)]
@@ -109,6 +125,9 @@ func bounded(o *fsm.Observation) {
 		o.Addresses[i] = clip(a, maxReportAddress)
 	}
 	o.Ports = o.Ports[:min(len(o.Ports), maxReportList)]
+	if x := o.Exit; x != nil {
+		x.Output = strings.ToValidUTF8(clip(x.Output, fsm.MaxExitOutput), "")
+	}
 	for i := range o.Ports {
 		if p := &o.Ports[i]; p.Protocol != "tcp" && p.Protocol != "udp" {
 			p.Protocol = clip(p.Protocol, 8)
@@ -116,13 +135,15 @@ func bounded(o *fsm.Observation) {
 	}
 }
 
-// listed reads one status from an agent's answer to ListWorkloads or GetWorkloadStatus.
-func listed(st *agentv1.WorkloadStatus) sched.Reported {
+// listed converts one status in an agent's answer to ListWorkloads or GetWorkloadStatus. legacy is set for
+// legacy v1 agents, which put the cause of a failure into the metadata in every state.
+func listed(st *agentv1.WorkloadStatus, legacy bool) sched.Reported {
 	meta := st.GetMetadata()
 	r := sched.Reported{
 		Workload: st.GetId(),
 		Revision: st.GetRevisionId(),
 		Gone:     deletedMeanwhile(st),
+		Nothing:  legacy && nothingLeft(st),
 		Observation: fsm.Observation{
 			State:        spec.ActualOf(st.GetActualState()),
 			Generation:   fsm.GenerationOf(st.GetGeneration()),
@@ -134,7 +155,18 @@ func listed(st *agentv1.WorkloadStatus) sched.Reported {
 			At:           st.GetUpdatedAt() * 1e9,
 		},
 	}
-	if r.Observation.State == fsm.ActualFailed {
+	if x := st.GetExit(); x != nil {
+		r.Observation.Exit = &fsm.Exit{Code: x.GetCode(), StartedAt: x.GetStartedAt(), EndedAt: x.GetEndedAt(), Output: x.GetOutput()}
+	}
+	switch failed := r.Observation.State == fsm.ActualFailed; {
+	case legacy && r.Observation.State != fsm.ActualRunning:
+		r.Observation.Code = meta["failure_reason"]
+		r.Observation.Terminal = meta["retry_terminal"] == "true"
+		r.Observation.Retryable = (failed || r.Observation.Code != "") && !r.Observation.Terminal
+		if cause := causeIn(meta); cause != "" && (r.Observation.Message == "" || !failed) {
+			r.Observation.Message = cause
+		}
+	case failed:
 		r.Observation.Code = meta["failure_reason"]
 		r.Observation.Retryable = meta["retry_terminal"] != "true"
 		if r.Observation.Message == "" {
@@ -145,7 +177,19 @@ func listed(st *agentv1.WorkloadStatus) sched.Reported {
 	return r
 }
 
-// deletedMeanwhile reports whether a status is the failed second delete of a legacy v1 agent, which
+// causeIn returns the cause of a failure in the metadata of a legacy v1 agent; "" if there is none
+// (contract/semantics.md, section 7).
+func causeIn(meta map[string]string) string {
+	for _, key := range []string{"failure_message", "retry_terminal_reason", "terminal_failure_reason", "container.stderr",
+		"last_runtime_error", "container.runtime_error", "last_error"} {
+		if text := strings.TrimSpace(meta[key]); text != "" {
+			return text
+		}
+	}
+	return ""
+}
+
+// deletedMeanwhile reports whether a status of a legacy v1 agent says that a second delete has failed. That
 // means that the workload is gone (contract/wire-agent.md).
 func deletedMeanwhile(st *agentv1.WorkloadStatus) bool {
 	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&

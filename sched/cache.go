@@ -3,35 +3,49 @@ package sched
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/schedule"
 )
 
-// Cache makes Next fast: it keeps the nodes in arrays and queues of records to look at.
-// Everything in it follows from the state, so it may be dropped at any time. It belongs to
-// one goroutine and to one gapless sequence of views and their changes.
+// Cache makes Next fast: it keeps the nodes in arrays and queues of records to evaluate. Its content follows
+// from the state, so it may be dropped at any time. Only one goroutine may use it. The views that it gets
+// must follow each other, with all changes between them.
 type Cache struct {
 	built  bool
 	tuning Tuning
-	index  uint64 // of the view that it matches
+	index  uint64 // log index of the newest view in the cache
 
 	nodes   *nodeIndex
-	version uint64 // advances whenever a placement might have another result
+	version uint64 // incremented whenever the outcome of a placement may change
 
-	workloads workQueue // to be looked at, by the evict and retry passes
-	capacity  workQueue // nodes whose promises may exceed what they have
-	stale     []string  // nodes to read again
-	stalePort []portRef // host ports to ask about again
-	due       deadlines // workloads to be looked at again at a time
+	workloads workQueue                     // placed workloads that the evict and retry passes must evaluate
+	capacity  workQueue                     // nodes that may have more resources reserved than they offer
+	stale     []string                      // ids of nodes whose records must be read again
+	stalePort []portRef                     // host ports whose holders must be read again
+	schedules map[string]*schedule.Schedule // parsed schedules of crons, by expression and zone; nil if not valid
+	zones     map[string]*time.Location     // time zones of crons, by name; nil if not known
+	due       deadlines                     // when workloads must be evaluated again
 
-	groups    map[string]*group
-	memberOf  map[string]membership // only of groups in use
-	leaving   workQueue             // nodes that have residuals
-	regrouped []string              // workloads counted where the state may not have them
+	groups   map[string]*group
+	memberOf map[string]membership // group and node slot of each workload, only for groups that the planner has counted
+	leaving  workQueue             // nodes that have residuals: instances that a node has yet to remove
+	promised []promised            // workloads that the previous step placed; their groups and sets must be counted again
 
-	verdicts map[string]verdict // of pending workloads that no node can take
-	open     workQueue          // changed or unsettled workloads; some may not be pending
-	openAt   uint64             // version at which every pending workload not in open was settled
+	sets      map[string]*group      // placed workloads by what a rule of a workload names, see setOf
+	setsOf    map[string]member      // sets of each placed workload
+	untracked map[string][]int       // promised workloads by what rules may name, where there is no set; see indexPromised
+	indexed   int                    // number of promised workloads that untracked has
+	repelled  map[string][]repelling // placed workloads with required anti-affinities, by what these name; nil = not counted yet
+	target    []byte                 // scratch: key of sets
+	other     []byte                 // scratch: another key of sets
+
+	systems systems // system workloads, see system.go
+
+	verdicts map[string]verdict // for each pending workload that fits on no node: when that was found
+	open     workQueue          // workloads to evaluate: they changed or have no valid verdict; some may not be pending
+	openAt   uint64             // version of the cache at which every pending workload outside of open was evaluated
 }
 
 type portRef struct {
@@ -39,8 +53,18 @@ type portRef struct {
 	port   fsm.HostPort
 }
 
-// group counts the members of one group by node.
-type group struct{ on []memberCount }
+// group has the number of members of one group, or of another set of placed workloads, on each node.
+type group struct {
+	on     []memberCount
+	total  int32
+	values []valueCounts // counts by the values of labels, for rules
+}
+
+// valueCounts has the number of members of a group at each value of a label.
+type valueCounts struct {
+	t *topology
+	n []int32
+}
 
 type memberCount struct{ slot, n int32 }
 
@@ -49,14 +73,15 @@ type membership struct {
 	slot  int32
 }
 
-// verdict says that no node could take a workload at a version of the cache.
+// verdict records that a workload fitted on no node at a certain version of the cache.
 type verdict struct {
 	modified uint64
 	version  uint64
-	said     bool // the record carries the explanation
+	said     bool // the record of the workload already explains why no node fits
 }
 
-// of reports whether v is about this revision of the record and this version of the cache.
+// of reports whether verdict v is still valid: it was reached for this revision of record w and
+// this version of the cache.
 func (v verdict) of(w *fsm.Workload, version uint64) bool {
 	return v.version != 0 && v.version == version && v.modified == w.ModifyIndex
 }
@@ -64,7 +89,7 @@ func (v verdict) of(w *fsm.Workload, version uint64) bool {
 // NewCache makes an empty Cache; the first step fills it.
 func NewCache() *Cache { return &Cache{} }
 
-// build reads the whole view.
+// build fills the cache from the whole view.
 func (c *Cache) build(w *World) {
 	v := w.State
 	*c = Cache{
@@ -76,11 +101,16 @@ func (c *Cache) build(w *World) {
 		groups:   map[string]*group{},
 		memberOf: map[string]membership{},
 		verdicts: map[string]verdict{},
+		sets:     map[string]*group{},
+		setsOf:   map[string]member{},
 	}
 	c.workloads.expect(v.WorkloadCount())
 	v.Workloads("", func(w *fsm.Workload) bool {
-		if w.Node != "" {
+		if w.Node != "" || w.Demand.Job != nil {
 			c.workloads.add(w.ID)
+		}
+		if w.IsSystem() {
+			c.systems.add(w.ID)
 		}
 		return true
 	})
@@ -94,8 +124,8 @@ func (c *Cache) build(w *World) {
 	})
 }
 
-// sync brings the cache up to the view. A change only names a record to read again, so
-// seeing one twice does no harm.
+// sync updates the cache to the newest view. A change only says which record must be read again, so it does
+// no harm if the cache sees a change twice.
 func (c *Cache) sync(w *World) {
 	v := w.State
 	if !c.built || c.tuning != w.Tuning || v.Info().Index < c.index {
@@ -113,13 +143,20 @@ func (c *Cache) sync(w *World) {
 			c.workloadChanged(v, ch)
 		case fsm.TableResidual:
 			c.residualChanged(v, ch)
+		case fsm.TablePolicy:
+			rebuild = true
+		case fsm.TableNamespace:
+			c.version++ // the set of preemptible workloads may have changed
 		}
 	}
 	if rebuild {
 		c.nodes = newNodeIndex(v, w.Tuning)
 		c.version++
-		clear(c.groups) // they count by slot
+		clear(c.groups) // drop the member counts of groups: they are stored by node slot, and the nodes have new slots
 		clear(c.memberOf)
+		clear(c.sets)
+		clear(c.setsOf)
+		c.repelled = nil
 		for _, id := range c.stale {
 			c.capacity.add(id)
 		}
@@ -139,17 +176,21 @@ func (c *Cache) sync(w *World) {
 	c.stale, c.stalePort = c.stale[:0], c.stalePort[:0]
 }
 
-// nodeChanged reports whether the node arrays must be built anew: a node was added or
-// removed, or has another engine.
+// nodeChanged queues what must be evaluated again after a change of a node. It reports whether the arrays of
+// nodes must be rebuilt: a node was added or removed, or has another engine.
 func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	id := ch.Key
 	c.recheck(v, id)
+	if len(c.systems.known) > 0 {
+		c.systems.nodes.add(id)
+	}
 	switch was, now := ch.OldNode(), ch.NewNode(); {
 	case was == nil || now == nil:
 		c.capacity.add(id)
 		return true
 	case was.Engine() != now.Engine():
-		// The workloads of both engines now compete for other host ports.
+		// The node now shares host ports with other nodes, so its workloads and those of both engines may
+		// conflict.
 		c.capacity.add(id)
 		v.Nodes("", func(n *fsm.Node) bool {
 			if e := n.Engine(); e == was.Engine() || e == now.Engine() {
@@ -163,7 +204,7 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	return false
 }
 
-// recheck has every workload on a node looked at again.
+// recheck queues every workload on a node to be evaluated again.
 func (c *Cache) recheck(v fsm.View, node string) {
 	v.WorkloadsOn(node, func(w *fsm.Workload) bool {
 		c.workloads.add(w.ID)
@@ -172,10 +213,11 @@ func (c *Cache) recheck(v fsm.View, node string) {
 }
 
 func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
+	c.systems.changed(ch.Key, c.nodes, ch.OldWorkload(), ch.NewWorkload())
 	if c.stillUnplaced(ch) {
 		return
 	}
-	if !waits(ch) {
+	if !waits(ch) || isJob(ch.OldWorkload()) || isJob(ch.NewWorkload()) {
 		c.workloads.add(ch.Key)
 	}
 	c.open.add(ch.Key)
@@ -189,30 +231,36 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 		}
 	}
 	if o, n := ch.OldWorkload(), ch.NewWorkload(); o != nil && n != nil && n.Node != "" && o.Demand.Priority != n.Demand.Priority {
-		c.version++ // other workloads may preempt it now, or no longer
+		c.version++ // the priority decides whether the workload may be preempted
+	}
+	if o, n := ch.OldWorkload(), ch.NewWorkload(); o != nil && n != nil && turnOf(o) != turnOf(n) {
+		c.version++ // the members of a job group that wait for their turn, or no longer need to, must be evaluated again
 	}
 	c.regroup(v, ch.Key)
 }
 
-// waits reports whether a workload is pending after a change and was not placed before it.
-// Such changes do not concern the passes that look at placed workloads.
+// isJob reports whether w, which may be nil, is a job.
+func isJob(w *fsm.Workload) bool { return w != nil && w.Demand.Job != nil }
+
+// waits reports whether a workload was unplaced before a change and is pending after it. Such a
+// change concerns only the placement pass, not the passes that evaluate placed workloads.
 func waits(ch *fsm.Change) bool {
 	o, n := ch.OldWorkload(), ch.NewWorkload()
-	return n != nil && n.Node == "" && n.Desired == fsm.DesiredRunning && (o == nil || o.Node == "")
+	return n != nil && n.WantsPlace() && (o == nil || o.Node == "")
 }
 
-// stillUnplaced reports whether a change leaves demand and explanation of an unplaced
-// workload as they were; then its verdict still holds.
+// stillUnplaced reports whether a change leaves the demand and the reason of an unplaced workload
+// unchanged. The verdict that it fits on no node then stays valid.
 func (c *Cache) stillUnplaced(ch *fsm.Change) bool {
 	o, n := ch.OldWorkload(), ch.NewWorkload()
-	if o == nil || !waits(ch) || o.Demand != n.Demand || o.Reason != n.Reason || !c.settled(o) {
+	if o == nil || !waits(ch) || o.Demand != n.Demand || o.JobSince != n.JobSince || o.Reason != n.Reason || !c.settled(o) {
 		return false
 	}
 	c.verdicts[n.ID] = verdict{modified: n.ModifyIndex, version: c.version, said: true}
 	return true
 }
 
-// touch marks a node, and those of its host ports that a demand names, to be read again.
+// touch marks a node, and those host ports on it that d demands, to be read again.
 func (c *Cache) touch(node string, d *fsm.Demand) {
 	if n := len(c.stale); n == 0 || c.stale[n-1] != node {
 		c.stale = append(c.stale, node)
@@ -228,9 +276,9 @@ func (c *Cache) touch(node string, d *fsm.Demand) {
 	}
 }
 
-// touchFormer marks the host ports that a workload still holds for the revision that it
-// replaces. While the workload held them, conflicts between other workloads about these
-// ports did not show, so the ports must be evaluated again.
+// touchFormer marks the former host ports of a workload to be read again, and queues the workloads on the
+// engine. A former port is not counted as a conflict of other workloads while it is reserved, so such
+// conflicts may appear now.
 func (c *Cache) touchFormer(v fsm.View, w *fsm.Workload) {
 	s, ok := c.nodes.slotOf[w.Node]
 	if !ok || len(w.FormerPorts) == 0 {
@@ -252,20 +300,23 @@ func (c *Cache) residualChanged(v fsm.View, ch *fsm.Change) {
 			continue
 		}
 		c.leaving.add(r.Node)
+		c.systems.left(c.nodes, r.Node)
 		c.touch(r.Node, &r.Demand)
 		for _, p := range r.Demand.Ports {
 			c.stalePort = append(c.stalePort, portRef{r.Engine, p})
 		}
 	}
 	if r := ch.OldResidual(); r != nil && len(r.Demand.Ports) > 0 {
-		// While it held a port, conflicts between others about the port could not be seen.
+		// While the residual held a port, conflicts between other workloads about that port were hidden. They
+		// may appear now.
 		for _, s := range c.nodes.engines[r.Engine] {
 			c.recheck(v, c.nodes.recs[s].ID)
 		}
 	}
 }
 
-// groupOf counts the members of a group, reading the view the first time.
+// groupOf returns the member counts of a group. It counts the members in the view when the group is used for
+// the first time.
 func (c *Cache) groupOf(v fsm.View, name string) *group {
 	g, ok := c.groups[name]
 	if !ok {
@@ -282,7 +333,8 @@ func (c *Cache) groupOf(v fsm.View, name string) *group {
 	return g
 }
 
-// withhold gives a node no more work in this step; the next step reads the node again.
+// withhold excludes a node from the placements of the present step. The next step reads the record of the
+// node again.
 func (c *Cache) withhold(node string) {
 	if s, ok := c.nodes.slotOf[node]; ok && c.nodes.ready.has(s) {
 		c.nodes.unlist(s)
@@ -291,8 +343,21 @@ func (c *Cache) withhold(node string) {
 	}
 }
 
-// regroup counts one workload where it is now.
+// recount corrects the group counts of workloads that the previous step placed: the state machine
+// may have refused a placement.
+func (c *Cache) recount(v fsm.View) {
+	done := c.promised
+	c.promised, c.untracked, c.indexed = nil, nil, 0
+	for _, p := range done {
+		c.regroup(v, p.who.id)
+	}
+	clear(done)
+	c.promised = done[:0]
+}
+
+// regroup counts one workload for its group, and in its sets, on its present node.
 func (c *Cache) regroup(v fsm.View, id string) {
+	c.recountSets(v, id)
 	if len(c.groups) == 0 {
 		return
 	}
@@ -330,9 +395,38 @@ func (g *group) add(slot, n int32) {
 	if g.on[i].n += n; g.on[i].n == 0 {
 		g.on = slices.Delete(g.on, i, i+1)
 	}
+	g.total += n
+	for _, c := range g.values {
+		c.n[c.t.of[slot]] += n
+	}
 }
 
-// pop queues every workload whose deadline is at or before now.
+// at returns the number of members on a slot.
+func (g *group) at(slot int32) int32 {
+	i, ok := slices.BinarySearchFunc(g.on, slot, func(m memberCount, s int32) int { return cmp.Compare(m.slot, s) })
+	if !ok {
+		return 0
+	}
+	return g.on[i].n
+}
+
+// byValue returns the number of members at each value of a label. The group keeps the counts.
+func (g *group) byValue(t *topology) []int32 {
+	for _, c := range g.values {
+		if c.t == t {
+			return c.n
+		}
+	}
+	n := make([]int32, len(t.values))
+	for _, m := range g.on {
+		n[t.of[m.slot]] += m.n
+	}
+	g.values = slices.DeleteFunc(g.values, func(c valueCounts) bool { return c.t.key == t.key }) // labels of nodes have changed
+	g.values = append(g.values, valueCounts{t, n})
+	return n
+}
+
+// pop queues every workload whose time for another evaluation has come.
 func (c *Cache) pop(now int64) {
 	for {
 		at, id := c.due.next()

@@ -12,23 +12,24 @@ import (
 // Difference is one difference between a node and the state.
 type Difference struct {
 	Workload  string
-	Type      string // one of fsm.Drift…
+	Type      string // kind of difference: one of the constants fsm.Drift…
 	Scheduler string // status or revision in the state; "" = the state does not know the workload
 	Agent     string // status or revision on the node
+	Revision  string // revision of an orphan on a legacy v1 agent
 }
 
 func (d *Difference) same(o *Difference) bool { return d.Workload == o.Workload && d.Type == o.Type }
 
-// Compare returns the differences between the list of a node and the state, by workload.
-// These are no differences, because they are about to end:
+// Compare returns the differences between the workloads that a node lists and the state, by workload. The
+// following cases are not differences, because they end by themselves:
 //
-//   - an order without an answer yet (busy), or a retry that waits;
-//   - a residual whose delete is ordered;
+//   - a workload with an order that the node has not answered yet (busy), or with a scheduled retry;
+//   - a former instance that the node is already ordered to delete (residual);
 //   - a workload that is newer on the node than in a restored state;
 //   - a workload that its agent is still working on.
 //
-// A list that is older than the view may show differences that do not exist, so the caller
-// confirms them by a second comparison.
+// A list that is older than the view may show differences that do not exist, so the caller confirms them by
+// a second comparison.
 func Compare(v fsm.View, n *fsm.Node, listed []Reported, busy func(workload string) bool) []Difference {
 	var out []Difference
 	seen := make(map[string]bool, len(listed))
@@ -39,7 +40,8 @@ func Compare(v fsm.View, n *fsm.Node, listed []Reported, busy func(workload stri
 		}
 		w, known := v.Workload(r.Workload)
 		if known && w.Node == n.ID {
-			// A former generation does not count: the node lacks the accepted order.
+			// An instance of a former generation counts as missing, because the node does not have the order
+			// that it accepted.
 			if g := r.Observation.Generation; g.IsZero() || !g.Less(w.Generation) {
 				seen[r.Workload] = true
 				out = append(out, present(v, w, r, busy)...)
@@ -64,14 +66,14 @@ func Compare(v fsm.View, n *fsm.Node, listed []Reported, busy func(workload stri
 	return out
 }
 
-// expected reports whether w must be on its node by now: accepted, and neither
-// waiting for another try nor given up.
+// expected reports whether workload w should be on its node by now: the node has accepted the
+// order, no retry is scheduled, and the planner has not given w up.
 func expected(w *fsm.Workload) bool {
 	return w.Acknowledged && w.Retry.NextAt == 0 && !w.Retry.Terminal
 }
 
-// present compares a workload on its own node. A recorded drift stays open until it has
-// ended, also while an order that repairs it is on its way.
+// present compares what the assigned node lists about a workload with the state. A recorded drift
+// stays open until the difference has ended, also while an order to repair it is being delivered.
 func present(v fsm.View, w *fsm.Workload, r *Reported, busy func(string) bool) (out []Difference) {
 	other := r.Revision != "" && r.Revision != w.Revision()
 	if d, ok := runsOn(v, w, r); ok {
@@ -85,7 +87,7 @@ func present(v fsm.View, w *fsm.Workload, r *Reported, busy func(string) bool) (
 	}
 	said := r.Observation.State
 	if said == fsm.ActualPending || said == fsm.ActualUnknown || said == fsm.ActualNone {
-		return nil // the agent is at work, or not sure; the deadline of the order covers that
+		return nil // no difference yet: the agent still works on the order or reports an unknown state, until the deadline of the order
 	}
 	if other {
 		out = append(out, Difference{Workload: w.ID, Type: fsm.DriftRevision, Scheduler: w.Revision(), Agent: r.Revision})
@@ -96,8 +98,8 @@ func present(v fsm.View, w *fsm.Workload, r *Reported, busy func(string) bool) (
 	return out
 }
 
-// runsOn compares a workload that is to be stopped with that intent, not with its last
-// reported state. Running on is a difference once a stop has failed, until it is stopped.
+// runsOn compares a workload that is to be stopped. It compares with the desired state, not with the last
+// reported state: a workload that still runs after a failed stop differs until it is stopped.
 func runsOn(v fsm.View, w *fsm.Workload, r *Reported) (Difference, bool) {
 	if w.Desired != fsm.DesiredStopped || r.Observation.State != fsm.ActualRunning {
 		return Difference{}, false
@@ -108,9 +110,15 @@ func runsOn(v fsm.View, w *fsm.Workload, r *Reported) (Difference, bool) {
 	return Difference{Workload: w.ID, Type: fsm.DriftState, Scheduler: string(fsm.DesiredStopped), Agent: string(r.Observation.State)}, true
 }
 
-// orphan compares a workload on a node that is not its own.
+// orphan compares a workload that a node lists although it is not assigned to that node.
 func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, busy func(string) bool) (Difference, bool) {
 	d := Difference{Workload: r.Workload, Type: fsm.DriftOrphan, Agent: string(r.Observation.State)}
+	if r.Nothing {
+		return d, false
+	}
+	if n.Facts.Protocol == 0 {
+		d.Revision = r.Revision
+	}
 	if known {
 		d.Scheduler = string(w.Status)
 		if w.Node != "" {
@@ -118,7 +126,8 @@ func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, b
 		}
 	}
 	if _, left := v.Residual(n.ID, r.Workload); left {
-		// It is being removed. An orphan that a person deletes stays one until it is gone.
+		// The workload is being removed. If a person deletes a recorded orphan, the record stays until the
+		// instance is gone.
 		_, open := v.Drift(n.ID, r.Workload, fsm.DriftOrphan)
 		return d, open
 	}
@@ -132,8 +141,8 @@ func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, b
 	return d, true
 }
 
-// Confirmed returns the differences of a second comparison that the first one had found
-// too, or that are on record.
+// Confirmed returns those differences of a second comparison that the first comparison found too, or that the
+// state has on record.
 func Confirmed(v fsm.View, node string, first, second []Difference) []Difference {
 	return slices.DeleteFunc(slices.Clone(second), func(d Difference) bool {
 		if _, open := v.Drift(node, d.Workload, d.Type); open {
@@ -143,8 +152,8 @@ func Confirmed(v fsm.View, node string, first, second []Difference) []Difference
 	})
 }
 
-// Unknown reports whether a comparison found a difference that is not on record, so that a
-// second comparison is needed.
+// Unknown reports whether a comparison found a difference that the state does not have on record. A
+// second comparison must then confirm the difference.
 func Unknown(v fsm.View, node string, found []Difference) bool {
 	return slices.ContainsFunc(found, func(d Difference) bool {
 		_, open := v.Drift(node, d.Workload, d.Type)
@@ -152,30 +161,30 @@ func Unknown(v fsm.View, node string, found []Difference) bool {
 	})
 }
 
-// Times between orders that repair one revision_mismatch: the first at once, then
-// doubling.
+// Pauses between the orders that repair one drift of type revision_mismatch. The first order is given at
+// once; the pauses then double.
 const (
 	repairBase = 30 * second
 	repairMax  = 900 * second
 )
 
-// driftsPerCommand bounds the differences that one round records for a node, so that the
+// driftsPerCommand is the maximum number of differences that one round records for a node, so that the
 // command fits into a log batch. The next round records the others.
 const driftsPerCommand = 500
 
-// Drifts returns the command body that records the differences found on a node, nil if the
-// record is up to date. A workload with another revision is ordered again, with a growing
-// pause between repairs. For missing workloads and other states the caller sends a report.
-// Orphans are left to people.
+// Drifts returns the body of the command that records the differences found on a node; nil if the state has
+// all of them on record. A workload with another revision is ordered again, with a growing pause between
+// repairs; an imported workload takes over the revision that the node runs instead. For missing workloads and
+// other states the caller sends a report. An orphan needs the decision of a person.
 func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.SetDrifts {
 	out := &commandv1.SetDrifts{}
 	for i := range found {
-		if len(out.Open) == driftsPerCommand {
+		if len(out.Open)+len(out.Adoptions) >= driftsPerCommand {
 			break
 		}
 		d := &found[i]
 		item := &commandv1.Drift{
-			Node: node, Workload: d.Workload, Type: d.Type, SchedulerStatus: d.Scheduler, AgentStatus: d.Agent, Action: actionOn(d.Type),
+			Node: node, Workload: d.Workload, Type: d.Type, SchedulerStatus: d.Scheduler, AgentStatus: d.Agent, Action: actionOn(d.Type), Revision: d.Revision,
 		}
 		old, open := v.Drift(node, d.Workload, d.Type)
 		if open {
@@ -185,13 +194,23 @@ func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.S
 			}
 		}
 		repair := false
-		if w, ok := v.Workload(d.Workload); ok && d.Type == fsm.DriftRevision && expected(w) && now >= repairAt(old) {
+		w, ok := v.Workload(d.Workload)
+		if ok && d.Type == fsm.DriftRevision && w.RunsAdopted() && len(d.Agent) <= fsm.MaxAdopted {
+			// An instance that a legacy v1 scheduler ordered counts as running the present specification.
+			out.Adoptions = append(out.Adoptions, &commandv1.DriftAdoption{
+				Workload: w.ID, Node: node, IfGeneration: fsm.GenerationPB(w.Generation), Revision: d.Agent,
+			})
+			continue
+		}
+		if ok && d.Type == fsm.DriftRevision && expected(w) && now >= repairAt(old) {
 			repair = true
 			item.Repairs++
 			item.RepairedAt = now
 			out.Repairs = append(out.Repairs, &commandv1.DriftRepair{Workload: w.ID, Node: node, IfGeneration: fsm.GenerationPB(w.Generation)})
 		}
-		if !open || repair || old.SchedulerStatus != d.Scheduler || old.AgentStatus != d.Agent {
+		kept := fsm.Drift{SchedulerStatus: d.Scheduler, AgentStatus: d.Agent, Revision: d.Revision}
+		kept.Clip() // clip long texts as the state does; otherwise they would differ in every round
+		if !open || repair || old.SchedulerStatus != kept.SchedulerStatus || old.AgentStatus != kept.AgentStatus || old.Revision != kept.Revision {
 			out.Open = append(out.Open, item)
 		}
 	}
@@ -201,13 +220,14 @@ func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.S
 		}
 		return len(out.Closed) < driftsPerCommand
 	})
-	if len(out.Open)+len(out.Closed)+len(out.Repairs) == 0 {
+	if len(out.Open)+len(out.Closed)+len(out.Repairs)+len(out.Adoptions) == 0 {
 		return nil
 	}
 	return out
 }
 
-// repairAt is when a drift may be repaired again; nil was never repaired.
+// repairAt returns the earliest time for the next repair of a drift; 0 if the drift was never repaired. d may
+// be nil.
 func repairAt(d *fsm.Drift) int64 {
 	if d == nil || d.Repairs == 0 {
 		return 0

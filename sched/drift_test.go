@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// lists is the expected report of the node of id.
+// lists returns what the node of workload id reports if it agrees with the state. set changes the report.
 func (w *world) lists(id string, set ...func(*Reported)) Reported {
 	x := w.get(id)
 	r := Reported{Workload: id, Revision: x.Revision(), Observation: fsm.Observation{State: fsm.ActualRunning, Generation: x.Generation}}
@@ -38,7 +38,7 @@ func (w *world) generationOf(id string) fsm.Generation {
 	return fsm.Generation{}
 }
 
-// note records the differences found on a node.
+// note records the differences found on a node in the state.
 func (w *world) note(node string, found []Difference) *commandv1.SetDrifts {
 	c := Drifts(w.state, node, found, w.now)
 	if c != nil {
@@ -55,49 +55,49 @@ func told(found []Difference) string {
 	return strings.Join(out, "; ")
 }
 
-func TestCompare(t *testing.T) {
+func TestCompareFindsDifferences(t *testing.T) {
 	for _, c := range []struct {
 		fact   string
 		listed func(w *world) []Reported
 		want   string
 	}{
-		{"what is as it ought to be does not differ", func(w *world) []Reported { return []Reported{w.lists("web")} }, ""},
-		{"a peer without generations is believed", func(w *world) []Reported { return []Reported{w.lists("web", ungenerated)} }, ""},
-		{"what is not there is missing", func(*world) []Reported { return nil }, "web missing_on_agent Running/"},
-		{"what is there at a former generation is missing", func(w *world) []Reported { return []Reported{w.lists("web", former)} }, "web missing_on_agent Running/"},
-		{"what is gone is missing", func(w *world) []Reported {
+		{"a workload in the desired state does not differ", func(w *world) []Reported { return []Reported{w.lists("web")} }, ""},
+		{"a report without a generation counts", func(w *world) []Reported { return []Reported{w.lists("web", ungenerated)} }, ""},
+		{"a workload that is not listed is missing", func(*world) []Reported { return nil }, "web missing_on_agent Running/"},
+		{"a workload listed at a former generation is missing", func(w *world) []Reported { return []Reported{w.lists("web", former)} }, "web missing_on_agent Running/"},
+		{"a workload reported as gone is missing", func(w *world) []Reported {
 			return []Reported{w.lists("web", func(r *Reported) { r.Gone = true })}
 		}, "web missing_on_agent Running/"},
-		{"another state", func(w *world) []Reported { return []Reported{w.lists("web", state(fsm.ActualStopped))} }, "web state_mismatch Running/Stopped"},
-		{"the same state in other letters is the same", func(w *world) []Reported { return []Reported{w.lists("web", state("RUNNING"))} }, ""},
-		{"what is being worked on does not differ yet", func(w *world) []Reported { return []Reported{w.lists("web", state(fsm.ActualPending))} }, ""},
-		{"another revision", func(w *world) []Reported { return []Reported{w.lists("web", revision("c1-other"))} }, "web revision_mismatch REV/c1-other"},
-		{"no revision says nothing", func(w *world) []Reported { return []Reported{w.lists("web", revision(""))} }, ""},
-		{"what nobody knows is an orphan", func(w *world) []Reported {
+		{"another state is a difference", func(w *world) []Reported { return []Reported{w.lists("web", state(fsm.ActualStopped))} }, "web state_mismatch Running/Stopped"},
+		{"the case of a state does not matter", func(w *world) []Reported { return []Reported{w.lists("web", state("RUNNING"))} }, ""},
+		{"a pending workload does not differ yet", func(w *world) []Reported { return []Reported{w.lists("web", state(fsm.ActualPending))} }, ""},
+		{"another revision is a difference", func(w *world) []Reported { return []Reported{w.lists("web", revision("c1-other"))} }, "web revision_mismatch REV/c1-other"},
+		{"a report without a revision does not differ in revision", func(w *world) []Reported { return []Reported{w.lists("web", revision(""))} }, ""},
+		{"an unknown workload is an orphan", func(w *world) []Reported {
 			return []Reported{w.lists("web"), {Workload: "ghost", Observation: fsm.Observation{State: fsm.ActualRunning}}}
 		}, "ghost orphan_on_agent /Running"},
-		{"what belongs elsewhere is an orphan", func(w *world) []Reported {
+		{"a workload of another node is an orphan", func(w *world) []Reported {
 			return []Reported{w.lists("web"), {Workload: "db", Observation: fsm.Observation{State: fsm.ActualRunning}}}
 		}, "db orphan_on_agent Running on b/Running"},
-		{"what it left behind is stopped without a word", func(w *world) []Reported {
+		{"an instance of a former placement is not drift", func(w *world) []Reported {
 			return []Reported{w.lists("web"), w.lists("db", former)}
 		}, ""},
-		{"what is being deleted is no orphan", func(w *world) []Reported {
+		{"a workload that is being deleted is not an orphan", func(w *world) []Reported {
 			r := w.lists("web", ungenerated)
 			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web"}}})
 			return []Reported{r}
 		}, ""},
-		{"an order that is not answered", func(w *world) []Reported {
+		{"an order that the agent has not answered yet is no drift", func(w *world) []Reported {
 			w.apply("web", func(p *commandv1.WorkloadPut) { p.Spec = []byte("another") })
 			w.step()
 			return nil
 		}, ""},
-		{"a backoff", func(w *world) []Reported {
+		{"a workload in a backoff does not differ", func(w *world) []Reported {
 			w.say("web", "Failed")
 			w.step()
 			return nil
 		}, ""},
-		{"what is to be stopped may be absent", func(w *world) []Reported {
+		{"a workload that is to be stopped may be absent", func(w *world) []Reported {
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: "Stopped"}}})
 			w.say("web", "Stopped")
 			return nil
@@ -118,13 +118,47 @@ func TestCompare(t *testing.T) {
 			w.settle()
 			want := strings.ReplaceAll(c.want, "REV", w.get("web").Revision())
 			if got := told(w.compare("a", c.listed(w)...)); got != want {
-				t.Fatalf("got %q, want %q", got, want)
+				t.Fatalf("Compare found %q, want %q", got, want)
 			}
 		})
 	}
 }
 
-// TestDriftsFitIntoTheLog: very many orphans are recorded in several rounds.
+// TestOrphanOfALegacyAgentHasItsRevision: the drift of an orphan on a legacy v1 agent records the
+// revision that the agent runs, which an adoption keeps. The drift of an orphan on a newer agent
+// has no revision, because such agents compare contents.
+func TestOrphanOfALegacyAgentHasItsRevision(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	for protocol, want := range map[uint32]string{0: "rev-7", 1: ""} {
+		n, _ := w.state.Node("a")
+		at := *n
+		at.Facts.Protocol = protocol
+		r := Reported{Workload: "ghost", Revision: "rev-7", Observation: fsm.Observation{State: fsm.ActualRunning}}
+		found := Compare(w.state, &at, []Reported{r}, func(string) bool { return false })
+		c := Drifts(w.state, "a", found, w.now)
+		if len(c.GetOpen()) != 1 || c.Open[0].GetRevision() != want {
+			t.Errorf("protocol %d: recorded %v, want one drift with revision %q", protocol, c.GetOpen(), want)
+		}
+	}
+}
+
+// TestStatusWithoutInstanceIsNoOrphan: a legacy v1 agent may report a status although its engine has no instance. Such a
+// report is no orphan.
+func TestStatusWithoutInstanceIsNoOrphan(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	n, _ := w.state.Node("a")
+	r := Reported{Workload: "ghost", Nothing: true, Observation: fsm.Observation{State: fsm.ActualStopped}}
+	for nothing, want := range map[bool]int{true: 0, false: 1} {
+		r.Nothing = nothing
+		if got := Compare(w.state, n, []Reported{r}, func(string) bool { return false }); len(got) != want {
+			t.Errorf("Compare of a status with Nothing=%v returned %v, want a difference only if Nothing is false", nothing, got)
+		}
+	}
+}
+
+// TestDriftsFitIntoTheLog: if a node has very many orphans, they are recorded in several rounds.
 func TestDriftsFitIntoTheLog(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -135,21 +169,34 @@ func TestDriftsFitIntoTheLog(t *testing.T) {
 	for round := range 3 {
 		c := w.note("a", found)
 		if size := c.SizeVT(); size > 256<<10 || len(c.GetOpen()) == 0 {
-			t.Fatalf("round %d: %d drifts of %d bytes", round, len(c.GetOpen()), size)
+			t.Fatalf("round %d records %d drifts in %d bytes, want at least one drift, in at most 256 KiB", round, len(c.GetOpen()), size)
 		}
 	}
 	if c := w.note("a", found); c != nil || w.state.DriftCount() != 1200 {
-		t.Fatalf("%d drifts are noted, and then %d more", w.state.DriftCount(), len(c.GetOpen()))
+		t.Fatalf("the state has %d drifts, and the next command records %d more, want all 1200 drifts on record, and no further command", w.state.DriftCount(), len(c.GetOpen()))
 	}
 	for range 3 {
 		w.note("a", nil)
 	}
 	if w.state.DriftCount() != 0 {
-		t.Fatalf("%d are left", w.state.DriftCount())
+		t.Fatalf("%d drifts are left in the state, want none", w.state.DriftCount())
 	}
 }
 
-func TestDrifts(t *testing.T) {
+// adopted is a View in which one workload runs an adopted revision.
+type adopted struct {
+	fsm.View
+	w *fsm.Workload
+}
+
+func (a adopted) Workload(id string) (*fsm.Workload, bool) {
+	if id == a.w.ID {
+		return a.w, true
+	}
+	return a.View.Workload(id)
+}
+
+func TestDriftsAreRecordedAndClosed(t *testing.T) {
 	running := func(t *testing.T) *world {
 		w := newWorld(t)
 		w.node("a")
@@ -157,51 +204,65 @@ func TestDrifts(t *testing.T) {
 		w.settle()
 		return w
 	}
-	t.Run("a record is opened once, and closed when it is gone", func(t *testing.T) {
+	t.Run("a drift is recorded once, and closed when the difference ends", func(t *testing.T) {
 		w := running(t)
 		if c := w.note("a", w.compare("a")); len(c.GetOpen()) != 1 || c.GetOpen()[0].GetAction() != fsm.ActionReconcile {
-			t.Fatalf("%v", c)
+			t.Fatalf("the first comparison records %v, want one drift with the action reconcile", c)
 		}
 		if c := w.note("a", w.compare("a")); c != nil {
-			t.Fatalf("again: %v", c)
+			t.Fatalf("the second comparison records %v, want no command", c)
 		}
 		if c := w.note("a", w.compare("a", w.lists("web"))); len(c.GetClosed()) != 1 {
-			t.Fatalf("after: %v", c)
+			t.Fatalf("the comparison after the difference ended records %v, want that it closes the drift", c)
 		}
 		if n := w.state.DriftCount(); n != 0 {
-			t.Fatalf("%d are open", n)
+			t.Fatalf("%d drifts are open", n)
 		}
 	})
-	t.Run("what is missing stays on record while it is tried again", func(t *testing.T) {
+	t.Run("a missing workload stays on record while it is retried", func(t *testing.T) {
 		w := running(t)
 		w.note("a", w.compare("a"))
 		w.say("web", "Missing")
 		w.now += w.tuning.MissingGrace
-		w.step() // a backoff
+		w.step() // in this step, the planner schedules a retry of web
 		if c := w.note("a", w.compare("a")); len(c.GetClosed()) != 0 {
-			t.Fatalf("closed in the backoff: %v", c)
+			t.Fatalf("the drift was closed during the backoff: %v", c)
 		}
 		w.settle()
 		if w.note("a", w.compare("a", w.lists("web"))); w.state.DriftCount() != 0 || w.get("web").Status != fsm.StatusRunning {
-			t.Fatalf("%d are open, web is %s", w.state.DriftCount(), w.get("web").Status)
+			t.Fatalf("%d drifts are open, web is %s, want no drift and web running", w.state.DriftCount(), w.get("web").Status)
 		}
 	})
-	t.Run("another revision is ordered anew, less and less often", func(t *testing.T) {
+	t.Run("an imported workload takes over the revision that its node runs", func(t *testing.T) {
+		w := running(t)
+		web := *w.get("web")
+		web.Adopted = "rev-9"
+		c := Drifts(adopted{w.state, &web}, "a", []Difference{{Workload: "web", Type: fsm.DriftRevision, Scheduler: "rev-9", Agent: "rev-7"}}, w.now)
+		if len(c.GetAdoptions()) != 1 || c.GetAdoptions()[0].GetRevision() != "rev-7" || len(c.GetOpen())+len(c.GetRepairs()) != 0 {
+			t.Fatalf("%v", c)
+		}
+		web.Restarts = 1 // since then, a person has requested a restart
+		c = Drifts(adopted{w.state, &web}, "a", []Difference{{Workload: "web", Type: fsm.DriftRevision, Scheduler: web.Revision(), Agent: "rev-7"}}, w.now)
+		if len(c.GetAdoptions()) != 0 || len(c.GetRepairs()) != 1 {
+			t.Fatalf("after a restart: %v", c)
+		}
+	})
+	t.Run("a workload with another revision is ordered again with growing pauses", func(t *testing.T) {
 		w := running(t)
 		begun, repairs := w.now, 0
 		for w.now-begun < 3600*second {
 			c := w.note("a", w.compare("a", w.lists("web", revision("c1-other"))))
 			if repairs += len(c.GetRepairs()); len(c.GetClosed()) != 0 {
-				t.Fatalf("closed although it differs: %v", c)
+				t.Fatalf("the drift was closed although the node still differs: %v", c)
 			}
-			w.settle() // the node obeys, and has it all the same
+			w.settle() // the node accepts the order, but still reports the wrong revision
 			w.now += 30 * second
 		}
 		if repairs < 4 || repairs > 12 {
-			t.Fatalf("%d repairs in an hour", repairs)
+			t.Fatalf("%d repair orders in an hour, want 4 to 12", repairs)
 		}
 		if w.note("a", w.compare("a", w.lists("web"))); w.state.DriftCount() != 0 {
-			t.Fatal("still open")
+			t.Fatal("the drift must be closed once the node agrees with the state, but is still open")
 		}
 	})
 	t.Run("an orphan that a person deletes stays on record until it is gone", func(t *testing.T) {
@@ -209,49 +270,78 @@ func TestDrifts(t *testing.T) {
 		ghost := Reported{Workload: "ghost", Observation: fsm.Observation{State: fsm.ActualRunning}}
 		c := w.note("a", w.compare("a", w.lists("web"), ghost))
 		if len(c.GetOpen()) != 1 || c.GetOpen()[0].GetAction() != fsm.ActionInvestigate {
-			t.Fatalf("%v", c)
+			t.Fatalf("the comparison records %v, want one drift with the action investigate", c)
 		}
 		w.now += 3600 * second
 		if s := w.plan(); len(s.Orders)+len(s.Commands) != 0 {
-			t.Fatalf("something is done about an orphan: %+v", s)
+			t.Fatalf("the planner must leave an orphan alone, but proposes %+v", s)
 		}
 		w.do(&commandv1.Command{Body: &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: "a", Workload: "ghost"}}})
 		if c := w.note("a", w.compare("a", w.lists("web"), ghost)); c != nil {
-			t.Fatalf("while it is deleted: %v", c)
+			t.Fatalf("while the orphan is deleted the drifts change: %v", c)
 		}
 		s := w.plan()
 		if len(s.Orders) != 1 || s.Orders[0].Op != OpDelete || s.Orders[0].Workload != "ghost" {
-			t.Fatalf("%+v", s.Orders)
+			t.Fatalf("the orders are %+v", s.Orders)
 		}
 		w.sent[s.Orders[0]] = true
 		w.answer()
 		if w.note("a", w.compare("a", w.lists("web"))); w.state.DriftCount() != 0 || w.state.ResidualCount() != 0 {
-			t.Fatalf("%d drifts, %d residuals", w.state.DriftCount(), w.state.ResidualCount())
+			t.Fatalf("the state has %d drifts and %d residuals, want none of either", w.state.DriftCount(), w.state.ResidualCount())
 		}
 	})
-	t.Run("only what two looks saw is new", func(t *testing.T) {
+	t.Run("only a difference seen by two comparisons is recorded", func(t *testing.T) {
 		w := running(t)
 		first := w.compare("a")
 		if !Unknown(w.state, "a", first) {
-			t.Fatal("not unknown")
+			t.Fatal("Unknown must be true for a difference that the state does not have on record")
 		}
 		second := w.compare("a", w.lists("web", state(fsm.ActualFailed)))
 		if got := Confirmed(w.state, "a", first, second); len(got) != 0 {
-			t.Fatalf("%v", got)
+			t.Fatalf("Confirmed of two different comparisons returned %v, want none", got)
 		}
 		if got := Confirmed(w.state, "a", second, second); len(got) != 1 {
-			t.Fatalf("%v", got)
+			t.Fatalf("Confirmed of two equal comparisons returned %v, want the one difference", got)
 		}
 		w.note("a", second)
 		if Unknown(w.state, "a", second) || len(Confirmed(w.state, "a", nil, second)) != 1 {
-			t.Fatal("what is on record needs no second look")
+			t.Fatal("a recorded drift must not need a second comparison")
 		}
 	})
 }
 
-// A drift does not order a workload again that was given up: the planner gives no such
-// order, and after it no report of the node would count.
-func TestADriftOfWhatWasGivenUp(t *testing.T) {
+// The state clips long texts of a drift. A node that reports the same long texts again has no new difference.
+func TestLongTextsOfADriftAreRecordedOnce(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	for _, d := range []Difference{
+		{Workload: "ghost", Type: fsm.DriftOrphan, Agent: "Running", Revision: strings.Repeat("x", fsm.MaxAdopted+1)},
+		{Workload: "web", Type: fsm.DriftRevision, Scheduler: strings.Repeat("y", 256), Agent: strings.Repeat("x", 256)},
+	} {
+		if w.note("a", []Difference{d}) == nil {
+			t.Errorf("%s: the difference was not recorded", d.Type)
+		}
+		if c := w.note("a", []Difference{d}); c != nil {
+			t.Errorf("%s: the second round records the same difference again: %v", d.Type, c)
+		}
+	}
+}
+
+// A caller may name a revision of 256 bytes, and an agent reports the same revision.
+func TestOrphanKeepsTheLongestRevision(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	longest := strings.Repeat("x", 256)
+	w.note("a", []Difference{{Workload: "ghost", Type: fsm.DriftOrphan, Agent: "Running", Revision: longest}})
+	if d, ok := w.state.Drift("a", "ghost", fsm.DriftOrphan); !ok || d.Revision != longest {
+		t.Errorf("the drift of the orphan must have the revision that the agent reported, but is %+v", d)
+	}
+}
+
+// A recorded drift must not give a new generation to a workload that was given up. The planner
+// would never send that order, and the node's reports, which are about the former generation, would
+// no longer count.
+func TestADriftDoesNotRetryAWorkloadThatWasGivenUp(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
 	w.apply("web")
@@ -260,19 +350,19 @@ func TestADriftOfWhatWasGivenUp(t *testing.T) {
 	w.apply("web", func(p *commandv1.WorkloadPut) { p.Spec = []byte("other") })
 	w.settle()
 	if !w.get("web").Retry.Terminal {
-		t.Fatal("not given up")
+		t.Fatal("the planner must have given web up, but has not")
 	}
 	was := w.get("web").Generation
-	// The agent says that the former revision is what is there.
+	// The agent reports the revision that the workload had before.
 	w.note("a", w.compare("a", w.lists("web", revision("c1-former"), state(fsm.ActualFailed))))
 	w.settle()
 	w.now += 60 * second
 	w.settle()
 	if x := w.get("web"); x.Generation != was && !x.Acknowledged {
-		t.Errorf("a new order %s, and the planner never gives it: %s, acknowledged %t", x.Generation, x.Status, x.Acknowledged)
+		t.Errorf("web was given up, so it must keep its generation, but has the unordered generation %s: status %s, acknowledged %t", x.Generation, x.Status, x.Acknowledged)
 	}
 	r := w.try(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: "Running"}}})
 	if r.Kind == fsm.AlreadyDone {
-		t.Error("a start of what was given up is answered with: done already")
+		t.Error("starting a workload that was given up must give it a new order, but returned AlreadyDone")
 	}
 }

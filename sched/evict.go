@@ -12,12 +12,26 @@ import (
 // constraints no longer match.
 const CodeConstraintChanged = "ConstraintChanged"
 
-// evictPass evaluates every placed workload that changed, whose node changed, or whose
-// deadline has passed. A workload for which something is proposed stays in the queue, in
-// case the proposal is not applied.
+// evictPass evaluates every placed workload that changed, whose node changed, or whose deadline has passed.
+// If the step proposes something for a workload, the workload stays in the queue, because the proposal may be
+// lost or refused.
 func (p *planner) evictPass() {
 	for _, id := range p.c.workloads.take() {
 		w, ok := p.State.Workload(id)
+		if ok && w.IsTemplate() {
+			p.c.due.set(id, p.dueOfTemplate(w))
+			if p.done[id] {
+				p.c.workloads.add(id) // the proposal may be lost or refused
+			}
+			continue
+		}
+		if ok && isJob(w) && w.Desired == fsm.DesiredRunning && (p.over[id] || w.Node == "") {
+			p.c.due.set(id, nextOfJob(w))
+			if p.over[id] {
+				p.c.workloads.add(id) // a job that ends in this step stays queued: its command may be lost, or may not fit into this step
+			}
+			continue
+		}
 		if !ok || w.Node == "" || w.Desired == fsm.DesiredDeleted {
 			p.c.due.set(id, 0)
 			if !ok || w.Node != "" || w.Desired != fsm.DesiredRunning {
@@ -31,8 +45,9 @@ func (p *planner) evictPass() {
 			continue
 		}
 		acted, due := true, int64(0)
-		if !p.done[id] {
+		if !p.done[id] && !p.held[id] {
 			acted, due = p.judge(w, n)
+			due = earlier(due, nextOfJob(w))
 		}
 		p.c.due.set(id, due)
 		if acted {
@@ -41,16 +56,23 @@ func (p *planner) evictPass() {
 	}
 }
 
-// judge decides whether a placed workload must leave its node or has failed. due is when
-// to look again; 0 = when something changes.
+// judge decides whether a placed workload must leave its node or has failed. due is the time of the next
+// evaluation; 0 = after the next change.
 func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	if p.lost[n.ID] || p.back[n.ID] {
-		return true, 0 // the next step sees the node's new state
+		return true, 0 // this step marks the node up or down, so wait for the next step
 	}
 	if until := p.stopsUntil(w, n); until > p.Now {
-		// Evaluated in every step: the time moves with the leader's clock offset.
+		// Compute this time in every step instead of keeping it as a deadline in the cache: it moves when
+		// the leader's clock offset changes.
 		p.wake(until)
 		return true, 0
+	}
+	if w.Completed() {
+		return false, 0 // a completed workload stays: on another node it would run a second time
+	}
+	if leavesLast(w, n) {
+		return p.hold(w, fsm.CodeCannotMove, "node "+n.ID+" is draining, and a member of a system workload leaves it last", false), 0
 	}
 	code, message, gone := p.mustLeave(w, n)
 	switch {
@@ -59,39 +81,75 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	case code == fsm.CodeAwaitFailover:
 		p.explain(w, code, message)
 		return true, 0
-	case code == fsm.CodeAwaitStop:
+	case code == fsm.CodeAwaitStop, code == fsm.CodeHoldsData:
 		return p.explain(w, code, message), 0
-	case code == fsm.CodeDraining && p.heldByRollout(w):
+	case leavesNode(code) && p.heldByRollout(w):
 		return true, 0
+	case code != "" && n.Up:
+		if !p.leave(w, n, code, message) {
+			_, due = p.retry(w) // a workload with failures stays: they are counted on this node
+		}
+		return true, due
 	case code != "":
 		p.evict(w, code, message, gone)
 		return true, 0
 	case !n.Up:
 		return false, 0
+	case holds(w.Reason.Code):
+		return p.say(w, "", ""), 0
 	}
-	return p.retry(w)
+	acted, due = p.retry(w)
+	if _, at := evicts(w.Demand, n); at > 0 {
+		due = earlier(due, at)
+	}
+	return acted, due
 }
 
-// mustLeave says why a workload may not stay on its node, "" if it may.
+// earlier returns the earlier of two times; 0 means no time.
+func earlier(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// leavesNode reports whether the code means that people drained or tainted the node. Then the cause is not
+// the specification of the workload. So an update of its group goes on, and the workload still gets its
+// orders until it leaves.
+func leavesNode(code string) bool { return code == fsm.CodeDraining || code == fsm.CodeTainted }
+
+// mustLeave returns why a workload may not stay on its node; all results are zero if the workload
+// may stay. gone means that the node runs no instance of the workload any more.
 func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string, gone bool) {
 	switch {
+	case !n.Up && w.IsMember() && !n.Fenced:
+		return "", "", false // it waits for its node, which no other node replaces
+	case !n.Up && w.BoundByData(n):
+		return fsm.CodeHoldsData, w.AwaitsData(n), false
 	case !n.Up && w.Demand.Exclusive && !n.Fenced && p.stopsUntil(w, n) == 0:
 		return fsm.CodeAwaitFailover, awaitFence(n.ID), false
 	case !n.Up && w.Demand.Exclusive && !n.Fenced:
-		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended and its fencer has had the time to stop this", true
+		return fsm.CodeNodeLost, "the lease of node " + n.ID + "ended and its fencer has had the time to stop the workload", true
 	case !n.Up && !n.Fenced && w.Desired == fsm.DesiredStopped && !stopped(w):
-		// Off its node it would count as stopped, but no report says that it has stopped.
+		// The workload stays bound to its lost node: off that node it would count as stopped, although no
+		// report has confirmed the stop.
 		return fsm.CodeAwaitStop, awaitReturn(n.ID), false
 	case !n.Up:
 		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended", n.Fenced
 	case n.Draining:
 		return fsm.CodeDraining, "node " + n.ID + " is draining", false
 	}
+	if t, at := evicts(w.Demand, n); at > 0 && at <= p.Now {
+		return fsm.CodeTainted, "taint " + t.String() + " of node " + n.ID + " is not tolerated", false
+	}
+	if w.Adopted != "" {
+		return "", "", false // legacy v1 schedulers placed the workload by other rules, so its present node is accepted
+	}
 	if r := fits(w.Demand, n); r.filter != passes {
 		return misfitCode(r.filter), p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], r), false
 	}
-	if guarded(w.Demand) && !n.Facts.SelfFencing {
-		// The node has no fencer any more. The workload can still be moved in order.
+	if stopsOnLostLease(w.Demand) && !n.Facts.SelfFencing {
+		// The node no longer has a fencer. But the node is up, so the workload can still be stopped and moved.
 		return fsm.CodeDoesNotFit, p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], rejection{filter: noFencer}), false
 	}
 	for _, port := range w.Demand.Ports {
@@ -99,8 +157,8 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 		if holder == "" || holder == w.ID {
 			continue
 		}
-		// A holder that is leaving gives the port back soon: see awaitPort. A workload
-		// that was given up keeps the ports of its former instance.
+		// If the workload that holds the port is about to leave, it frees the port soon: see awaitPort. A
+		// workload that was given up keeps the ports of its former instance.
 		if h, ok := p.State.Workload(holder); ok && h.Node == on && (h.Wants(port) || h.Retry.Terminal) {
 			return fsm.CodeDoesNotFit, "host port " + portText(port) + " is held by " + holder + " on " + on, false
 		}
@@ -108,14 +166,15 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	return "", "", false
 }
 
-// unknownBound is the fence bound, in seconds, of a node that registered none.
+// unknownBound is the fence bound in seconds that is assumed for a node that registered none.
+// Within the fence bound after the end of the lease, the fencer has stopped the workloads.
 const unknownBound = 60
 
-// stopsUntil returns by when the fencer of a lost node must have stopped a workload: one
-// fence bound after this leader learned that the node was lost, which is never before the
-// lease ended for the node. 0 if no fencer stops it.
+// stopsUntil returns the time by which the fencer of a lost node must have stopped a workload: one fence
+// bound after this leader learned that the node was lost. The leader never learns that before the lease
+// ended on the node. It returns 0 if no fencer stops the workload.
 func (p *planner) stopsUntil(w *fsm.Workload, n *fsm.Node) int64 {
-	if n.Up || n.Fenced || !w.Guarded(n) {
+	if n.Up || n.Fenced || !w.StopsOnLostLease(n) {
 		return 0
 	}
 	bound := int64(n.Facts.FenceBound)
@@ -123,27 +182,27 @@ func (p *planner) stopsUntil(w *fsm.Workload, n *fsm.Node) int64 {
 		bound = unknownBound
 	}
 	since := p.Now
-	if p.Live != nil { // PlanDrain and PlanPlace have no liveness
+	if p.Live != nil { // Live is nil in PlanDrain and PlanPlace
 		since = cmp.Or(p.Live.DownSince(n.ID), since)
 	}
 	return since + bound*1e9
 }
 
-// awaitFence is the message of an exclusive workload on a lost node.
+// awaitFence returns the message for an exclusive workload whose node is lost: it waits for a fence.
 func awaitFence(node string) string {
 	return "node " + node + " is lost and may still run this exclusive workload; once it is known to be off: persysctl node fence " + node
 }
 
-// awaitReturn is the message of a workload that is to be stopped on a lost node.
+// awaitReturn returns the message for a workload that has to be stopped and whose node is lost.
 func awaitReturn(node string) string {
-	return "node " + node + " is lost and may still run this; it is stopped once the node is back; if that is known to be off: persysctl node fence " + node
+	return "node " + node + "is lost and may still run this workload, which is stopped once the node is back; if the node is known to be off: persysctl node fence " + node
 }
 
 func misfitCode(f filter) string {
 	switch f {
 	case wrongType:
 		return fsm.CodeRuntimeNotOffered
-	case noLabel, constraint:
+	case noLabel, constraint, wrongNode:
 		return CodeConstraintChanged
 	}
 	return fsm.CodeDoesNotFit
@@ -161,10 +220,10 @@ func (p *planner) evict(w *fsm.Workload, code, message string, gone bool) bool {
 	return true
 }
 
-// evictOvercommitted takes workloads off nodes whose capacity an update exceeds. Only
-// workloads whose order the node has not accepted yet are moved. Running workloads stay,
-// also if a node comes back with less capacity. Lower priorities go first, then newer
-// orders.
+// evictOvercommitted evicts workloads from nodes whose capacity is exceeded after an update. It evicts only
+// workloads whose order the node has not accepted yet. Running workloads stay, even if a node returns with
+// less capacity. The workload with the lowest priority is evicted first; among equal priorities, the one with
+// the newest order.
 func (p *planner) evictOvercommitted() {
 	x := p.c.nodes
 	for _, id := range p.c.capacity.take() {
@@ -174,21 +233,16 @@ func (p *planner) evictOvercommitted() {
 		}
 		n := x.recs[s]
 		if p.lost[id] {
-			p.c.capacity.add(id) // the node may be heard again before this step is in the log
+			p.c.capacity.add(id) // the node is down, but may return before the commands of this step are applied, so check it again
 		}
 		if !n.Up || n.Draining || p.lost[id] {
-			continue // its workloads leave anyway
+			continue // the workloads of this node leave it for another reason
 		}
 		var moving []*fsm.Workload
-		use := newUsage(x, s)
-		p.State.WorkloadsOn(id, func(w *fsm.Workload) bool {
-			if code, _, _ := p.mustLeave(w, n); code == "" {
-				use.add(w.Demand, +1)
-				if !w.Acknowledged {
-					moving = append(moving, w)
-				}
+		use := p.staying(n, func(w *fsm.Workload) {
+			if !w.Acknowledged && !p.done[w.ID] {
+				moving = append(moving, w)
 			}
-			return true
 		})
 		slices.SortFunc(moving, func(a, b *fsm.Workload) int {
 			switch {
@@ -207,17 +261,17 @@ func (p *planner) evictOvercommitted() {
 			if over.filter == passes {
 				continue
 			}
-			if !p.evict(w, fsm.CodeDoesNotFit, "node "+id+" has too little "+over.short()+" for the changed workload", false) {
-				p.c.capacity.add(id)
-				break
-			}
 			p.c.capacity.add(id)
+			p.leave(w, n, fsm.CodeDoesNotFit, "node "+id+" has too little "+over.short()+" for the changed workload")
+			if !p.done[w.ID] && !p.held[w.ID] {
+				break // the limit of items in this step is reached
+			}
 			use.add(w.Demand, -1)
 		}
 	}
 }
 
-// overfull reports whether more of a node is promised than it has. A total of 0 means
+// overfull reports whether more of a resource is reserved on a node than the node has. A total of 0 means
 // unknown.
 func (x *nodeIndex) overfull(s int32) bool {
 	if x.cpu[s] > 0 && x.usedCPU[s] > x.cpu[s] || x.mem[s] > 0 && x.usedMem[s] > x.mem[s] {
@@ -230,6 +284,22 @@ func (x *nodeIndex) overfull(s int32) bool {
 type usage struct {
 	cpu, mem, cpuTotal, memTotal int64
 	pools                        []pool
+}
+
+// staying adds up the demands of the workloads that may stay on node n, and calls fn for each of
+// them. fn may be nil.
+func (p *planner) staying(n *fsm.Node, fn func(*fsm.Workload)) *usage {
+	use := newUsage(p.c.nodes, p.c.nodes.slotOf[n.ID])
+	p.State.WorkloadsOn(n.ID, func(w *fsm.Workload) bool {
+		if code, _, _ := p.mustLeave(w, n); code == "" {
+			use.add(w.Demand, +1)
+			if fn != nil {
+				fn(w)
+			}
+		}
+		return true
+	})
+	return use
 }
 
 func newUsage(x *nodeIndex, s int32) *usage {
@@ -257,7 +327,7 @@ func (u *usage) add(d *fsm.Demand, sign int64) {
 	}
 }
 
-// over returns the first overfull resource that d uses.
+// over returns the first resource that d uses and of which more is reserved than the node has.
 func (u *usage) over(d *fsm.Demand) rejection {
 	switch p := u.pool(d.Pool); {
 	case d.CPU > 0 && u.cpuTotal > 0 && u.cpu > u.cpuTotal:

@@ -7,8 +7,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// expire marks nodes with an ended lease down and nodes that were heard again up. A node
-// that is marked down gets no more work in the same step.
+// expire marks nodes as down whose lease has ended, and marks nodes as up that have sent a heartbeat again. A
+// node that is marked as down gets no new workloads in the same step.
 func (p *planner) expire() {
 	type heard struct {
 		node string
@@ -17,9 +17,9 @@ func (p *planner) expire() {
 	collect := func(from func(int64, func(NodeID, int64) bool), until int64, up bool) []heard {
 		var all []heard
 		from(until, func(node NodeID, at int64) bool {
-			if n, ok := p.State.Node(node); ok && n.Up != up && !n.Fenced { // a fenced node has to register
+			if n, ok := p.State.Node(node); ok && n.Up != up && !n.Fenced { // a fenced node must register again before it counts as up
 				all = append(all, heard{node, at})
-				p.c.recheck(p.State, node) // other workloads no longer wait for its workloads to stop
+				p.c.recheck(p.State, node) // evaluate all pending workloads: some may have waited for this node to stop an instance
 			}
 			return true
 		})
@@ -49,7 +49,7 @@ func (p *planner) expire() {
 	}
 }
 
-// reachable reports whether orders can be given to a node in this step.
+// reachable reports whether a node can get orders in this step.
 func (p *planner) reachable(node string) bool {
 	n, ok := p.State.Node(node)
 	return ok && n.Up && !p.lost[node]

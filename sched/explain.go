@@ -7,23 +7,23 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Explanation says where a workload is placed, or why it is unplaced.
+// Explanation says where a workload is placed, or why it is on no node.
 type Explanation struct {
 	Workload string
-	Node     NodeID // chosen or present node; "" = none
-	Code     string // reason code of a workload that is unplaced or waits
-	Message  string // in words; for an unplaced workload the summary of reasons
-	Fit      int    // nodes that pass every filter
-	Total    int    // nodes
+	Node     NodeID // the chosen node; for a placed workload, its present node; "" = none
+	Code     string // reason code if the workload is unplaced or waits
+	Message  string // text for people; for an unplaced workload, the summary of reasons
+	Fit      int    // number of nodes that pass every filter of the planner
+	Total    int    // number of nodes
 	Counts   []Count
-	Score    Score     // of Node
-	Nodes    []Verdict // only from Explain: fitting nodes best first, then rejected ones by id
+	Score    Score     // score of Node
+	Nodes    []Verdict // one verdict per node, set only by Explain: fitting nodes best first, then rejected nodes by id
 }
 
-// Count is the number of nodes that one reason rejected.
+// Count is the number of nodes that were rejected for one reason.
 type Count struct {
-	Filter string // e.g. "CPU", "taints"
-	Reason string // e.g. "taint dedicated=gpu"
+	Filter string // name of the filter, e.g. "CPU" or "taints"
+	Reason string // reason without figures, e.g. "taint dedicated=gpu"
 	Nodes  int
 }
 
@@ -31,19 +31,19 @@ type Count struct {
 type Verdict struct {
 	Node    NodeID
 	Fits    bool
-	Current bool   // the workload is there
-	Filter  string // the filter that rejected it
-	Reason  string // with figures
-	Score   Score  // when it fits
+	Current bool   // the workload is on this node
+	Filter  string // the filter that rejected the node; "" if the node fits
+	Reason  string // why the filter rejected the node, in words with figures
+	Score   Score  // score of the node; only if the node fits
+	Rules   []RuleCost
 }
 
-// Explain answers `persysctl why` and `why-not`: the verdict of every node on a workload, as
-// if it were placed now. Of a placed workload, the resources that it uses count as free.
+// Explain answers `persysctl why` and `why-not`. It evaluates every node for a workload, as if the workload
+// were placed now. The resources that a placed workload uses count as free.
 func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	t = t.withDefaults()
-	cand := NodesOf(v, t)
-	c, x := cand.c, cand.c.nodes
-	p := &planner{World: World{State: v, Tuning: t}, c: c}
+	p := planning(v, t)
+	c, x := p.c, p.c.nodes
 	d := w.Demand
 	e := Explanation{Workload: w.ID, Node: w.Node, Code: w.Reason.Code, Message: w.Reason.Message, Total: len(x.recs)}
 	freed := *d
@@ -51,13 +51,12 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	if s, ok := x.slotOf[w.Node]; ok {
 		x.take(&freed, s, -1)
 	}
-	q := x.query(v, w.ID, d)
-	own := slices.Clone(x.busy)
-	slots := c.countMembers(v, w.ID, d)
 	back, from, code, wait := int32(-1), (*fsm.Residual)(nil), "", ""
 	if w.Node == "" && w.Desired == fsm.DesiredRunning {
 		back, from, code, wait = p.former(w)
 	}
+	q := c.prepare(v, subjectOf(w), d)
+	own := slices.Clone(x.busy)
 	var sum tally
 	sum.total = len(x.recs)
 	for i, n := range x.recs {
@@ -74,7 +73,7 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 		}
 		verdict := Verdict{Node: n.ID, Fits: r.filter == passes, Current: n.ID == w.Node}
 		if verdict.Fits {
-			verdict.Score = x.scoreOf(d, s)
+			verdict.Score, verdict.Rules = x.scoreOf(d, s), x.ruleCosts(d, s)
 			sum.fit++
 			q.offer(s, verdict.Score.Total)
 		} else {
@@ -86,9 +85,7 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 		}
 		e.Nodes = append(e.Nodes, verdict)
 	}
-	for _, s := range slots {
-		x.hot[s].members = 0
-	}
+	c.release()
 	sum.sort()
 	e.Fit, e.Counts = sum.fit, sum.counts()
 	slices.SortFunc(e.Nodes, func(a, b Verdict) int {
@@ -116,15 +113,25 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	if w.Node == "" && w.Desired == fsm.DesiredRunning {
 		switch {
 		case wait != "":
-			e.Code, e.Message = code, wait
+			e.Code, e.Message = code, wait+displaced(w)
 		case sum.fit == 0:
-			e.Code, e.Message = fsm.CodeUnplaced, sum.message()
+			e.Code, e.Message = fsm.CodeUnplaced, sum.message()+prefixed("; ", p.outlook(w))+displaced(w)
 		}
 	}
 	return e
 }
 
-// exceptOwn leaves out the host ports that the workload itself holds on a node.
+// planning returns a planner for questions about a view, such as Explain. It proposes no commands.
+func planning(v fsm.View, t Tuning) *planner {
+	p := &planner{World: World{State: v, Now: v.Info().Clock, Tuning: t.withDefaults()}, c: NodesOf(v, t).c}
+	v.Residuals("", func(r *fsm.Residual) bool {
+		p.c.leaving.add(r.Node)
+		return true
+	})
+	return p
+}
+
+// exceptOwn removes the ports that the workload itself holds on the node from the taken ports.
 func (x *nodeIndex) exceptOwn(v fsm.View, w *fsm.Workload, n *fsm.Node, all []bitset) []bitset {
 	if len(all) == 0 {
 		return nil
@@ -138,25 +145,28 @@ func (x *nodeIndex) exceptOwn(v fsm.View, w *fsm.Workload, n *fsm.Node, all []bi
 	return out
 }
 
-// Move is where a plan would place one workload.
+// Move says to which node one workload would move.
 type Move struct {
 	Workload string
-	To       NodeID // "" = it would stay unplaced
-	Message  string // why it would
+	To       NodeID   // the node that the workload would get: its present node if it would stay; "" = no node has room
+	Message  string   // why the workload would stay, or why no node has room
+	Data     []string // local data on the present node that keeps the workload there or would be left behind
+	Preempts []string // workloads of lower priority that would be evicted to make room
 }
 
-// PlanDrain returns the moves that draining a node would cause, highest priority first.
-// Each move sees the earlier ones. Nothing is proposed.
-func PlanDrain(v fsm.View, node NodeID, t Tuning) []Move {
-	cand := NodesOf(v, t)
-	x := cand.c.nodes
+// PlanDrain returns the moves that draining a node would cause, highest priority first. Each move takes the
+// earlier moves into account. With discard, local data binds no workload to the node. No command is proposed.
+func PlanDrain(v fsm.View, node NodeID, discard bool, t Tuning) []Move {
+	p := planning(v, t)
+	x := p.c.nodes
+	n, known := v.Node(node)
 	if s, ok := x.slotOf[node]; ok {
 		x.unlist(s)
 		x.unlisted = draining
 	}
 	var all []*fsm.Workload
 	v.WorkloadsOn(node, func(w *fsm.Workload) bool {
-		if w.Desired == fsm.DesiredRunning {
+		if w.Desired == fsm.DesiredRunning || w.Desired == fsm.DesiredStopped && known && w.BoundByData(n) && !discard {
 			all = append(all, w)
 		}
 		return true
@@ -172,49 +182,103 @@ func PlanDrain(v fsm.View, node NodeID, t Tuning) []Move {
 	})
 	moves := make([]Move, 0, len(all))
 	for _, w := range all {
-		to, e := Place(*w.Demand, cand.For(w.ID))
-		if to != "" {
-			cand.For(w.ID).Take(*w.Demand, to)
+		m := Move{Workload: w.ID, To: node}
+		if known {
+			m.Data = w.DataOn(n)
 		}
-		moves = append(moves, Move{Workload: w.ID, To: to, Message: e.Message})
-	}
-	return moves
-}
-
-// PlanPlace returns where workloads would be placed now, in this order. Each move sees the
-// earlier ones. A workload with a node stays there if it may and there is room. Nothing is
-// proposed.
-func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
-	t = t.withDefaults()
-	cand := NodesOf(v, t)
-	p := &planner{World: World{State: v, Tuning: t}, c: cand.c}
-	moves := make([]Move, 0, len(workloads))
-	for _, w := range workloads {
-		if p.stays(w) {
-			moves = append(moves, Move{Workload: w.ID, To: w.Node})
+		if known && !discard && w.BoundByData(n) {
+			m.Message = "stays, because only this node has " + fsm.DataText(m.Data)
+			moves = append(moves, m)
 			continue
 		}
-		to, e := Place(*w.Demand, cand.For(w.ID))
-		if to != "" {
-			cand.For(w.ID).Take(*w.Demand, to)
+		if w.IsMember() {
+			m.Message = "is a member of system workload " + w.Owner + ", and is deleted once the other workloads have left"
+			moves = append(moves, m)
+			continue
 		}
-		moves = append(moves, Move{Workload: w.ID, To: to, Message: e.Message})
+		if w.Completed() {
+			m.Message = "has completed, and would run again on another node"
+			moves = append(moves, m)
+			continue
+		}
+		p.next(w, &m, runs(w), "runs on, because no other node takes it: ")
+		moves = append(moves, m)
 	}
 	return moves
 }
 
-// stays reports whether a workload with a changed demand may stay on its node. If so, the
-// new demand is promised there instead of the present one.
-func (p *planner) stays(w *fsm.Workload) bool {
+// PlanPlace returns where the workloads would be placed now, in the order of the list. Each placement takes
+// the earlier ones into account. A workload with a node stays there if it may and there is room, or if it is
+// held there (moves.go). No command is proposed.
+func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
+	p := planning(v, t)
+	moves := make([]Move, 0, len(workloads))
+	for _, w := range workloads {
+		moves = append(moves, p.move(w))
+	}
+	return moves
+}
+
+// next finds the next node of a workload for a plan. If no node has room and held is set, the
+// workload stays on its node, and the message begins with the given text stays.
+func (p *planner) next(w *fsm.Workload, m *Move, held bool, stays string) {
+	cand := Candidates{c: p.c, view: p.State, who: subjectOf(w)}
+	to, e := Place(*w.Demand, cand)
+	if to != "" {
+		cand.Take(*w.Demand, to)
+		m.To = to
+		return
+	}
+	hint := p.outlook(w) // call outlook first, because makeRoom changes the counts
+	if to, m.Preempts = p.makeRoom(w); to != "" {
+		m.To = to
+		if len(m.Preempts) == 0 {
+			m.Message = hint
+		}
+		return
+	}
+	if held {
+		m.Message = stays + e.Message + prefixed("; ", hint)
+		return
+	}
+	m.To, m.Message = "", e.Message+prefixed("; ", hint)
+}
+
+// move finds the node of one workload for PlanPlace.
+func (p *planner) move(w *fsm.Workload) Move {
+	m := Move{Workload: w.ID, To: w.Node}
+	misfit, stays := p.stays(w)
+	if stays {
+		return m
+	}
+	n, placed := p.State.Node(w.Node)
+	if placed {
+		m.Data = w.DataOn(n)
+		if w.BoundByData(n) {
+			m.Message = misfit + "; " + w.KeptByData(n)
+			return m
+		}
+	}
+	held := placed && n.Up && runs(w)
+	p.next(w, &m, held, misfit+"; it would run on unchanged, because no other node takes it: ")
+	if held && m.To == w.Node {
+		m.Data = nil
+	}
+	return m
+}
+
+// stays reports whether a workload with a changed demand may stay on its node. If the workload may
+// stay, the node arrays then count its new demand. Otherwise misfit is the reason.
+func (p *planner) stays(w *fsm.Workload) (misfit string, stays bool) {
 	x := p.c.nodes
 	s, known := x.slotOf[w.Node]
 	if !known {
-		return false
+		return "", false
 	}
-	code, _, _ := p.mustLeave(w, x.recs[s])
-	bound := code == fsm.CodeAwaitFailover || code == fsm.CodeAwaitStop // to a node that is lost
+	code, message, _ := p.mustLeave(w, x.recs[s])
+	bound := code == fsm.CodeAwaitFailover || code == fsm.CodeAwaitStop || code == fsm.CodeHoldsData // the workload is bound to its node, which is lost
 	if code != "" && !bound {
-		return false
+		return message, false
 	}
 	after := amounts(w.Demand)
 	var before fsm.Demand
@@ -223,10 +287,12 @@ func (p *planner) stays(w *fsm.Workload) bool {
 	}
 	x.prepare(p.State, &after)
 	x.take(&before, s, -1)
-	if !bound && x.room(&after, s) != passes {
-		x.take(&before, s, +1)
-		return false
+	if !bound {
+		if f := x.room(&after, s); f != passes {
+			x.take(&before, s, +1)
+			return "node " + w.Node + " has too little " + x.roomRejection(&after, s, f).short() + " for the changed workload", false
+		}
 	}
 	x.take(&after, s, +1)
-	return true
+	return "", true
 }

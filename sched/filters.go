@@ -6,9 +6,10 @@ import (
 	"strings"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/policy"
 )
 
-// filter is a rule that may reject a node, in the order of evaluation.
+// filter is a rule by which the planner may reject a node. The constants are in the order of evaluation.
 type filter uint8
 
 const (
@@ -26,29 +27,30 @@ const (
 	shortDisk
 	noPool
 	portTaken
-	stopping // another node may still run the workload
+	stopping // the former node may still run an instance of the workload
 	noFencer
+	barred       // a policy of the node does not allow the workload
+	wrongNode    // a required affinity to nodes does not hold
+	unevenSpread // the filters from here on are rules about other workloads, see rules.go
+	notNear
+	tooNear
+	repelled
 )
 
 var filterNames = [...]string{
 	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "labels", "constraints", "taints",
-	"CPU", "memory", "disk", "disk", "host ports", "former instance", "fencer",
+	"CPU", "memory", "disk", "disk", "host ports", "former instance", "fencer", "policy",
+	"affinity", "spread", "affinity", "anti-affinity", "anti-affinity",
 }
 
-// Taint effects.
-const (
-	noSchedule       = "NoSchedule"
-	preferNoSchedule = "PreferNoSchedule"
-)
-
-// rejection is the reason why a node was rejected, without figures. Summaries count by it.
-// It is comparable.
+// rejection is the reason why a node was rejected for a demand, without figures. It is comparable, so that
+// summaries can count equal reasons.
 type rejection struct {
 	filter     filter
 	key, value string
 }
 
-// short is the text for summaries. It holds no figures that change by themselves.
+// short returns a rejection as text for summaries. It has no figures, because these change from step to step.
 func (r rejection) short() string {
 	switch r.filter {
 	case notUp:
@@ -84,6 +86,10 @@ func (r rejection) short() string {
 		return "former instance not gone"
 	case noFencer:
 		return "no fencer for on_lost_lease=stop"
+	case barred:
+		return "policy " + r.key + " (rule " + r.value + ")"
+	case wrongNode, unevenSpread, notNear, tooNear, repelled:
+		return ruleShort(r)
 	}
 	return ""
 }
@@ -95,7 +101,7 @@ func prefixed(prefix, s string) string {
 	return prefix + s
 }
 
-// readiness is the first filter: down, draining and cordoned nodes get nothing new.
+// readiness is the first filter: a node that is down, draining or cordoned gets no new workloads.
 func readiness(n *fsm.Node) rejection {
 	switch {
 	case !n.Up:
@@ -108,28 +114,32 @@ func readiness(n *fsm.Node) rejection {
 	return rejection{}
 }
 
-// static applies the filters that need only the facts of a node: type, storage drivers,
-// labels, constraints, NoSchedule taints, and the fencer that on_lost_lease=stop needs
-// (sched/DESIGN.md).
-func static(d *fsm.Demand, n *fsm.Node) rejection {
+// static applies the filters that need only the facts of a node: type, storage drivers, labels, constraints,
+// taints, the fencer that on_lost_lease=stop needs (sched/DESIGN.md), and the policies that are bound to the
+// labels of the node.
+func (x *nodeIndex) static(d *fsm.Demand, s int32) rejection {
+	n := x.recs[s]
 	if r := fits(d, n); r.filter != passes {
 		return r
 	}
-	if guarded(d) && !n.Facts.SelfFencing {
+	if stopsOnLostLease(d) && !n.Facts.SelfFencing {
 		return rejection{filter: noFencer}
 	}
-	for _, t := range n.Facts.Taints {
-		if t.Effect == noSchedule && !tolerated(t, d.Tolerations) {
-			return rejection{taint, t.Key, t.Value}
+	if t, ok := repels(d, n); ok {
+		return rejection{taint, t.Key, t.Value}
+	}
+	for _, p := range x.policies[s] {
+		if bad := policy.Judge(p, d.Judged()); len(bad) > 0 {
+			return rejection{barred, p.Name, bad[0].Rule}
 		}
 	}
 	return rejection{}
 }
 
-func guarded(d *fsm.Demand) bool { return d.Exclusive && d.OnLostLease == fsm.OnLostLeaseStop }
+func stopsOnLostLease(d *fsm.Demand) bool { return d.Exclusive && d.OnLostLease == fsm.OnLostLeaseStop }
 
-// fits is static without taints and fencer, which reject only new workloads. A placed
-// workload that does not fit any more is moved.
+// fits applies the static filters except taints, fencer and policies, which reject only new
+// workloads. A placed workload that no longer passes the filters of fits is moved.
 func fits(d *fsm.Demand, n *fsm.Node) rejection {
 	if !offers(n, d.Type) {
 		return rejection{filter: wrongType, key: d.Type}
@@ -149,21 +159,18 @@ func fits(d *fsm.Demand, n *fsm.Node) rejection {
 			return rejection{filter: constraint, key: constraintText(c)}
 		}
 	}
-	return rejection{}
+	return misplaced(d, n)
 }
 
 // offers reports whether a node runs a workload type. A node that registered no types is a
 // legacy v1 peer: it runs everything but VMs.
 func offers(n *fsm.Node, kind string) bool { return n.Runs(kind) }
 
-// nodeIDKey is a label that every node has implicitly.
-const nodeIDKey = "node.id"
-
 func labelOf(n *fsm.Node, key string) (string, bool) {
-	if key == nodeIDKey {
+	if key == fsm.NodeIDLabel {
 		return n.ID, true
 	}
-	for _, l := range n.Facts.Labels {
+	for _, l := range n.Labels() {
 		if l.Key == key {
 			return l.Value, true
 		}
@@ -171,8 +178,8 @@ func labelOf(n *fsm.Node, key string) (string, bool) {
 	return "", false
 }
 
-// satisfies judges one constraint. An absent label equals nothing, so != and
-// not-in hold for it. An unknown operator holds for no node.
+// satisfies reports whether a node satisfies one constraint. The operators != and not-in are also satisfied
+// if the label is absent. No node satisfies an unknown operator.
 func satisfies(c *fsm.Constraint, n *fsm.Node) bool {
 	v, ok := labelOf(n, c.Key)
 	switch c.Op {
@@ -198,8 +205,8 @@ func constraintText(c *fsm.Constraint) string {
 	return c.Key + " " + c.Op + " (" + strings.Join(c.Values, ", ") + ")"
 }
 
-// tolerated reports whether any toleration matches a taint. In a toleration an
-// empty value or effect matches any.
+// tolerated reports whether any toleration matches a taint. In a toleration an empty value or effect matches
+// any value or effect.
 func tolerated(t fsm.Taint, tolerations []fsm.Taint) bool {
 	for _, o := range tolerations {
 		if o.Key == t.Key && (o.Value == "" || o.Value == t.Value) && (o.Effect == "" || o.Effect == t.Effect) {
@@ -209,18 +216,42 @@ func tolerated(t fsm.Taint, tolerations []fsm.Taint) bool {
 	return false
 }
 
+// repels returns the first taint of node n that keeps new workloads with demand d away.
+func repels(d *fsm.Demand, n *fsm.Node) (fsm.Taint, bool) {
+	for _, t := range n.Taints() {
+		if (t.Effect == fsm.TaintNoSchedule || t.Effect == fsm.TaintNoExecute) && !tolerated(t, d.Tolerations) {
+			return t, true
+		}
+	}
+	return fsm.Taint{}, false
+}
+
+// evicts returns the NoExecute taint of a node that makes a workload with demand d leave first, and
+// the time by which it has to leave, in Unix nanoseconds; 0 = no such taint.
+func evicts(d *fsm.Demand, n *fsm.Node) (first fsm.Taint, at int64) {
+	for _, t := range n.Taints() {
+		if t.Effect != fsm.TaintNoExecute || tolerated(t, d.Tolerations) {
+			continue
+		}
+		if due := t.Since + int64(t.Seconds)*second; at == 0 || due < at {
+			first, at = t, due
+		}
+	}
+	return first, at
+}
+
 // avoids reports whether a node has a PreferNoSchedule taint that d does not tolerate.
 func avoids(d *fsm.Demand, n *fsm.Node) bool {
-	for _, t := range n.Facts.Taints {
-		if t.Effect == preferNoSchedule && !tolerated(t, d.Tolerations) {
+	for _, t := range n.Taints() {
+		if t.Effect == fsm.TaintPreferNoSchedule && !tolerated(t, d.Tolerations) {
 			return true
 		}
 	}
 	return false
 }
 
-// room applies the filters that depend on promised resources: CPU, memory, disk and host
-// ports. It runs for every candidate and allocates nothing. It needs prepare before.
+// room applies the filters for resources that can be used up: CPU, memory, disk and host ports. It runs for
+// every candidate and allocates no memory. The caller must have called prepare for the demand.
 func (x *nodeIndex) room(d *fsm.Demand, s int32) filter {
 	h := &x.hot[s]
 	if d.CPU > 0 && d.CPU > h.freeCPU {
@@ -254,7 +285,7 @@ func (x *nodeIndex) room(d *fsm.Demand, s int32) filter {
 	return passes
 }
 
-// roomRejection is the rejection for a result of room.
+// roomRejection turns the result of the method room into a rejection for explanations.
 func (x *nodeIndex) roomRejection(d *fsm.Demand, s int32, f filter) rejection {
 	r := rejection{filter: f}
 	switch f {
@@ -271,9 +302,18 @@ func (x *nodeIndex) roomRejection(d *fsm.Demand, s int32, f filter) rejection {
 	return r
 }
 
-func portText(p fsm.HostPort) string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
+func portText(p fsm.HostPort) string {
+	text := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+	switch {
+	case strings.ContainsRune(p.Address, ':'):
+		text = "[" + p.Address + "]:" + text
+	case p.Address != "":
+		text = p.Address + ":" + text
+	}
+	return text
+}
 
-// prepare sets the storage pool and the host ports that room looks at.
+// prepare looks up the storage pool and the host ports of a demand, which room then checks for each node.
 func (x *nodeIndex) prepare(v fsm.View, d *fsm.Demand) {
 	x.wantPool = anyPool
 	if d.Pool != "" {
@@ -285,7 +325,7 @@ func (x *nodeIndex) prepare(v fsm.View, d *fsm.Demand) {
 	}
 }
 
-// sentence is a rejection in words, with figures.
+// sentence describes the rejection of a node in words, with figures.
 func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) string {
 	n := x.recs[s]
 	amount := func(what, unit string, need, total, used int64) string {
@@ -316,8 +356,18 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 				return "constraint: needs " + r.key + ", " + labelText(n, c.Key)
 			}
 		}
+	case wrongNode:
+		for i := range d.Placement.Affinities {
+			if a := &d.Placement.Affinities[i]; affinityField(d.Placement, i) == r.key {
+				return r.key + ": must have " + r.value + ", " + labelText(n, a.Node.Key)
+			}
+		}
+	case unevenSpread, notNear, tooNear, repelled:
+		return x.ruleSentence(s, r)
 	case taint:
-		return "taint: " + r.key + prefixed("=", r.value) + ":" + noSchedule + " is not tolerated"
+		if t, ok := repels(d, n); ok {
+			return "taint: " + t.Key + prefixed("=", t.Value) + ":" + t.Effect + " is not tolerated"
+		}
 	case shortCPU:
 		return amount("CPU", "millicores", d.CPU, x.cpu[s], x.usedCPU[s])
 	case shortMemory:
@@ -346,6 +396,12 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 		}
 	case noFencer:
 		return "fencer: on_lost_lease is stop, and the node has no fencer that stops the workload when the lease ends (self_fencing)"
+	case barred:
+		for _, p := range x.policies[s] {
+			if bad := policy.Judge(p, d.Judged()); p.Name == r.key && len(bad) > 0 {
+				return bad[0].String()
+			}
+		}
 	case stopping:
 		return "its former instance on " + r.key + " is not known to be gone"
 	}

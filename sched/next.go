@@ -5,20 +5,20 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Times that are not the operator's to tune, nanoseconds.
+// Fixed times (in nanoseconds) and limits of the planner.
 const (
 	millisecond = int64(1_000_000)
 	second      = 1000 * millisecond
 
-	recheckAfter = 1 * second        // a step that proposed something is followed by another one after this, even without changes
-	soon         = 100 * millisecond // wait for a deadline that has passed but could not be served
-	explainEvery = 10 * second       // the explanation of one workload is reworded at most this often
-	minBackoff   = 250 * millisecond // no retry comes sooner
-	perCommand   = 1000              // items of one command
-	commandBytes = 192 << 10         // of the items of one command, so that it stays below a log batch
+	recheckAfter = 1 * second        // pause before the next step after a step that proposed something, even without changes
+	soon         = 100 * millisecond // pause before the next step if this step could not handle a deadline that has passed
+	explainEvery = 10 * second       // shortest time between two changes of the recorded explanation of one workload
+	minBackoff   = 250 * millisecond // shortest wait before a retry
+	perCommand   = 1000              // maximum number of items of one command
+	commandBytes = 192 << 10         // maximum size of the items of one command in bytes, below the size of a log batch
 )
 
-// DefaultTuning is used by a leader without settings.
+// DefaultTuning returns the tuning of a leader whose settings are all unset.
 func DefaultTuning() Tuning {
 	return Tuning{
 		MissingGrace: 15 * second, FailureGrace: 120 * second,
@@ -45,8 +45,8 @@ func (t Tuning) withDefaults() Tuning {
 	return t
 }
 
-// Next plans one step. c may be nil or new: the step is the same, only slower. A step has
-// at most Tuning.MaxCommands items in its commands and as many orders; if more remains to
+// Next plans one step. The cache c may be nil or new: the result is the same, but takes longer. The commands
+// of a step have at most Tuning.MaxCommands items, and a step has at most as many orders. If more remains to
 // be done, WakeAt is Now.
 func Next(w World, c *Cache) Step {
 	if c == nil {
@@ -60,29 +60,38 @@ func Next(w World, c *Cache) Step {
 		return p.finish()
 	}
 	c.pop(w.Now)
+	c.recount(w.State)
+	p.endJobs()
+	p.advanceCrons()
+	p.placeMembers()
+	p.reserve()
+	p.place()
 	p.evictOvercommitted()
 	p.evictPass()
 	p.retryDue()
 	p.rollOut()
-	p.place()
 	p.order()
 	at, _ := c.due.next()
 	p.wake(at)
 	return p.finish()
 }
 
-// planner is one step at work.
+// planner holds the working data of one planning step.
 type planner struct {
 	World
 	c    *Cache
-	left int  // items that this step may still propose
-	more bool // the bound was met: another step must follow
+	left int  // number of items that this step may still propose
+	more bool // the limit of items was reached: another step must follow
 	step Step
-	at   int64 // earliest deadline so far, 0 = none
+	at   int64 // earliest time found so far at which another step is needed; 0 = none
 
-	lost map[string]bool // nodes that this step declares down
-	back map[string]bool // nodes that this step declares up again
-	done map[string]bool // workloads that this step already moves
+	lost  map[string]bool // nodes that this step declares down
+	back  map[string]bool // nodes that this step declares up again
+	done  map[string]bool // workloads that this step has already moved or changed
+	turns map[string]int  // results of the method active, by group
+	over  map[string]bool // jobs that this step ends or whose records it deletes
+	held  map[string]bool // workloads that must get no order in this step; see moves.go
+	rooms map[string]room // results of the method roomFor, by workload
 
 	states   []*commandv1.NodeState
 	evicted  []*commandv1.Eviction
@@ -91,15 +100,19 @@ type planner struct {
 	assigned []*commandv1.Assignment
 	unplaced []*commandv1.Unplaced
 	rollouts []fsm.Command
+	ended    []*commandv1.JobEnd
+	expired  []*commandv1.JobExpiry
+	crons    []*commandv1.CronStep
+	members  []*commandv1.MemberChange
 
-	failed   map[string]bool // demands that found no node at version failedAt
+	failed   map[string]bool // keys of demands that fit on no node, as found at version failedAt of the cache
 	failedAt uint64
 	tallies  map[string]string
 	tallyAt  uint64
 	key      []byte
 }
 
-// spend takes one item from the step's bound; false means the step is full.
+// spend counts one item against the limit of the step. It returns false if the limit is reached.
 func (p *planner) spend() bool {
 	if p.left == 0 {
 		p.more = true
@@ -120,7 +133,7 @@ func (p *planner) note(action, workload, node, detail string) {
 	p.step.Why = append(p.step.Why, Note{Workload: workload, Node: node, Action: action, Detail: detail})
 }
 
-// wake asks for a step at a time. For a time that has passed, the step comes soon.
+// wake requests another step at the time at. If that time has passed, the step comes after the pause soon.
 func (p *planner) wake(at int64) {
 	if at == 0 {
 		return
@@ -141,6 +154,18 @@ func (p *planner) finish() Step {
 		c.Body = &commandv1.Command_Evict{Evict: &commandv1.Evict{Evictions: items}}
 	})
 	p.step.Commands = append(p.step.Commands, p.rollouts...)
+	chunked(p, p.ended, func(c *commandv1.Command, items []*commandv1.JobEnd) {
+		c.Body = &commandv1.Command_FinishJobs{FinishJobs: &commandv1.FinishJobs{Ends: items}}
+	})
+	chunked(p, p.expired, func(c *commandv1.Command, items []*commandv1.JobExpiry) {
+		c.Body = &commandv1.Command_ExpireJobs{ExpireJobs: &commandv1.ExpireJobs{Jobs: items}}
+	})
+	chunked(p, p.crons, func(c *commandv1.Command, items []*commandv1.CronStep) {
+		c.Body = &commandv1.Command_CreateRuns{CreateRuns: &commandv1.CreateRuns{Steps: items}}
+	})
+	chunked(p, p.members, func(c *commandv1.Command, items []*commandv1.MemberChange) {
+		c.Body = &commandv1.Command_PlaceMembers{PlaceMembers: &commandv1.PlaceMembers{Changes: items}}
+	})
 	chunked(p, p.retries, func(c *commandv1.Command, items []*commandv1.Retry) {
 		c.Body = &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: items}}
 	})
@@ -163,8 +188,8 @@ func (p *planner) finish() Step {
 	return p.step
 }
 
-// chunked wraps items into as few commands as their size allows. Each item alone is
-// small: the longest fields are messages of agents, whose length the API bounds.
+// chunked splits items into commands of limited size, as few as possible. A single item is small: its longest
+// fields are messages of agents, whose length the API limits.
 func chunked[T interface{ SizeVT() int }](p *planner, items []T, body func(*commandv1.Command, []T)) {
 	for len(items) > 0 {
 		n, size := 0, 0

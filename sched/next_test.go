@@ -27,7 +27,7 @@ func TestAConvergedWorldYieldsNothing(t *testing.T) {
 		t.Fatalf("web is %s on %q", got.Status, got.Node)
 	}
 	if s := w.plain(); len(s.Commands)+len(s.Orders) != 0 {
-		t.Fatalf("a converged world yields %+v", s)
+		t.Fatalf("in a converged world the planner must propose nothing, but proposes %+v", s)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestAGroupSpreads(t *testing.T) {
 	}
 }
 
-// A late heartbeat of a fenced node does not mark it up.
+// TestAFencedNodeDoesNotReturnByBeingHeard: a late heartbeat of a fenced node must not mark the node as up.
 func TestAFencedNodeDoesNotReturnByBeingHeard(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -106,80 +106,80 @@ func TestALostNodesWorkloadsMove(t *testing.T) {
 	w.heard["a"] = false
 	w.settle()
 	if got := w.get("web"); got.Node != "b" || got.PreviousNode != "a" {
-		t.Errorf("web is on %q, was on %q", got.Node, got.PreviousNode)
+		t.Errorf("web is on %q, its previous node is %q, want b and a", got.Node, got.PreviousNode)
 	}
 	vm := w.get("vm")
 	if vm.Node != "a" || vm.Reason.Code != fsm.CodeAwaitFailover || !strings.Contains(vm.Reason.Message, "persysctl node fence a") {
-		t.Errorf("the exclusive workload is on %q: %+v", vm.Node, vm.Reason)
+		t.Errorf("the exclusive workload is on %q: %+v, want node a and the reason AwaitFailover with the fence command", vm.Node, vm.Reason)
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
 	w.settle()
 	if got := w.get("vm"); got.Node != "b" || got.Status != fsm.StatusRunning {
-		t.Errorf("after the fence it is %s on %q", got.Status, got.Node)
+		t.Errorf("after the fence the workload is %s on %q, want it running on node b", got.Status, got.Node)
 	}
 }
 
-// A workload that a fencer stops when the lease ends is placed again once the fence bound is
-// over, counted by the clock of the leader that waits, and never before.
+// A workload that a fencer stops when the lease ends is placed again once the fence bound is over by the
+// clock of the present leader, and never before.
 func TestWorkloadMovesAfterTheFenceBound(t *testing.T) {
 	stop := demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" })
-	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
+	fencing := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
 	w := newWorld(t)
 	w.downSince = map[string]int64{}
 	w.node("plain")
 	w.apply("db", stop)
 	w.settle()
 	if got := w.get("db"); got.Node != "" || !strings.Contains(got.Reason.Message, "fencer") {
-		t.Fatalf("on %q, %+v: a node without a fencer must not get it, and the reason must say so", got.Node, got.Reason)
+		t.Fatalf("the workload is on %q, reason %+v: a node without a fencer must not get the workload, and the reason must say so", got.Node, got.Reason)
 	}
-	w.node("a", guard)
+	w.node("a", fencing)
 	w.settle()
 	if got := w.get("db"); got.Node != "a" || got.Status != fsm.StatusRunning {
-		t.Fatalf("%s on %q, want it to run on a", got.Status, got.Node)
+		t.Fatalf("the workload is %s on %q, want it to run on node a", got.Status, got.Node)
 	}
-	w.node("b", guard)
+	w.node("b", fencing)
 	lost := w.now
 	w.heard["a"], w.downSince["a"] = false, lost
 	w.settle()
 	for _, c := range []struct {
 		what  string
 		after int64
-		since int64 // DownSince, as a leader knows it
+		since int64 // DownSince: the time since which the leader knows that the node is down
 		want  string
 	}{
-		{"before the bound", 5 * second, lost, "a"},
-		{"a new leader that learned of it just now", 60 * second, lost + 59*second, "a"},
+		{"before the fence bound is over", 5 * second, lost, "a"},
+		{"a new leader that has just learned that the node is lost", 60 * second, lost + 59*second, "a"},
 		{"a leader that does not know when the node was lost", 600 * second, 0, "a"},
-		{"after the bound", 600 * second, lost + 585*second, "b"},
+		{"after the fence bound is over", 600 * second, lost + 585*second, "b"},
 	} {
 		w.now, w.downSince["a"] = lost+c.after, c.since
-		w.cache = NewCache() // as a new leader has it
+		w.cache = NewCache() // a new leader begins with an empty cache
 		w.settle()
 		if got := w.get("db"); got.Node != c.want {
-			t.Fatalf("%s: it is on %q, want %q (%+v)", c.what, got.Node, c.want, got.Reason)
+			t.Fatalf("%s: the workload is on %q, want %q (%+v)", c.what, got.Node, c.want, got.Reason)
 		}
 	}
 	if left := residualsOf(w, "db"); left != 0 {
-		t.Errorf("%d residuals of a workload that is known to be gone", left)
+		t.Errorf("the instance of db is known to be gone, so there must be no residual of it, but there are %d", left)
 	}
-	// The planner asks to be woken when the bound is over.
+	// The planner must request a step for the time when the fence bound is over.
 	w.heard["b"], w.downSince["b"] = false, w.now
 	w.settle()
 	if at := w.plan().WakeAt; at == 0 || at > w.now+15*second {
 		t.Errorf("the next step is at %d, want it within 15 s of %d", at, w.now)
 	}
-	// While the leader's clock offset shrinks, so does DownSince; the cache holds no old
-	// deadline.
+	// When the leader's clock offset becomes smaller, DownSince becomes smaller too. The cache must not keep
+	// the old deadline.
 	w.now += 6 * second
 	w.plan()
 	w.downSince["b"] -= second / 10
 	if cached, plain := w.plan(), w.plain(); cached.WakeAt != plain.WakeAt {
-		t.Errorf("the next step is at %d with a cache and at %d without", cached.WakeAt, plain.WakeAt)
+		t.Errorf("WakeAt is %d with a cache and %d without a cache, want the same time", cached.WakeAt, plain.WakeAt)
 	}
 }
 
-// A step with a cache has the same WakeAt as one without: the deadlines of orders on a lost
-// node do not count.
+// A step with a cache must have the same WakeAt as a step without a cache. The deadlines of orders
+// on a lost node count in neither.
 func TestLostNodeHasNoOrderDeadlines(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		w := newWorld(t)
@@ -192,7 +192,7 @@ func TestLostNodeHasNoOrderDeadlines(t *testing.T) {
 		w.heard["a"] = !lost
 		plain := w.plain().WakeAt
 		if got := w.plan().WakeAt; got != plain {
-			t.Errorf("lost %t: the next step is at %+d ns with a cache and at %+d ns without", lost, got-w.now, plain-w.now)
+			t.Errorf("with the node lost (%t), the next step is at %+d ns with a cache and at %+d ns without, want the same", lost, got-w.now, plain-w.now)
 		}
 	}
 }
@@ -202,38 +202,38 @@ func residualsOf(w *world, id string) (n int) {
 	return n
 }
 
-// Only accepted orders count: a workload whose stop was not accepted does not count as
-// stopped.
+// If the desired state changes to Stopped, the workload counts as stopping only once its node has accepted
+// the order.
 func TestAChangeToStopCountsOnceItIsAccepted(t *testing.T) {
-	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
+	fencing := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
 	w := newWorld(t)
 	w.downSince = map[string]int64{}
-	w.node("a", guard)
+	w.node("a", fencing)
 	w.apply("db", demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "keep" }))
 	w.settle()
 	w.apply("db", demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" }))
-	w.node("b", guard)
+	w.node("b", fencing)
 	w.heard["a"], w.downSince["a"] = false, w.now
 	w.settle()
 	w.now += 3600 * second
 	w.settle()
 	if got := w.get("db"); got.Node != "a" || got.Reason.Code != fsm.CodeAwaitFailover {
-		t.Errorf("on %q, %+v: want it to await the fence, because a never heard of the change", got.Node, got.Reason)
+		t.Errorf("the workload is on %q, reason %+v: want reason AwaitFailover, because node a never received the stop", got.Node, got.Reason)
 	}
 }
 
-// Workloads that need a fencer leave a node that no longer has one.
-func TestANodeWithoutItsFencerIsLeft(t *testing.T) {
-	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
+// Workloads that need a fencer are moved from a node that no longer has one.
+func TestWorkloadsLeaveNodeWithoutFencer(t *testing.T) {
+	fencing := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
 	w := newWorld(t)
-	w.node("a", guard)
+	w.node("a", fencing)
 	w.apply("db", demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" }))
 	w.settle()
-	w.node("b", guard)
+	w.node("b", fencing)
 	w.node("a")
 	w.settle()
 	if got := w.get("db"); got.Node != "b" || got.Status != fsm.StatusRunning {
-		t.Errorf("%s on %q, want it to run on b", got.Status, got.Node)
+		t.Errorf("the workload is %s on %q, want it to run on node b", got.Status, got.Node)
 	}
 }
 
@@ -252,7 +252,7 @@ func TestALostWorkloadGoesBackWithoutARestartWhenItsNodeReturns(t *testing.T) {
 		w.step()
 		for o := range w.sent {
 			if o.Op == OpDelete {
-				t.Fatal("the running instance was ordered gone")
+				t.Fatal("the running instance must be kept, but the planner ordered its deletion")
 			}
 		}
 		w.answer()
@@ -270,7 +270,7 @@ func TestADrainWaitsForTheStop(t *testing.T) {
 	w.node("b")
 	w.drain("a", true)
 	for range 5 {
-		w.step() // no answers: the agent of a says nothing
+		w.step() // the agent of node a does not answer
 	}
 	got := w.get("web")
 	if got.Node != "" || got.Reason.Code != fsm.CodeAwaitStop || !strings.Contains(got.Reason.Message, "node a has stopped it (Draining)") {
@@ -305,11 +305,12 @@ func TestALostTypeOrLabelMovesAWorkload(t *testing.T) {
 			w.node("a", zone)
 			w.apply("web", demand(c.demand))
 			w.settle()
+			w.node("b", zone)
 			w.node("a", zone, c.change)
 			s := w.plan()
 			ev := s.Commands[0].GetEvict().GetEvictions()
 			if len(ev) != 1 || ev[0].GetCode() != c.code {
-				t.Fatalf("planned %v", s.Commands)
+				t.Fatalf("the planner proposed %v, want one eviction with the reason code of this case", s.Commands)
 			}
 		})
 	}
@@ -325,21 +326,21 @@ func TestAnUpdateThatOverfillsANodeMovesOnlyTheUpdated(t *testing.T) {
 	w.apply("x", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3000 }))
 	w.settle()
 	if got := w.get("y"); got.Node != "a" {
-		t.Errorf("y moved to %q", got.Node)
+		t.Errorf("workload y must stay on node a, but is on %q", got.Node)
 	}
 	if got := w.get("x"); got.Node != "b" || got.Status != fsm.StatusRunning {
-		t.Errorf("x is %s on %q", got.Status, got.Node)
+		t.Errorf("workload x is %s on %q, want it running on node b", got.Status, got.Node)
 	}
 }
 
-func TestANodeThatShrinksKeepsWhatRuns(t *testing.T) {
+func TestSmallerNodeKeepsRunningWorkloads(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
 	w.apply("x", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3000 }))
 	w.settle()
 	w.node("a", func(n *commandv1.RegisterNode) { n.CpuMillicores = 2000 })
 	if s := w.plan(); len(s.Commands) != 0 {
-		t.Fatalf("planned %v", s.Commands)
+		t.Fatalf("the planner proposed %v, want nothing", s.Commands)
 	}
 }
 
@@ -357,20 +358,20 @@ func TestFrozenModePlansOnlyNodeStates(t *testing.T) {
 		w.step()
 	}
 	if n, _ := w.state.Node(at); n.Up {
-		t.Error("the lost node is still up")
+		t.Error("the planner must mark the lost node as down, but it is still up")
 	}
 	if w.get("web").Node != at || w.get("new").Node != "" || len(w.sent) != 0 {
-		t.Error("something moved in a frozen mode")
+		t.Error("in a frozen mode no workload may be moved, placed or ordered, but one was")
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: "normal"}}})
 	w.settle()
 	if got := w.get("web"); got.Node == at || got.Node == "" {
-		t.Errorf("after the thaw web is on %q", got.Node)
+		t.Errorf("after the thaw web is on %q, want it on another node", got.Node)
 	}
 }
 
-func TestRetries(t *testing.T) {
-	t.Run("back off and give up after the grace", func(t *testing.T) {
+func TestRetriesOfFailedWorkloads(t *testing.T) {
+	t.Run("a failing workload backs off and is given up after the grace", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("web")
@@ -387,13 +388,13 @@ func TestRetries(t *testing.T) {
 		}
 		got := w.get("web")
 		if !got.Retry.Terminal || got.Reason.Code != fsm.CodeExhausted || got.Status != fsm.StatusFailed {
-			t.Fatalf("%s %+v %+v", got.Status, got.Retry, got.Reason)
+			t.Fatalf("web is %s, retry %+v, reason %+v, want it failed and given up with the reason Exhausted", got.Status, got.Retry, got.Reason)
 		}
 		if w.now-begun < w.tuning.FailureGrace {
-			t.Errorf("gave up after %d s, within the grace", (w.now-begun)/second)
+			t.Errorf("the workload must not be given up within the failure grace, but was after %d s", (w.now-begun)/second)
 		}
 	})
-	for _, code := range []string{"INVALID_IMAGE", "INVALID_SPECIFICATION", "INVALID_CONFIGURATION", "PORT_BIND_CONFLICT", "CLOUD_INIT_INVALID"} {
+	for _, code := range []string{"INVALID_IMAGE", "INVALID_SPECIFICATION", "INVALID_CONFIGURATION", "CLOUD_INIT_INVALID"} {
 		t.Run(code+" is not retried", func(t *testing.T) {
 			w := newWorld(t)
 			w.node("a")
@@ -402,11 +403,54 @@ func TestRetries(t *testing.T) {
 			w.settle()
 			got := w.get("web")
 			if !got.Retry.Terminal || got.Reason.Code != fsm.CodePermanentFailure || !strings.Contains(got.Reason.Message, "a retry cannot help: ") {
-				t.Fatalf("%+v %+v", got.Retry, got.Reason)
+				t.Fatalf("the retry is %+v, the reason %+v, want it given up with the reason PermanentFailure", got.Retry, got.Reason)
 			}
 		})
 	}
-	t.Run("success forgets the failures once it has lasted", func(t *testing.T) {
+	for _, state := range []fsm.Actual{fsm.ActualFailed, fsm.ActualStopped, fsm.ActualUnknown, fsm.ActualMissing} {
+		for what, cause := range map[string]func(*commandv1.WorkloadReport){
+			"INVALID_IMAGE": func(r *commandv1.WorkloadReport) { r.Code = "INVALID_IMAGE" },
+			"a failure that the agent reports as terminal": func(r *commandv1.WorkloadReport) { r.Code, r.Terminal = "RUNTIME_ERROR", true },
+			"a terminal failure without a failure class":   func(r *commandv1.WorkloadReport) { r.Terminal = true },
+		} {
+			t.Run(fmt.Sprintf("%s of a %s workload is not retried", what, state), func(t *testing.T) {
+				w := newWorld(t)
+				w.node("a", func(n *commandv1.RegisterNode) { n.Protocol, n.InstanceId = 0, "" })
+				w.apply("web")
+				w.settle()
+				r := &commandv1.WorkloadReport{Workload: "web", Node: "a", Acknowledged: true, State: string(state), Message: "no such thing"}
+				cause(r)
+				w.report(r)
+				generation := w.get("web").Generation
+				for end := w.now + 2*w.tuning.MissingGrace + 10*second; w.now < end; w.now += second {
+					w.step()
+				}
+				got := w.get("web")
+				if !got.Retry.Terminal || got.Generation != generation || got.Status != fsm.StatusFailed || !strings.Contains(got.Reason.Message, "no such thing") {
+					t.Fatalf("web is %s, retry %+v, reason %+v, want it failed and given up at the same generation, with the agent's message", got.Status, got.Retry, got.Reason)
+				}
+			})
+		}
+	}
+	t.Run("a Pending workload with the cause of an earlier failure gets the apply timeout", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a", func(n *commandv1.RegisterNode) { n.Protocol, n.InstanceId = 0, "" })
+		w.apply("web")
+		w.settle()
+		w.report(&commandv1.WorkloadReport{Workload: "web", Node: "a", Acknowledged: true, State: "Pending", Code: "INVALID_IMAGE"})
+		for end := w.now + w.tuning.ApplyTimeout - 5*second; w.now < end; w.now += second {
+			if w.step(); w.get("web").Retry.Terminal {
+				t.Fatalf("web must be retried, but was given up with reason %+v", w.get("web").Reason)
+			}
+		}
+		for end := w.now + 10*second; w.now < end; w.now += second {
+			w.step()
+		}
+		if got := w.get("web"); !got.Retry.Terminal || got.Reason.Code != fsm.CodePermanentFailure {
+			t.Fatalf("the retry is %+v, the reason %+v, want it given up with the reason PermanentFailure", got.Retry, got.Reason)
+		}
+	})
+	t.Run("failures are cleared once the workload has run for the grace", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("web")
@@ -419,15 +463,15 @@ func TestRetries(t *testing.T) {
 		w.settle()
 		got := w.get("web")
 		if got.Status != fsm.StatusRunning || got.Retry.Attempts == 0 {
-			t.Fatalf("at once: %s %+v", got.Status, got.Retry)
+			t.Fatalf("before the grace web is %s, retry %+v, want it running, with its failed attempts still counted", got.Status, got.Retry)
 		}
 		if s := w.plan(); s.WakeAt > got.Retry.StableSince+w.tuning.FailureGrace {
-			t.Fatalf("wakes %d s after it began to run", (s.WakeAt-got.Retry.StableSince)/second)
+			t.Fatalf("the planner must wake up when the failure grace has passed, but wakes %d s after web began to run", (s.WakeAt-got.Retry.StableSince)/second)
 		}
 		w.now = got.Retry.StableSince + w.tuning.FailureGrace
 		w.settle()
 		if got := w.get("web"); got.Status != fsm.StatusRunning || got.Retry.Attempts != 0 {
-			t.Fatalf("after the grace: %s %+v", got.Status, got.Retry)
+			t.Fatalf("after the grace web is %s, retry %+v, want it running, with its failures cleared", got.Status, got.Retry)
 		}
 	})
 	t.Run("a crash loop is given up", func(t *testing.T) {
@@ -437,11 +481,11 @@ func TestRetries(t *testing.T) {
 		begun, runs := w.now, 0
 		for !w.get("web").Retry.Terminal {
 			if w.now-begun > 15*60*second {
-				t.Fatalf("after a quarter of an hour: %+v", w.get("web").Retry)
+				t.Fatalf("web must have been given up within a quarter of an hour, but its retry is %+v", w.get("web").Retry)
 			}
 			w.step()
 			w.answer()
-			if x := w.get("web"); x.Actual.State == fsm.ActualRunning { // and ends 3 s later
+			if x := w.get("web"); x.Actual.State == fsm.ActualRunning { // the instance of web ends 3 s later
 				runs++
 				w.now += 3 * second
 				w.say("web", "Failed")
@@ -450,14 +494,14 @@ func TestRetries(t *testing.T) {
 			w.now += second
 		}
 		if got := w.get("web"); got.Reason.Code != fsm.CodeExhausted || runs < 5 {
-			t.Fatalf("%d runs, then %+v", runs, got.Reason)
+			t.Fatalf("web was started %d times, then given up with reason %+v, want at least 5 starts and the reason Exhausted", runs, got.Reason)
 		}
 		w.now += 3600 * second
 		if s := w.plan(); len(s.Commands)+len(s.Orders) != 0 {
-			t.Fatalf("an hour later: %+v", s)
+			t.Fatalf("an hour later the step is %+v, want nothing to do", s)
 		}
 	})
-	t.Run("a missing one is given time", func(t *testing.T) {
+	t.Run("a Missing workload gets the grace before it is retried", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("web")
@@ -467,21 +511,21 @@ func TestRetries(t *testing.T) {
 			{Workload: "web", Node: "a", State: "Missing", Generation: fsm.GenerationPB(g)}}}}})
 		s := w.plan()
 		if len(s.Commands) != 0 {
-			t.Fatalf("planned at once: %v", s.Commands)
+			t.Fatalf("the planner must wait for the agent first, but proposed at once %v", s.Commands)
 		}
 		w.now += w.tuning.MissingGrace
 		if s := w.plan(); len(s.Commands) != 1 || len(s.Commands[0].GetScheduleRetries().GetRetries()) != 1 {
-			t.Fatalf("after the grace: %v", s.Commands)
+			t.Fatalf("after the grace the planner proposed %v, want one retry", s.Commands)
 		}
 	})
 }
 
-func TestDeadlines(t *testing.T) {
+func TestDeadlinesOfOrders(t *testing.T) {
 	for _, c := range []struct {
 		kind  string
 		limit int64
 	}{{"container", 45 * second}, {"compose", 45 * second}, {"vm", 240 * second}} {
-		t.Run("an accepted "+c.kind+" that does not get there has failed", func(t *testing.T) {
+		t.Run("an accepted "+c.kind+"that does not reach its desired state in time has failed", func(t *testing.T) {
 			w := newWorld(t)
 			w.node("a", func(n *commandv1.RegisterNode) { n.Types = []string{c.kind} })
 			w.apply("web", demand(func(d *commandv1.Demand) { d.Type = c.kind }))
@@ -492,58 +536,58 @@ func TestDeadlines(t *testing.T) {
 			at := w.get("web").AcknowledgedAt
 			s := w.plan()
 			if len(s.Commands) != 0 || s.WakeAt > at+c.limit {
-				t.Fatalf("at once: %+v", s)
+				t.Fatalf("at once the step is %+v, want no command, and a next step at the deadline", s)
 			}
 			w.now = at + c.limit - 1
 			if s := w.plan(); len(s.Commands)+len(s.Inquiries) != 0 {
-				t.Fatalf("too early: %+v", s)
+				t.Fatalf("before the deadline the step is %+v, want no command and no inquiry", s)
 			}
 			w.now = at + c.limit
 			s = w.plan()
 			if len(s.Commands) != 1 || len(s.Inquiries) != 1 || s.Inquiries[0] != (Inquiry{"a", "web"}) {
-				t.Fatalf("in time: %+v", s)
+				t.Fatalf("after the deadline the step is %+v, want one command, and one inquiry about web at node a", s)
 			}
 			r := s.Commands[0].GetScheduleRetries().GetRetries()[0]
 			if r.GetAttempts() != 1 || r.GetNextAt() <= w.now || !strings.Contains(r.GetMessage(), fmt.Sprintf("after %d s", c.limit/second)) {
-				t.Fatalf("%+v", r)
+				t.Fatalf("the retry is %+v", r)
 			}
 		})
 	}
-	t.Run("a delete that takes too long is said once, with what to type", func(t *testing.T) {
+	t.Run("a slow delete is reported once, with the next command", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("web")
 		w.settle()
 		w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web"}}})
 		begun := w.now
-		w.step() // the order goes out, and nobody answers
+		w.step() // the order is sent, and the agent does not answer
 		if s := w.plan(); len(s.Commands) != 0 || s.WakeAt > begun+w.tuning.DeleteTimeout {
-			t.Fatalf("at once: %+v", s)
+			t.Fatalf("at once the step is %+v, want no command, and a next step at the deadline", s)
 		}
 		w.now = begun + w.tuning.DeleteTimeout
 		if s := w.plain(); len(s.Inquiries) != 1 {
-			t.Fatalf("in time: %+v", s)
+			t.Fatalf("after the deadline the step is %+v, want one inquiry", s)
 		}
 		w.step()
 		if got := w.get("web"); got.Reason.Code != fsm.CodeDeleteTimeout || !strings.Contains(got.Reason.Message, "persysctl delete web --force") {
-			t.Fatalf("%+v", got.Reason)
+			t.Fatalf("the reason is %+v", got.Reason)
 		}
 		if s := w.plan(); len(s.Commands)+len(s.Inquiries) != 0 {
-			t.Fatalf("again: %+v", s)
+			t.Fatalf("the step after the report is %+v, want no command and no inquiry", s)
 		}
 		w.answer()
 		if _, ok := w.state.Workload("web"); ok {
-			t.Fatal("it is still there after its node let it go")
+			t.Fatal("the record of the workload must be removed after its node deleted it, but still exists")
 		}
 	})
-	t.Run("what runs, and what is to be stopped, has none", func(t *testing.T) {
+	t.Run("a running workload has no deadline", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("web")
 		w.settle()
 		w.now += 3600 * second
 		if s := w.plan(); len(s.Commands)+len(s.Inquiries) != 0 {
-			t.Fatalf("%+v", s)
+			t.Fatalf("the step for a running workload is %+v, want no command and no inquiry", s)
 		}
 	})
 }
@@ -557,7 +601,7 @@ func TestJitterIsBoundedAndSpread(t *testing.T) {
 			bound := min(p.Tuning.RetryMax, p.Tuning.RetryBase<<(n-1))
 			got := p.jitter(w, n)
 			if got < minBackoff || got > bound {
-				t.Fatalf("attempt %d waits %d, bound %d", n, got, bound)
+				t.Fatalf("the wait before attempt %d is %d, want it between minBackoff and the bound %d", n, got, bound)
 			}
 			if got < bound/2 {
 				low++
@@ -567,7 +611,7 @@ func TestJitterIsBoundedAndSpread(t *testing.T) {
 		}
 	}
 	if low < 4000 || high < 4000 {
-		t.Errorf("%d below and %d above the middle: not even", low, high)
+		t.Errorf("%d waits are below and %d above the middle, want at least 4000 of each", low, high)
 	}
 }
 
@@ -579,13 +623,13 @@ func TestHigherPriorityIsPlacedFirst(t *testing.T) {
 	w.node("a")
 	w.settle()
 	if w.get("new").Node != "a" || w.get("old").Node != "" {
-		t.Fatalf("new on %q, old on %q", w.get("new").Node, w.get("old").Node)
+		t.Fatalf("workload new is on %q, old on %q, want new on node a and old evicted", w.get("new").Node, w.get("old").Node)
 	}
 }
 
-// TestAVerdictStandsForTheSameDemand: an unplaced workload is not tried again because its
-// specification changed, but as soon as it demands less or a node is added.
-func TestAVerdictStandsForTheSameDemand(t *testing.T) {
+// TestAnUnplacedWorkloadIsRetriedForLessDemandOrANewNode: a change of the specification alone is no reason to
+// try to place an unplaced workload again. A lower demand or a new node is a reason.
+func TestAnUnplacedWorkloadIsRetriedForLessDemandOrANewNode(t *testing.T) {
 	w := newWorld(t)
 	w.node("small")
 	needs := func(cpu int64) func(*commandv1.WorkloadPut) {
@@ -600,21 +644,21 @@ func TestAVerdictStandsForTheSameDemand(t *testing.T) {
 	}
 	changed("spec 2", 1_000_000)
 	if open() || w.get("web").Reason.Code != fsm.CodeUnplaced {
-		t.Fatalf("the same demand is tried again: %+v", w.get("web").Reason)
+		t.Fatalf("the planner must not try to place the same demand again: %+v", w.get("web").Reason)
 	}
 	changed("spec 3", 900_000)
 	if !open() {
-		t.Fatal("another demand is not tried")
+		t.Fatal("the planner must try again to place a workload whose demand became lower")
 	}
 	w.settle()
 	changed("spec 4", 900_000)
 	if open() {
-		t.Fatal("the same demand is tried again")
+		t.Fatal("the planner must not try to place the same demand again")
 	}
 	w.node("large", func(n *commandv1.RegisterNode) { n.CpuMillicores = 2_000_000 })
 	w.settle()
 	if got := w.get("web"); got.Node != "large" {
-		t.Fatalf("on %q: %s", got.Node, got.Reason.Message)
+		t.Fatalf("the workload is on %q, reason %s, want it on node large", got.Node, got.Reason.Message)
 	}
 }
 
@@ -627,11 +671,11 @@ func TestAStepIsBounded(t *testing.T) {
 	}
 	s := w.plan()
 	if got := len(s.Commands[0].GetAssign().GetAssignments()); got != 2 || s.WakeAt != w.now {
-		t.Fatalf("%d assignments, wake at %d", got, s.WakeAt-w.now)
+		t.Fatalf("the step has %d assignments and WakeAt in %d ns, want 2, and another step at once", got, s.WakeAt-w.now)
 	}
 	w.settle()
 	if got := w.state.Alloc("a").Workloads; got != 5 {
-		t.Fatalf("%d placed", got)
+		t.Fatalf("%d workloads were placed, want 5", got)
 	}
 }
 
@@ -642,23 +686,23 @@ func TestAnExclusiveWorkloadWhoseDrainingNodeIsLostAwaitsTheFence(t *testing.T) 
 	w.settle()
 	w.node("b")
 	w.drain("a", true)
-	w.step() // evicted; a has not stopped it yet
+	w.step() // the workload is evicted; node a has not stopped it yet
 	w.sent = map[Order]bool{}
 	w.heard["a"] = false
 	w.settle()
 	got := w.get("vm")
 	if got.Node != "" || got.Reason.Code != fsm.CodeAwaitFailover || !strings.Contains(got.Reason.Message, "persysctl node fence a") {
-		t.Fatalf("on %q: %+v", got.Node, got.Reason)
+		t.Fatalf("the workload is on %q, reason %+v, want it unplaced with the reason AwaitFailover and the fence command", got.Node, got.Reason)
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
 	w.settle()
 	if got := w.get("vm"); got.Node != "b" {
-		t.Fatalf("after the fence on %q: %+v", got.Node, got.Reason)
+		t.Fatalf("after the fence the workload is on %q, reason %+v, want node b", got.Node, got.Reason)
 	}
 }
 
-// While a residual holds a port, a conflict between others about the port is not seen. It
-// is seen once the residual is gone.
+// While a residual holds a port, a conflict between other workloads about that port is hidden. The planner
+// must find the conflict once the residual is gone.
 func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	w := newWorld(t)
 	for _, n := range []string{"a", "b", "c"} {
@@ -673,7 +717,8 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	w.apply("second", on("a"))
 	w.apply("third", on("a"))
 	w.settle()
-	// first leaves a but is not gone; the others come to want its port.
+	// Workload first leaves node a, and its residual there holds the port. Then the other workloads demand
+	// the port.
 	w.apply("first", on("b"), demand(port(80, "tcp")))
 	w.step()
 	w.apply("second", demand(port(80, "tcp")))
@@ -693,7 +738,7 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 		}
 	}
 	if _, ok := w.state.Residual("a", "first"); !ok || w.get("third").Reason.Code != fsm.CodeAwaitStop {
-		t.Fatal("the residual must still be there, and be waited for")
+		t.Fatal("the residual must still exist, and workloads must wait for it")
 	}
 	w.answer()
 	w.settle()
@@ -701,15 +746,15 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	for _, id := range []string{"first", "second", "third"} {
 		n := w.get(id).Node
 		if n == "" || seen[n] != "" {
-			t.Errorf("%s is on %q beside %q: %+v", id, n, seen[n], w.get(id).Reason)
+			t.Errorf("workload %s is on node %q beside workload %q, reason %+v, want each workload on a node of its own", id, n, seen[n], w.get(id).Reason)
 		}
 		seen[n] = id
 	}
 }
 
-// Workloads of a type whose runtime is missing leave the node until its agent registers
-// again.
-func TestANodeWithoutTheRuntimeIsLeft(t *testing.T) {
+// If the runtime of a workload type is missing on a node, workloads of that type are moved away. The node is
+// used for the type again once its agent has registered again.
+func TestWorkloadsLeaveNodeWithoutRuntime(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
 	w.apply("web")
@@ -719,15 +764,15 @@ func TestANodeWithoutTheRuntimeIsLeft(t *testing.T) {
 	w.sent = map[Order]bool{}
 	w.settle()
 	if got := w.get("web"); got.Node != "" || !strings.Contains(got.Reason.Message, "type container") {
-		t.Fatalf("on %q: %+v", got.Node, got.Reason)
+		t.Fatalf("the workload is on %q, reason %+v, want it unplaced, because the node lacks type container", got.Node, got.Reason)
 	}
 	w.node("b")
 	w.settle()
 	if got := w.get("web"); got.Node != "b" || got.Status != fsm.StatusRunning {
-		t.Fatalf("on %q: %+v", got.Node, got.Reason)
+		t.Fatalf("the workload is on %q, reason %+v, want it running on node b", got.Node, got.Reason)
 	}
 	w.node("a")
 	if n, _ := w.state.Node("a"); !n.Runs("container") {
-		t.Error("a has registered anew and is not asked")
+		t.Error("the record of node a must be cleared of its missing runtime after it registered again")
 	}
 }

@@ -7,59 +7,67 @@ import (
 	"slices"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/policy"
 )
 
-// part is one unit of load: a millionth of a node.
+// Load is measured in parts. A part is a millionth of a node.
 const (
-	whole       = 1_000_000 // all of a node's capacity, in parts
-	perWorkload = 10        // each workload weighs this much, so that demands of nothing spread too
+	whole       = 1_000_000 // the load of a full node, in parts
+	perWorkload = 10        // load that each workload adds, in parts, so that workloads without demands are spread too
 	noTotals    = 1_000_000_000
 )
 
-// maxClasses bounds the cached demand classes; at the limit all are dropped.
+// maxClasses is the maximum number of cached demand classes. When it is reached, all of them are dropped.
 const maxClasses = 512
 
-// nodeIndex holds every node in parallel arrays, indexed by slot. Slots are sorted by a
-// hash of the node's id and form a ring: among equal nodes a workload takes the first one
-// clockwise from its own hash. So the choice does not depend on the order of registration,
-// and equal nodes share the load.
+// nodeIndex holds every node in parallel arrays, indexed by slot. The slot of a node is its number in these
+// arrays. Slots are sorted by a hash of the node's id and form a ring. Among equal nodes, a workload gets the
+// first node clockwise from its own hash. So the choice does not depend on the order of registration, and
+// equal nodes share the load.
 type nodeIndex struct {
 	policy Policy
 	seed   uint64
 
 	recs   []*fsm.Node
 	slotOf map[string]int32
-	ring   []uint64 // hash of the id, ascending
+	ring   []uint64 // hash of the node id; the array is sorted by it
 
-	cpu, usedCPU []int64 // millicores
-	mem, usedMem []int64 // MiB
-	disk         []int64 // GB, all pools
+	cpu, usedCPU []int64 // CPU in millicores
+	mem, usedMem []int64 // memory in MiB
+	disk         []int64 // disk in GB, of all pools together
 	usedDisk     []int64
 	pools        [][]pool
+	policies     [][]*policy.Policy // policies that are bound to the labels of each node
+	bound        []*policy.Policy   // all policies that are bound to a node
 	workloads    []int32
 	hot          []hot
 
-	ready    bitset // nodes that may get new work
-	unlisted filter // why a schedulable node may be missing from ready
-	nobody   bitset // never set
+	ready    bitset // slots of the nodes that may get new workloads
+	unlisted filter // the reason why a schedulable node may be missing from ready
+	nobody   bitset // an empty set that never changes
 
 	sizes    []size
-	added    []int64 // scratch: share that the present demand adds, by size
+	added    []int64 // scratch: share of a node that the present demand takes, for each size class
 	bySize   map[size]int32
 	shapes   []shape
 	byShape  map[string]int32
-	few      []string         // label keys with few values, sorted: part of a shape
-	poolIDs  map[string]int32 // pool names to small numbers
-	wantPool int32            // of the present demand: anyPool, or the number of a pool
+	few      []string         // sorted keys of labels that have few different values; only these labels are part of a shape
+	poolIDs  map[string]int32 // number of each storage pool name, for fast comparisons
+	wantPool int32            // storage pool of the present demand: anyPool, or a pool number
 
 	classes map[string]*class
 
 	engines map[string][]int32
-	ports   map[fsm.HostPort]bitset // for each port demanded so far, the slots whose engine has it taken
+	ports   map[fsm.HostPort]bitset         // for each port that any demand has named: the slots of nodes on whose engine the port is in use
+	alike   map[fsm.HostPort][]fsm.HostPort // known ports by number and protocol; those with different addresses may collide
 
-	key   []byte   // scratch: class key
-	busy  []bitset // taken ports of the present demand, see prepare
-	slots []int32  // scratch: slots that members fills
+	key   []byte   // scratch: key of the present demand's class
+	busy  []bitset // scratch: for each port of the present demand, the slots where the port is taken; see prepare
+	slots []int32  // scratch: listed slots, see search
+
+	rules      rules // scratch: the rules of the present demand, see rules.go
+	topologies map[string]*topology
+	listings   uint64 // changes whenever a node begins or ceases to be ready
 }
 
 type pool struct {
@@ -67,13 +75,14 @@ type pool struct {
 	total, used int64 // GB
 }
 
-// hot holds the fields of a node that the search reads, next to each other in memory.
+// hot holds those fields of a node that the search reads, next to each other in memory.
 type hot struct {
 	freeCPU, freeMem int64
-	freeDisk         int64  // of the first pool
-	firstPool        int32  // its number; noPools if there is none
-	members          int32  // scratch: members of the present group
-	load             uint32 // parts, see loadOf
+	freeDisk         int64  // free GB of the node's first storage pool
+	firstPool        int32  // number of the node's first storage pool in poolIDs; noPools if the node has none
+	members          int32  // scratch: number of members of the present demand's group on the node
+	place            int32  // scratch: verdict of the rules by host: 0 = none, -1 = rejected, n > 0 = costs n-1 parts
+	load             uint32 // load in parts (millionths of a node), see loadOf
 	shape            int32
 }
 
@@ -82,29 +91,33 @@ const (
 	noPools = -2
 )
 
-// size is a size class of nodes: totals rounded down to quarter powers of two.
+// size is a size class of nodes: the totals of CPU, memory and disk, rounded down by roundDown.
 type size struct{ cpu, mem, disk int64 }
 
-// shape holds the schedulable nodes with the same size class, types, storage drivers, taints
-// and common labels, sorted by load. Most demands may use all nodes of a shape or none, so
-// a search leaves out whole shapes.
+// shape holds, sorted by load, the schedulable nodes that have the same size class, workload types, storage
+// drivers, taints and common labels. Most demands allow all nodes of a shape or none, so a search skips whole
+// shapes.
 type shape struct {
 	size  int32
 	order order
 }
 
-// class is the result of the static filters (type, drivers, labels, constraints, taints)
-// for every node and one kind of demand.
+// class holds the result of the static filters (type, drivers, labels, constraints, taints) for every node.
+// Demands with the same requirements share a class.
 type class struct {
 	allowed bitset
-	avoid   bitset  // allowed, but with a PreferNoSchedule taint that is not tolerated
-	count   int     // of allowed
-	avoided int     // of avoid
-	plain   []int32 // allowed and not avoided, by shape
-	shunned []int32 // avoided, by shape
+	avoid   bitset  // allowed nodes that have a PreferNoSchedule taint which the demand does not tolerate
+	count   int     // number of nodes in the set allowed
+	avoided int     // number of nodes in avoid
+	plain   []int32 // for each shape: number of nodes in the set allowed but not in avoid
+	shunned []int32 // for each shape: number of nodes in the set avoid
+	soft    []int32 // for each slot: weights of the preferred node affinities that the node does not satisfy; nil = none
+
+	eligible map[*topology]eligible
 }
 
-// Bounds of shapes: most values of a label that is part of a shape, and most shapes.
+// A label with more than fewValues different values is not part of a shape. maxShapes is the
+// largest number of shapes.
 const (
 	fewValues = 8
 	maxShapes = 256
@@ -120,6 +133,9 @@ func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
 		classes: map[string]*class{},
 		engines: map[string][]int32{},
 		ports:   map[fsm.HostPort]bitset{},
+		alike:   map[fsm.HostPort][]fsm.HostPort{},
+
+		topologies: map[string]*topology{},
 	}
 	n := v.NodeCount()
 	x.recs = make([]*fsm.Node, 0, n)
@@ -139,16 +155,18 @@ func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
 	x.mem, x.usedMem = make([]int64, n), make([]int64, n)
 	x.disk, x.usedDisk = make([]int64, n), make([]int64, n)
 	x.pools = make([][]pool, n)
+	x.policies = make([][]*policy.Policy, n)
 	x.workloads = make([]int32, n)
 	x.hot = make([]hot, n)
 	x.few = fewLabels(x.recs)
 	x.ready, x.nobody = newBitset(n), newBitset(n)
-	x.unlisted = notUp // marked down in the same step
+	x.unlisted = notUp // this step has marked the node as down
 	for i, r := range x.recs {
 		s := int32(i)
 		x.slotOf[r.ID] = s
 		x.ring[s] = hashes[r.ID]
 		x.setFacts(s, r)
+		x.setPolicies(v, s)
 		x.setAlloc(s, v.Alloc(r.ID))
 		if r.Schedulable() {
 			x.list(s)
@@ -158,7 +176,7 @@ func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
 	return x
 }
 
-// setFacts fills in the registered facts of a node.
+// setFacts copies the registered facts of a node into the arrays.
 func (x *nodeIndex) setFacts(s int32, r *fsm.Node) {
 	x.recs[s] = r
 	x.cpu[s], x.mem[s], x.disk[s] = r.Facts.CPU, r.Facts.Memory, 0
@@ -174,12 +192,22 @@ func (x *nodeIndex) setFacts(s int32, r *fsm.Node) {
 	x.hot[s].shape = x.shapeOf(s)
 }
 
-// fewLabels lists the label keys that have few values.
+// setPolicies copies the policies that are bound to a node into the arrays.
+func (x *nodeIndex) setPolicies(v fsm.View, s int32) {
+	x.policies[s] = v.NodePolicies(x.recs[s])
+	for _, p := range x.policies[s] {
+		if !slices.Contains(x.bound, p) {
+			x.bound = append(x.bound, p)
+		}
+	}
+}
+
+// fewLabels returns the keys of labels that have few different values on all nodes.
 func fewLabels(recs []*fsm.Node) []string {
 	values := map[string][]string{}
 	var keys []string
 	for _, r := range recs {
-		for _, l := range r.Facts.Labels {
+		for _, l := range r.Labels() {
 			v, ok := values[l.Key]
 			if !ok {
 				keys = append(keys, l.Key)
@@ -223,13 +251,13 @@ func (x *nodeIndex) shapeOf(s int32) int32 {
 			str(d)
 		}
 		b = append(b, 2)
-		for _, t := range f.Taints {
+		for _, t := range x.recs[s].Taints() {
 			str(t.Key)
 			str(t.Value)
 			str(t.Effect)
 		}
 		b = append(b, 3)
-		for _, l := range f.Labels {
+		for _, l := range x.recs[s].Labels() {
 			if slices.Contains(x.few, l.Key) {
 				str(l.Key)
 				str(l.Value)
@@ -246,7 +274,7 @@ func (x *nodeIndex) shapeOf(s int32) int32 {
 	return i
 }
 
-// setAlloc fills in the promised resources of a node.
+// setAlloc copies the reserved resources of a node into the arrays.
 func (x *nodeIndex) setAlloc(s int32, a fsm.Alloc) {
 	x.usedCPU[s], x.usedMem[s], x.usedDisk[s] = a.CPU, a.Memory, 0
 	x.workloads[s] = int32(a.Workloads)
@@ -262,7 +290,7 @@ func (x *nodeIndex) setAlloc(s int32, a fsm.Alloc) {
 	x.weigh(s)
 }
 
-// weigh computes the hot fields of a node from its totals and promises.
+// weigh computes the fields in hot of a node from its totals and its reserved resources.
 func (x *nodeIndex) weigh(s int32) {
 	h := &x.hot[s]
 	h.freeCPU, h.freeMem = x.cpu[s]-x.usedCPU[s], x.mem[s]-x.usedMem[s]
@@ -272,7 +300,7 @@ func (x *nodeIndex) weigh(s int32) {
 	h.load = x.loadOf(s)
 }
 
-// pool finds a storage pool by name; "" is the first.
+// pool returns a storage pool of a node by its name; "" means the first pool.
 func (x *nodeIndex) pool(s int32, name string) *pool {
 	ps := x.pools[s]
 	if name == "" && len(ps) > 0 {
@@ -286,8 +314,8 @@ func (x *nodeIndex) pool(s int32, name string) *pool {
 	return nil
 }
 
-// loadOf is the mean promised share of CPU, memory and disk in parts, over the resources
-// that the node offers, plus perWorkload for each workload.
+// loadOf returns the load of a node in parts: the mean reserved share of CPU, memory and disk, as far as the
+// node offers them, plus perWorkload for each workload.
 func (x *nodeIndex) loadOf(s int32) uint32 {
 	var sum, n int64
 	add := func(used, total int64) {
@@ -305,25 +333,26 @@ func (x *nodeIndex) loadOf(s int32) uint32 {
 	return uint32(sum/n + int64(x.workloads[s])*perWorkload)
 }
 
-// list adds a node to those that may get new work; unlist removes it.
+// list adds a node to those that may get new workloads. unlist removes it.
 func (x *nodeIndex) list(s int32) {
 	x.ready.set(s)
+	x.listings++
 	x.shapes[x.hot[s].shape].order.insert(x, s)
 }
 
 func (x *nodeIndex) unlist(s int32) {
 	if x.ready.has(s) {
 		x.ready.clear(s)
+		x.listings++
 		x.shapes[x.hot[s].shape].order.remove(x, s)
 	}
 }
 
-// refresh reads one node again. It reports whether anything changed that matters to
-// placement.
+// refresh reads the record of one node again. It reports whether a change matters for placement.
 func (x *nodeIndex) refresh(v fsm.View, s int32) bool {
 	r, ok := v.Node(x.recs[s].ID)
 	if !ok {
-		return true // the caller rebuilds
+		return true // the node arrays are out of date; the caller rebuilds them
 	}
 	old := x.recs[s]
 	a := v.Alloc(r.ID)
@@ -331,17 +360,25 @@ func (x *nodeIndex) refresh(v fsm.View, s int32) bool {
 	if old == r && listed == r.Schedulable() && x.sameAlloc(s, a) {
 		return false
 	}
+	listings := x.listings
 	x.unlist(s)
 	if old != r {
 		was := x.hot[s].shape
 		x.setFacts(s, r)
+		x.setPolicies(v, s)
 		if was != x.hot[s].shape || !sameStatic(old, r) {
 			clear(x.classes)
+		}
+		if !slices.Equal(old.Labels(), r.Labels()) {
+			clear(x.topologies)
 		}
 	}
 	x.setAlloc(s, a)
 	if r.Schedulable() {
 		x.list(s)
+	}
+	if listed == x.ready.has(s) {
+		x.listings = listings
 	}
 	return true
 }
@@ -360,14 +397,16 @@ func (x *nodeIndex) sameAlloc(s int32, a fsm.Alloc) bool {
 	return disk == x.usedDisk[s]
 }
 
-// sameStatic reports whether the static filters would say the same of both.
+// sameStatic reports whether the static filters (those that read only the facts of a node) give the same
+// result for two versions of a node.
 func sameStatic(a, b *fsm.Node) bool {
 	f, g := &a.Facts, &b.Facts
 	return slices.Equal(f.Types, g.Types) && slices.Equal(a.Lacks, b.Lacks) && slices.Equal(f.StorageDrivers, g.StorageDrivers) &&
-		slices.Equal(f.Labels, g.Labels) && slices.Equal(f.Taints, g.Taints) && f.SelfFencing == g.SelfFencing
+		slices.Equal(a.Labels(), b.Labels()) && slices.Equal(a.Taints(), b.Taints()) && f.SelfFencing == g.SelfFencing
 }
 
-// take promises a demand on a node (sign +1) or takes the promise back (-1), within a step.
+// take reserves a demand on a node (sign +1) or releases it (-1), in the arrays and for the present
+// step only.
 func (x *nodeIndex) take(d *fsm.Demand, s int32, sign int64) {
 	listed := x.ready.has(s)
 	o := &x.shapes[x.hot[s].shape].order
@@ -388,18 +427,24 @@ func (x *nodeIndex) take(d *fsm.Demand, s int32, sign int64) {
 		o.insert(x, s)
 	}
 	for _, p := range d.Ports {
-		b, ok := x.ports[p]
-		if !ok {
-			continue
-		}
-		for _, e := range x.engines[x.recs[s].Engine()] {
-			b.put(e, sign > 0)
+		for _, q := range x.alike[anyAddress(p)] {
+			if !p.Collides(q) {
+				continue
+			}
+			for _, e := range x.engines[x.recs[s].Engine()] {
+				x.ports[q].put(e, sign > 0)
+			}
 		}
 	}
 }
 
-// portUse returns the slots where a host port is taken. The first time it asks the view
-// about every engine.
+func anyAddress(p fsm.HostPort) fsm.HostPort {
+	p.Address = ""
+	return p
+}
+
+// portUse returns the slots on whose engine a host port is taken. For a port that no demand has named before,
+// it reads the use on every engine.
 func (x *nodeIndex) portUse(v fsm.View, p fsm.HostPort) bitset {
 	b, ok := x.ports[p]
 	if !ok {
@@ -410,25 +455,27 @@ func (x *nodeIndex) portUse(v fsm.View, p fsm.HostPort) bitset {
 			}
 		}
 		x.ports[p] = b
+		x.alike[anyAddress(p)] = append(x.alike[anyAddress(p)], p)
 	}
 	return b
 }
 
-// refreshPort asks the view again about one port of one engine.
+// refreshPort reads again whether a port, and the ports that collide with it, are taken on one engine.
 func (x *nodeIndex) refreshPort(v fsm.View, engine string, p fsm.HostPort) {
-	b, ok := x.ports[p]
-	if !ok {
-		return
-	}
-	w, _ := v.PortHolder(engine, p)
-	for _, s := range x.engines[engine] {
-		b.put(s, w != "")
+	for _, q := range x.alike[anyAddress(p)] {
+		if !p.Collides(q) {
+			continue
+		}
+		w, _ := v.PortHolder(engine, q)
+		for _, s := range x.engines[engine] {
+			x.ports[q].put(s, w != "")
+		}
 	}
 }
 
-// classOf finds or builds the class of a demand.
+// classOf returns the class of a demand, and builds it if there is none yet.
 func (x *nodeIndex) classOf(d *fsm.Demand) *class {
-	x.key = appendClassKey(x.key[:0], d)
+	x.key = x.appendClassKey(x.key[:0], d)
 	if c, ok := x.classes[string(x.key)]; ok {
 		return c
 	}
@@ -441,10 +488,10 @@ func (x *nodeIndex) classOf(d *fsm.Demand) *class {
 		plain: make([]int32, len(x.shapes)), shunned: make([]int32, len(x.shapes)),
 	}
 	for i, r := range x.recs {
-		if static(d, r).filter != passes {
+		s := int32(i)
+		if x.static(d, s).filter != passes {
 			continue
 		}
-		s := int32(i)
 		c.allowed.set(s)
 		c.count++
 		if avoids(d, r) {
@@ -455,12 +502,18 @@ func (x *nodeIndex) classOf(d *fsm.Demand) *class {
 			c.plain[x.hot[s].shape]++
 		}
 	}
+	if prefersNodes(d) {
+		c.soft = make([]int32, n)
+		for i, r := range x.recs {
+			c.soft[i] = softOf(d, r)
+		}
+	}
 	x.classes[string(x.key)] = c
 	return c
 }
 
-// appendClassKey encodes the fields of a demand that the static filters read.
-func appendClassKey(b []byte, d *fsm.Demand) []byte {
+// appendClassKey encodes those fields of a demand that the static filters read.
+func (x *nodeIndex) appendClassKey(b []byte, d *fsm.Demand) []byte {
 	str := func(s string) { b = append(append(b, s...), 0) }
 	str(d.Type)
 	for _, s := range d.StorageDrivers {
@@ -482,7 +535,7 @@ func appendClassKey(b []byte, d *fsm.Demand) []byte {
 		b = append(b, 3)
 	}
 	b = append(b, 4)
-	if guarded(d) {
+	if stopsOnLostLease(d) {
 		b = append(b, 5)
 	}
 	for _, t := range d.Tolerations {
@@ -490,10 +543,18 @@ func appendClassKey(b []byte, d *fsm.Demand) []byte {
 		str(t.Value)
 		str(t.Effect)
 	}
+	b = appendNodeRules(b, d)
+	for _, p := range x.bound {
+		b = append(b, 6)
+		if bad := policy.Judge(p, d.Judged()); len(bad) > 0 {
+			str(bad[0].Rule)
+		}
+	}
 	return b
 }
 
-// roundDown rounds a total to the next lower quarter power of two; 0 for nothing.
+// roundDown keeps the three highest bits of a total and clears the others, so that 4000 becomes 3584: there
+// are four size classes between two powers of two. 0 stays 0.
 func roundDown(total int64) int64 {
 	if total <= 0 {
 		return 0
@@ -504,7 +565,7 @@ func roundDown(total int64) int64 {
 	return total
 }
 
-// hash mixes a seed and strings into 64 even bits: FNV-1a, then a finalizer.
+// hash turns a seed and strings into 64 evenly distributed bits: FNV-1a, followed by a finalizer.
 func hash(seed uint64, parts ...string) uint64 {
 	h := uint64(14695981039346656037) ^ seed*0x9e3779b97f4a7c15
 	for _, p := range parts {

@@ -5,28 +5,29 @@ import (
 	"sort"
 )
 
-// chunkSize is the largest number of keys in a chunk; a larger chunk splits in two.
+// chunkSize is the maximum number of keys in a chunk. A chunk that would exceed it is split in two.
 const chunkSize = 128
 
-// order keeps slots sorted by load, then slot, in chunks of bounded size, so that the cost
-// of moving one slot does not grow with their number. Each chunk has an upper bound of the
-// free CPU and memory of its nodes, so that a search can leave out full chunks.
+// order keeps the slots of nodes sorted by load, and by slot number where loads are equal. The slots are
+// stored in chunks of bounded size, so the cost of moving one slot does not grow with the number of slots.
+// Each chunk knows an upper bound of the free CPU and memory of its nodes, so that a search can skip a chunk
+// in which no node has room.
 type order struct {
 	chunks    []chunk
-	low, high int64 // loads of the first and last
+	low, high int64 // lowest and highest load in the order
 }
 
 type chunk struct {
-	keys             []uint64 // load<<32 | slot, ascending
-	freeCPU, freeMem int64    // upper bounds
+	keys             []uint64 // upper bounds of the free CPU and of the free memory that any node of the chunk has
+	freeCPU, freeMem int64    // upper bounds of the free CPU and memory of one node of the chunk
 }
 
 func orderKey(load uint32, s int32) uint64 { return uint64(load)<<32 | uint64(uint32(s)) }
 func slotIn(key uint64) int32              { return int32(uint32(key)) }
 func loadIn(key uint64) int64              { return int64(key >> 32) }
 
-// seek finds the first key that is not less than key: chunk and place in it.
-// At the end the chunk is len(chunks).
+// seek finds the first stored key that is not less than key. It returns the number of its chunk and
+// the position in the chunk. If there is no such key, the chunk number is len(chunks).
 func (o *order) seek(key uint64) (int, int) {
 	c := sort.Search(len(o.chunks), func(i int) bool {
 		k := o.chunks[i].keys
@@ -39,7 +40,7 @@ func (o *order) seek(key uint64) (int, int) {
 	return c, i
 }
 
-// ends updates the lowest and highest load after a change.
+// ends updates the fields low and high of a chunk after a change.
 func (o *order) ends() {
 	if n := len(o.chunks); n > 0 {
 		last := o.chunks[n-1].keys
@@ -91,7 +92,7 @@ func (o *order) remove(x *nodeIndex, s int32) {
 	if len(ch.keys) >= chunkSize/4 {
 		return
 	}
-	// A small chunk is merged with a neighbour that has room.
+	// Merge a chunk that has become small with a neighbour that has room.
 	for _, left := range [...]int{c - 1, c} {
 		if left >= 0 && left+1 < len(o.chunks) && len(o.chunks[left].keys)+len(o.chunks[left+1].keys) <= chunkSize/2 {
 			a, b := &o.chunks[left], &o.chunks[left+1]
@@ -106,7 +107,7 @@ func (o *order) remove(x *nodeIndex, s int32) {
 	}
 }
 
-// tighten makes the bounds of a chunk exact.
+// tighten computes the upper bounds of a chunk again from its nodes.
 func (c *chunk) tighten(x *nodeIndex) {
 	c.freeCPU, c.freeMem = 0, 0
 	for _, k := range c.keys {

@@ -6,9 +6,9 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// order gives nodes the orders that they have not acknowledged: apply for the present
-// generation of their workloads, delete for their residuals. Outstanding orders are not
-// given again, and nodes that are down get none.
+// order is the pass that gives nodes the orders that they have not acknowledged: an apply order for the
+// present generation of a workload, a delete order for a residual (a former instance). Outstanding orders are
+// not given again, and nodes that are down get no orders.
 func (p *planner) order() {
 	left := p.Tuning.MaxCommands
 	give := func(o Order) bool {
@@ -24,7 +24,7 @@ func (p *planner) order() {
 		return true
 	}
 	p.State.Unacknowledged(func(w *fsm.Workload) bool {
-		if p.done[w.ID] || w.Desired == fsm.DesiredDeleted || w.Retry.Terminal || w.Retry.NextAt != 0 || !p.reachable(w.Node) {
+		if p.done[w.ID] || p.held[w.ID] || w.Desired == fsm.DesiredDeleted || w.Retry.Terminal || w.Retry.NextAt != 0 || !p.reachable(w.Node) {
 			return true
 		}
 		if p.awaitPort(w) {
@@ -40,15 +40,15 @@ func (p *planner) order() {
 		}
 		p.State.Residuals(node, func(r *fsm.Residual) bool {
 			if p.done[r.Workload] {
-				return true // this step may place it there again
+				return true // a later pass of this step may place the workload on this node again
 			}
 			return give(Order{Op: OpDelete, Node: node, Workload: r.Workload, Generation: r.Generation})
 		})
 	}
 }
 
-// overdue explains, once per workload, that a node has not carried out a delete in time,
-// and asks to read the tasks of its agent.
+// overdue proposes the reason DeleteTimeout, once per workload, if a node has not carried out a
+// delete in time. It also requests a read of the agent's recent tasks.
 func (p *planner) overdue(node string) {
 	if p.Tuning.DeleteTimeout <= 0 {
 		return

@@ -11,73 +11,82 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Candidates are the nodes as a placement sees them, with the demands promised by Take.
+// Candidates are the nodes from which a placement chooses, with the demands that Take has reserved on them.
 type Candidates struct {
 	c    *Cache
 	view fsm.View
-	id   string
+	who  subject
 }
 
-// NodesOf returns the nodes of a view. It reads all of them once.
+// NodesOf returns the nodes of a view as candidates. It reads all of them once.
 func NodesOf(v fsm.View, t Tuning) Candidates {
-	c := &Cache{groups: map[string]*group{}, memberOf: map[string]membership{}}
+	c := &Cache{groups: map[string]*group{}, memberOf: map[string]membership{}, sets: map[string]*group{}, setsOf: map[string]member{}}
 	c.nodes = newNodeIndex(v, t.withDefaults())
 	return Candidates{c: c, view: v}
 }
 
-// For sets the workload to be placed; its id decides among equal nodes.
+// For returns the candidates for a given workload, whose id decides among equal nodes.
 func (n Candidates) For(workload string) Candidates {
-	n.id = workload
+	n.who = subject{id: workload, namespace: fsm.DefaultNamespace}
+	if w, ok := n.view.Workload(workload); ok {
+		n.who = subjectOf(w)
+	}
 	return n
 }
 
-// Take promises a demand on a node, for the placements that follow. It reports
-// false for an unknown node.
+// Take reserves a demand on a node for the placements that follow. It returns false for an unknown node.
 func (n Candidates) Take(d fsm.Demand, node NodeID) bool {
 	s, ok := n.c.nodes.slotOf[node]
 	if ok {
-		n.c.promise(n.view, n.id, &d, s)
+		n.c.promise(n.view, n.who, &d, s)
 	}
 	return ok
 }
 
-// Place returns the best node for a demand of those that pass every filter; "" if none
-// does. The explanation has the score, or counts the reasons. It promises nothing, see
-// Take.
+// Place returns the best node that passes every filter for a demand; "" if there is none. The Explanation
+// holds the score of the node, or counts the rejected nodes by reason. Place reserves nothing on the node;
+// Take does.
 func Place(d fsm.Demand, nodes Candidates) (NodeID, Explanation) {
-	q := nodes.c.find(nodes.view, nodes.id, &d)
+	q := nodes.c.find(nodes.view, nodes.who, &d)
 	if q.best < 0 {
+		nodes.c.prepare(nodes.view, nodes.who, &d)
 		t := nodes.c.nodes.tally(&d)
-		return "", Explanation{Workload: nodes.id, Code: fsm.CodeUnplaced, Message: t.message(), Total: t.total, Counts: t.counts()}
+		nodes.c.release()
+		return "", Explanation{Workload: nodes.who.id, Code: fsm.CodeUnplaced, Message: t.message(), Total: t.total, Counts: t.counts()}
 	}
 	id := nodes.c.nodes.recs[q.best].ID
-	return id, Explanation{Workload: nodes.id, Node: id, Score: q.result}
+	return id, Explanation{Workload: nodes.who.id, Node: id, Score: q.result}
 }
 
-// find searches all nodes, counting the members of the demand's group first.
-func (c *Cache) find(v fsm.View, id string, d *fsm.Demand) query {
-	x := c.nodes
-	q := x.query(v, id, d)
-	slots := c.countMembers(v, id, d)
-	q.search(slots)
+// find searches all nodes for the best one.
+func (c *Cache) find(v fsm.View, who subject, d *fsm.Demand) query {
+	q := c.prepare(v, who, d)
+	q.search(c.nodes.slots)
 	if q.best >= 0 {
-		q.result = x.scoreOf(d, q.best)
+		q.result = c.nodes.scoreOf(d, q.best)
 	}
-	for _, s := range slots {
-		x.hot[s].members = 0
-	}
+	c.release()
 	return q
 }
 
-// countMembers counts the other members of the group by slot, in hot.members, and returns
-// the slots that have any.
-func (c *Cache) countMembers(v fsm.View, id string, d *fsm.Demand) []int32 {
+// prepare prepares the search for a demand: its ports, the members of its group on each node, and its rules. The
+// caller must call release afterwards.
+func (c *Cache) prepare(v fsm.View, who subject, d *fsm.Demand) query {
+	q := c.nodes.query(v, who.id, d)
+	c.countMembers(v, who.id, d)
+	c.apply(v, who, &q)
+	return q
+}
+
+// countMembers counts the other members of the demand's group on each node in hot.members, and lists the nodes
+// that have any.
+func (c *Cache) countMembers(v fsm.View, id string, d *fsm.Demand) {
 	x := c.nodes
 	x.slots = x.slots[:0]
 	if d.Group == "" {
-		return x.slots
+		return
 	}
-	g := c.groupOf(v, d.Group) // the first time, it fills memberOf
+	g := c.groupOf(v, d.Group) // call this before memberOf is read, because the first call for a group fills memberOf
 	own := c.memberOf[id]
 	for _, m := range g.on {
 		n := m.n
@@ -89,36 +98,35 @@ func (c *Cache) countMembers(v fsm.View, id string, d *fsm.Demand) []int32 {
 			x.slots = append(x.slots, m.slot)
 		}
 	}
-	return x.slots
 }
 
-// promise adds a demand to the arrays. The state does not have it yet, so the next step
-// reads the node again.
-func (c *Cache) promise(v fsm.View, id string, d *fsm.Demand, s int32) {
+// promise reserves a demand on a node in the arrays. The state does not have this reservation yet,
+// so the next step reads the node's record again.
+func (c *Cache) promise(v fsm.View, who subject, d *fsm.Demand, s int32) {
 	c.nodes.take(d, s, +1)
 	c.version++
 	node := c.nodes.recs[s].ID
 	c.touch(node, d)
-	if d.Group != "" && id != "" {
-		c.groupOf(v, d.Group)
-		c.join(id, membership{d.Group, s})
-		c.regrouped = append(c.regrouped, id)
+	if who.id == "" {
+		return
 	}
+	if d.Group != "" {
+		c.groupOf(v, d.Group)
+		c.join(who.id, membership{d.Group, s})
+	}
+	c.loadRepelling(v)
+	c.enter(who, d, s)
+	c.promised = append(c.promised, promised{who, d, s})
 }
 
-// place places the pending workloads, highest priority first. Each placement sees the
-// demands of the earlier ones.
+// place places the pending workloads, highest priority first. Each placement takes the earlier ones into
+// account.
 //
-// While the nodes are unchanged, a workload that found no node finds none again. Then only
-// the open workloads are evaluated: those that changed, or whose explanation is not
-// recorded yet. If one of them would be placed or would preempt, all pending workloads are
-// evaluated.
+// As long as the nodes are unchanged, an unplaced workload still fits on no node, and only the open workloads
+// are evaluated: workloads that changed, or whose explanation is not recorded yet. If one of them would be
+// placed or would preempt, all pending workloads are evaluated.
 func (p *planner) place() {
 	c := p.c
-	for _, id := range c.regrouped {
-		c.regroup(p.State, id)
-	}
-	c.regrouped = c.regrouped[:0]
 	tried := map[string]bool{}
 	if c.openAt == c.version && !p.placeOpen(tried) {
 		return
@@ -140,14 +148,15 @@ func (p *planner) place() {
 	}
 }
 
-// placeOpen evaluates the open workloads in the order of Pending. If one of them would be
-// placed or would preempt, it stops before that and reports true.
+// placeOpen evaluates the open workloads, which are pending and have changed, or have no recorded explanation. It
+// takes the highest priority first. Before a workload that would be placed or would preempt others, it stops and
+// returns true.
 func (p *planner) placeOpen(tried map[string]bool) bool {
 	c := p.c
 	var list []*fsm.Workload
 	c.open.keep(func(id string) bool {
 		w, ok := p.State.Workload(id)
-		if ok = ok && w.Node == "" && w.Desired == fsm.DesiredRunning && !c.settled(w); ok {
+		if ok = ok && w.WantsPlace() && !c.settled(w); ok {
 			list = append(list, w)
 		}
 		return ok
@@ -166,22 +175,25 @@ func (p *planner) placeOpen(tried map[string]bool) bool {
 	return false
 }
 
-// wouldMove reports whether placeOne would place a workload or preempt others for it.
+// wouldMove reports whether placeOne would place a workload or evict others to make room for it.
 func (p *planner) wouldMove(w *fsm.Workload) bool {
 	if v := p.c.verdicts[w.ID]; v.of(w, p.c.version) {
 		return false
 	}
+	if at := deadlineOfJob(w); at != 0 && at <= p.Now || p.awaitsTurn(w) != "" {
+		return false
+	}
 	if w.Demand.Priority > 0 {
-		return true // it may preempt others
+		return true // the workload may have to preempt others
 	}
 	at, _, _, wait := p.former(w)
 	if wait != "" || at >= 0 {
 		return at >= 0
 	}
-	return !p.hopeless(w.Demand) && p.c.find(p.State, w.ID, w.Demand).best >= 0
+	return !p.hopeless(w) && p.c.find(p.State, subjectOf(w), w.Demand).best >= 0
 }
 
-// settled reports whether a pending workload need not be evaluated until it or a node
+// settled reports whether a pending workload need not be evaluated again before the workload or a node
 // changes.
 func (c *Cache) settled(w *fsm.Workload) bool {
 	v := c.verdicts[w.ID]
@@ -195,33 +207,41 @@ func (p *planner) placeOne(w *fsm.Workload) {
 	if known && old.said {
 		return
 	}
+	if at := deadlineOfJob(w); at != 0 && at <= p.Now || p.done[w.ID] {
+		return // this step ends the job, or deletes the member of a system workload
+	}
+	if wait := p.awaitsTurn(w); wait != "" {
+		// A member of a job group that waits for its turn need not be evaluated: the version
+		// of the cache changes when another member leaves its node.
+		c.verdicts[w.ID] = verdict{modified: w.ModifyIndex, version: c.version, said: !p.explain(w, fsm.CodeAwaitTurn, wait)}
+		return
+	}
 	if !known {
 		at, from, code, wait := p.former(w)
 		if wait != "" {
-			p.explain(w, code, wait)
+			p.explain(w, code, wait+displaced(w))
 			return
 		}
 		if at >= 0 {
 			p.assign(w, at, "it may still run there", from)
 			return
 		}
-		if !p.hopeless(w.Demand) {
-			if q := c.find(p.State, w.ID, w.Demand); q.best >= 0 {
+		if !p.hopeless(w) {
+			if q := c.find(p.State, subjectOf(w), w.Demand); q.best >= 0 {
 				p.assign(w, q.best, fmt.Sprintf("score %d", q.result.Total), nil)
 				return
 			}
 			p.failed[string(p.key)] = true
 		}
 	}
-	// No node can take it. A message in which only the counts differ is not committed each
-	// time.
+	// No node has room for the workload. If only the counts in the message have changed, do not commit
+	// the new message each time.
 	said := true
-	summary := p.summary(w) // before room is made, which changes the counts
+	summary := p.summary(w) // compute the summary first, because preempt changes the counts
 	if w.Demand.Priority > 0 {
-		if node := p.preempt(w); node != "" {
-			summary += "; waits for room on node " + node
-		}
+		summary += prefixed("; ", p.preempt(w))
 	}
+	summary += displaced(w)
 	same := w.Reason.Code == fsm.CodeUnplaced && w.Reason.Message == summary
 	if until := w.Reason.At + explainEvery; !same && w.Reason.Code == fsm.CodeUnplaced && until > p.Now {
 		p.wake(until)
@@ -230,42 +250,43 @@ func (p *planner) placeOne(w *fsm.Workload) {
 		said = false
 	}
 	if w.Demand.Priority > 0 && len(p.done) > 0 {
-		said = false // workloads that move in this step were no candidates for preemption and may stay after all
+		said = false // this step moves workloads that could then not be preempted; a move may be refused, so evaluate again in the next step
 	}
 	c.verdicts[w.ID] = verdict{modified: w.ModifyIndex, version: c.version, said: said}
 }
 
-// hopeless reports whether an equal demand found no node at this version of the cache. It
-// leaves the key of the demand in p.key.
-func (p *planner) hopeless(d *fsm.Demand) bool {
+// hopeless reports whether an equal demand fitted on no node at the present version of the cache.
+// It leaves the key of the demand in p.key.
+func (p *planner) hopeless(w *fsm.Workload) bool {
 	if p.failed == nil || p.failedAt != p.c.version {
 		p.failed, p.failedAt = map[string]bool{}, p.c.version
 	}
-	p.key = appendDemandKey(p.key[:0], d)
+	p.key = p.c.appendDemandKey(p.key[:0], subjectOf(w), w.Demand)
 	return p.failed[string(p.key)]
 }
 
-// appendDemandKey encodes everything that decides whether a demand finds a node. The group
-// only decides which node.
-func appendDemandKey(b []byte, d *fsm.Demand) []byte {
+// appendDemandKey encodes everything that decides whether a demand fits on a node. Without rules, the group is
+// left out, because it only decides which fitting node is chosen.
+func (c *Cache) appendDemandKey(b []byte, who subject, d *fsm.Demand) []byte {
 	b = binary.AppendVarint(b, d.CPU)
 	b = binary.AppendVarint(b, d.Memory)
 	b = binary.AppendVarint(b, d.Disk)
 	b = append(append(b, d.Pool...), 0)
 	for _, p := range d.Ports {
 		b = binary.BigEndian.AppendUint16(append(append(b, p.Protocol...), 1), p.Port)
+		b = append(append(b, p.Address...), 1)
 	}
-	return appendClassKey(append(b, 2), d)
+	return c.nodes.appendClassKey(c.appendSubject(append(b, 2), who, d), d)
 }
 
-// former looks for other nodes that may still run a workload. It returns the node that may
-// keep it, or why the workload has to wait. Unless the workload is exclusive, nodes that
-// are down are not waited for.
+// former finds the nodes that may still run a workload. It returns the node on which the workload may be
+// placed again, or the reason why the workload has to wait. Only an exclusive workload waits for nodes that
+// are down.
 func (p *planner) former(w *fsm.Workload) (at int32, from *fsm.Residual, code, wait string) {
 	live := 0
 	p.State.ResidualsOf(w.ID, func(r *fsm.Residual) bool {
 		n, ok := p.State.Node(r.Node)
-		if ok && (n.Up || w.Demand.Exclusive && !n.Fenced) {
+		if ok && (n.Up && !forgotten(w, r) || w.Demand.Exclusive && !n.Fenced) {
 			live++
 			from = r
 		}
@@ -284,6 +305,20 @@ func (p *planner) former(w *fsm.Workload) (at int32, from *fsm.Residual, code, w
 	return -1, from, fsm.CodeAwaitStop, "waits until node " + n.ID + " has stopped it" + bracketed(from.Reason)
 }
 
+// forgotten reports whether residual r belongs to an earlier workload with the same id as w, which a person
+// deleted with --force. The node may still run that workload, but this does not delay the placement of w.
+func forgotten(w *fsm.Workload, r *fsm.Residual) bool {
+	return r.Reason == fsm.CodeDeleting && w.CreatedAt > r.Since
+}
+
+// displaced returns the text that ends the message of a pending workload that was preempted.
+func displaced(w *fsm.Workload) string {
+	if w.PreemptedBy == "" {
+		return ""
+	}
+	return "; it left node " + w.PreviousNode + " to make room for " + w.PreemptedBy
+}
+
 func bracketed(s string) string {
 	if s == "" {
 		return ""
@@ -291,23 +326,26 @@ func bracketed(s string) string {
 	return " (" + s + ")"
 }
 
-// mayReturn reports whether a workload may go back to the node that still has it, which
-// saves a restart.
+// mayReturn reports whether a workload may be placed on the node that still runs it, which saves a restart.
 func (p *planner) mayReturn(w *fsm.Workload, r *fsm.Residual) bool {
 	x := p.c.nodes
 	s, ok := x.slotOf[r.Node]
 	if !ok || w.Demand.Exclusive || !x.ready.has(s) {
 		return false
 	}
-	// Only workloads that left a lost or drained node may return. A workload that was
-	// preempted or did not fit must be gone before its node is considered again.
-	if r.Reason != fsm.CodeNodeLost && r.Reason != fsm.CodeDraining {
+	// Only workloads that left a lost, draining or tainted node may return to it. A workload that was
+	// preempted or did not fit must first be stopped there.
+	if r.Reason != fsm.CodeNodeLost && !leavesNode(r.Reason) {
 		return false
 	}
-	if static(w.Demand, x.recs[s]).filter != passes {
+	if x.static(w.Demand, s).filter != passes || p.awaitedPort(w, x.recs[s]) {
 		return false
 	}
-	x.prepare(p.State, w.Demand)
+	p.c.prepare(p.State, subjectOf(w), w.Demand)
+	defer p.c.release()
+	if x.rules.rejects(s) {
+		return false
+	}
 	x.busy = x.exceptOwn(p.State, w, x.recs[s], x.busy)
 	left := amounts(&r.Demand)
 	x.take(&left, s, -1)
@@ -316,7 +354,24 @@ func (p *planner) mayReturn(w *fsm.Workload, r *fsm.Residual) bool {
 	return ok
 }
 
-// amounts is a demand without its host ports.
+// awaitedPort reports whether another workload on the engine of node n demands a host port that w still holds
+// there. If w returned to n, it would hold the port again.
+func (p *planner) awaitedPort(w *fsm.Workload, n *fsm.Node) (awaited bool) {
+	for _, port := range w.Demand.Ports {
+		for _, s := range p.c.nodes.engines[n.Engine()] {
+			p.State.WorkloadsOn(p.c.nodes.recs[s].ID, func(v *fsm.Workload) bool {
+				awaited = v.Wants(port)
+				return !awaited
+			})
+			if awaited {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// amounts returns the CPU, memory and disk of a demand as a demand without host ports.
 func amounts(d *fsm.Demand) fsm.Demand {
 	return fsm.Demand{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Pool: d.Pool}
 }
@@ -331,16 +386,19 @@ func (p *planner) assign(w *fsm.Workload, s int32, why string, own *fsm.Residual
 		left := amounts(&own.Demand)
 		x.take(&left, s, -1)
 	}
-	p.c.promise(p.State, w.ID, w.Demand, s)
+	p.c.promise(p.State, subjectOf(w), w.Demand, s)
 	p.mark(w.ID)
+	if _, ok := p.turns[w.Demand.Group]; ok && w.Demand.Job != nil {
+		p.turns[w.Demand.Group]++
+	}
 	p.assigned = append(p.assigned, &commandv1.Assignment{
 		Workload: w.ID, Node: node, IfGeneration: fsm.GenerationPB(w.Generation), Reason: why,
 	})
 	p.note("Assign", w.ID, node, why)
 }
 
-// explain proposes a reason unless the record has it, and reports whether the record lacks
-// it.
+// explain proposes to record a reason, unless the record of the workload has that reason already.
+// It returns true if the record lacks the reason.
 func (p *planner) explain(w *fsm.Workload, code, message string) bool {
 	if w.Reason.Code == code && w.Reason.Message == message {
 		return false
@@ -354,23 +412,25 @@ func (p *planner) explain(w *fsm.Workload, code, message string) bool {
 	return true
 }
 
-// summary is the message that counts the reasons; equal demands share it.
+// summary returns the message of an unplaced workload, such as "0/3 nodes fit: 2 memory, 1 taint". It is computed
+// once for all workloads with the same demand.
 func (p *planner) summary(w *fsm.Workload) string {
 	if p.tallies == nil || p.tallyAt != p.c.version {
 		p.tallies, p.tallyAt = map[string]string{}, p.c.version
 	}
-	p.key = appendDemandKey(p.key[:0], w.Demand)
+	p.key = p.c.appendDemandKey(p.key[:0], subjectOf(w), w.Demand)
 	m, ok := p.tallies[string(p.key)]
 	if !ok {
-		p.c.nodes.prepare(p.State, w.Demand)
+		p.c.prepare(p.State, subjectOf(w), w.Demand)
 		t := p.c.nodes.tally(w.Demand)
+		p.c.release()
 		m = t.message()
 		p.tallies[string(p.key)] = m
 	}
 	return m
 }
 
-// tally counts rejections over all nodes by their first failing filter.
+// tally counts rejected nodes by the first filter that rejects them.
 type tally struct {
 	total, fit int
 	by         []tallied
@@ -381,7 +441,7 @@ type tallied struct {
 	n int
 }
 
-// tally needs prepare for the same demand before.
+// tally counts the nodes that reject a demand. The caller must have called prepare for the demand.
 func (x *nodeIndex) tally(d *fsm.Demand) tally {
 	t := tally{total: len(x.recs)}
 	for i := range x.recs {
@@ -404,7 +464,7 @@ func (t *tally) sort() {
 	})
 }
 
-// reject returns the first filter that a node fails.
+// reject returns the first filter that rejects a node for the present demand.
 func (x *nodeIndex) reject(d *fsm.Demand, s int32) rejection {
 	if !x.ready.has(s) {
 		if r := readiness(x.recs[s]); r.filter != passes {
@@ -412,8 +472,11 @@ func (x *nodeIndex) reject(d *fsm.Demand, s int32) rejection {
 		}
 		return rejection{filter: x.unlisted}
 	}
-	if r := static(d, x.recs[s]); r.filter != passes {
+	if r := x.static(d, s); r.filter != passes {
 		return r
+	}
+	if x.rules.rejects(s) {
+		return x.ruleRejection(s)
 	}
 	if f := x.room(d, s); f != passes {
 		return x.roomRejection(d, s, f)
@@ -431,8 +494,8 @@ func (t *tally) add(r rejection) {
 	t.by = append(t.by, tallied{r, 1})
 }
 
-// message is the summary that records carry, e.g. "0/5 nodes fit: 3 CPU, 2
-// taint dedicated=gpu".
+// message returns the summary for the record of a workload, e.g. "0/5 nodes fit: 3 CPU, 2 taint
+// dedicated=gpu".
 func (t *tally) message() string {
 	if t.total == 0 {
 		return "0/0 nodes fit: no node is registered"
@@ -458,7 +521,7 @@ func (t *tally) message() string {
 	return b.String()
 }
 
-// maxReasons bounds a summary.
+// maxReasons is the maximum number of reasons that a summary lists.
 const maxReasons = 8
 
 func (t *tally) counts() []Count {

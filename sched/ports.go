@@ -2,10 +2,13 @@ package sched
 
 import "github.com/persys/compute/fsm"
 
-// awaitPort reports whether an order must wait because a workload that is leaving the node
-// may still bind one of its host ports: given now, the order would fail for good. A
-// workload that keeps its port is not waited for, see mustLeave. If workloads wait for one
-// another in a circle, the one that changed last leaves its node, which frees its ports.
+// awaitPort reports whether an order must wait because a workload that is leaving the node may still bind one
+// of its host ports. An order that is given now would fail without a retry. The workload that holds the port
+// is the holder. If the holder keeps the port, waiting does not help; see mustLeave. If the holder may keep
+// the port for long, the waiting workload moves to a node with room for it. If workloads wait for one another
+// in a circle, the workload that changed last is evicted, which frees its ports. If its data binds it to the
+// node, it gets its order instead: the agent then stops the former instance, which also frees the ports, and
+// retries to bind the new ports.
 func (p *planner) awaitPort(w *fsm.Workload) bool {
 	by, port := p.portBlock(w)
 	if by == "" {
@@ -15,15 +18,54 @@ func (p *planner) awaitPort(w *fsm.Workload) bool {
 	_, on := p.State.PortHolder(n.Engine(), port)
 	text := "host port " + portText(port) + " is still held by " + by + " on node " + on
 	if p.lastInCircle(w, by) {
+		if w.BoundByData(n) {
+			return false
+		}
 		p.evict(w, fsm.CodeDoesNotFit, text+", which waits for a port of this one", false)
 		return true
 	}
-	p.explain(w, fsm.CodeAwaitStop, text)
+	if p.heldUp(by) && !w.BoundByData(n) && p.spare(w) != "" {
+		p.evict(w, fsm.CodeDoesNotFit, text+", which cannot leave it", false)
+		return true
+	}
+	// A held workload keeps the reason why it is held. Otherwise that reason and AwaitStop would
+	// replace each other in every step.
+	if !holds(w.Reason.Code) {
+		p.explain(w, fsm.CodeAwaitStop, text)
+	}
 	return true
 }
 
-// portBlock returns the first other workload that holds a host port of an order that is to
-// be given; "" if there is none.
+// heldUp reports whether the workload that holds a port (the holder) may keep it for long: no node
+// has room for the holder's new revision, so the holder keeps running unchanged, or the holder
+// itself waits for a port of such a workload. The function mustLeave does not check this. If it
+// did, the waiting workload would leave, its room would count as free, and the holder would be
+// released and held again in turn.
+func (p *planner) heldUp(by string) bool {
+	for range maxCircle {
+		h, ok := p.State.Workload(by)
+		if !ok {
+			return false
+		}
+		if n, ok := p.State.Node(h.Node); ok && runsUnchanged(h, n) {
+			return true
+		}
+		if by, _ = p.portBlock(h); by == "" {
+			return false
+		}
+	}
+	return false // the workloads wait for one another in a circle: see lastInCircle
+}
+
+// runsUnchanged reports whether a workload is held on node n and gets no order for its new revision: see
+// hold.
+func runsUnchanged(w *fsm.Workload, n *fsm.Node) bool {
+	_, taint := evicts(w.Demand, n) // a workload that has to leave because of a taint still gets its order
+	return holds(w.Reason.Code) && !w.Acknowledged && w.Desired == fsm.DesiredRunning && taint == 0
+}
+
+// portBlock returns another workload that still holds a host port that the order for w needs; "" if
+// there is none.
 func (p *planner) portBlock(w *fsm.Workload) (by string, port fsm.HostPort) {
 	if len(w.Demand.Ports) == 0 || w.Desired != fsm.DesiredRunning || w.Acknowledged || w.Node == "" {
 		return "", fsm.HostPort{}
@@ -40,11 +82,12 @@ func (p *planner) portBlock(w *fsm.Workload) (by string, port fsm.HostPort) {
 	return "", fsm.HostPort{}
 }
 
-// maxCircle bounds the workloads that are followed to find a circle.
+// maxCircle is the maximum number of workloads that are followed in the search for a circle of workloads that
+// wait for one another.
 const maxCircle = 64
 
-// lastInCircle reports whether w is in a circle of workloads that wait for one another and
-// changed last of them. by is the workload that w waits for.
+// lastInCircle reports whether w is in a circle of workloads that wait for the ports of one another, and
+// changed last of all workloads in the circle. by is the workload that w waits for.
 func (p *planner) lastInCircle(w *fsm.Workload, by string) bool {
 	last := true
 	for range maxCircle {

@@ -4,58 +4,137 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/persys/compute/fsm"
 )
 
-// roomPatience is how long the resources of leaving workloads are waited for before more
-// workloads are evicted.
+// roomPatience is how long a workload waits for the resources of workloads that leave a node, before more
+// workloads are evicted for it.
 const roomPatience = 120 * second
 
-// preempt makes room for a workload with a priority above zero that fits nowhere. If enough
-// workloads are leaving a node already, it waits for that node. Otherwise it evicts
-// workloads of strictly lower priority from one node: the lowest priorities, then the
-// fewest. If a node does not release the resources in time, another node is tried; the
-// wait doubles each time. The room stays reserved in this step and, because higher
-// priorities are placed first, in the next ones. It returns the node, "" if there is none.
-func (p *planner) preempt(w *fsm.Workload) NodeID {
-	d, x := w.Demand, p.c.nodes
-	if d.Priority <= 0 {
+// preempt makes room for a workload with a priority above zero that fits on no node. If enough workloads are
+// already leaving a node, it waits for that node. Otherwise it evicts workloads of lower rank (fsm.Rank) from
+// one node: the lowest priorities, then the fewest workloads. If that node does not release the resources in
+// time, another node is tried; the wait doubles each time. The room on the node stays reserved for w: in this
+// step by preempt, in later steps because higher priorities are placed first. preempt returns a text about
+// the eviction that the workload waits for; "" if no room can be made.
+func (p *planner) preempt(w *fsm.Workload) string {
+	best, ok := p.clearance(w, p.State.RankOf(w))
+	if !ok {
 		return ""
 	}
-	at := hash(x.seed, w.ID)
-	best, until := p.awaited(d, at)
-	if best.slot >= 0 && p.Now < until {
-		p.wake(until)
-	} else if fresh := p.cheapest(d, at); fresh.slot >= 0 {
-		best = fresh
-	}
-	if best.slot < 0 {
-		return ""
-	}
-	node := x.recs[best.slot].ID
+	waits := p.waitsFor(w, best)
 	for _, v := range best.victims {
-		if !p.evict(v, fsm.CodePreempted, fmt.Sprintf("makes room for %s, whose priority %d is above %d", w.ID, d.Priority, v.Demand.Priority), false) {
+		message := fmt.Sprintf("makes room for %s in namespace %s, whose priority %d is above %d", w.ID, w.In(), w.Demand.Priority, v.Demand.Priority)
+		if !p.evict(v, fsm.CodePreempted, message, false) {
 			break
 		}
+		p.evicted[len(p.evicted)-1].PreemptedBy = w.ID
 	}
-	room := amounts(d)
-	p.c.promise(p.State, "", &room, best.slot)
-	return node
+	p.keepRoom(w.Demand, best.slot)
+	return waits
 }
 
-// awaited returns the best node from which enough workloads are leaving already, and until
-// when it is waited for.
+// clearance finds a way to make room for a workload: the node, and the workloads to evict from it.
+func (p *planner) clearance(w *fsm.Workload, rank fsm.Rank) (best plan, ok bool) {
+	if w.Demand.Priority <= 0 {
+		return plan{}, false
+	}
+	at := hash(p.c.nodes.seed, w.ID)
+	p.c.prepare(p.State, subjectOf(w), w.Demand)
+	defer p.c.release()
+	best, until := p.awaited(w.Demand, at)
+	if best.slot >= 0 && p.Now < until {
+		p.wake(until)
+	} else if fresh := p.cheapest(w.Demand, rank, at); fresh.slot >= 0 {
+		best = fresh
+	}
+	return best, best.slot >= 0
+}
+
+// waitsFor returns a text about the workloads that leave a node to make room for w: the workloads to evict
+// or, if there are none, all workloads that are already leaving the node.
+func (p *planner) waitsFor(w *fsm.Workload, best plan) string {
+	node := p.c.nodes.recs[best.slot].ID
+	var leaving []string
+	p.State.Residuals(node, func(r *fsm.Residual) bool {
+		if v, ok := p.State.Workload(r.Workload); ok && v.PreemptedBy == w.ID {
+			leaving = append(leaving, v.ID)
+		}
+		return true
+	})
+	leaving = append(leaving, ids(best.victims)...)
+	if len(leaving) == 0 {
+		return "waits for room on node " + node
+	}
+	slices.Sort(leaving)
+	return "takes the place of " + named(leaving) + " on node " + node
+}
+
+// namedVictims is the largest number of workloads that a message names.
+const namedVictims = 5
+
+func named(ids []string) string {
+	if more := len(ids) - namedVictims; more > 0 {
+		return strings.Join(ids[:namedVictims], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return strings.Join(ids, ", ")
+}
+
+func ids(list []*fsm.Workload) []string {
+	out := make([]string, len(list))
+	for i, w := range list {
+		out[i] = w.ID
+	}
+	return out
+}
+
+// outlook returns a text about the eviction that an unplaced workload would wait for. If room could
+// only be made with a higher maximum priority of the workload's namespace, the text says so. The
+// text is "" if no room can be made at all.
+func (p *planner) outlook(w *fsm.Workload) string {
+	rank := p.State.RankOf(w)
+	best, ok := p.clearance(w, rank)
+	if ok {
+		return p.waitsFor(w, best)
+	}
+	if best, ok = p.clearance(w, rank.Everywhere()); !ok {
+		return ""
+	}
+	kept := slices.DeleteFunc(slices.Clone(best.victims), rank.Above)
+	return fmt.Sprintf("priority %d does not count against %s on node %s, in another namespace; an admin may grant it: persysctl namespace set %s --max-priority %d",
+		w.Demand.Priority, named(ids(kept)), p.c.nodes.recs[best.slot].ID, w.In(), w.Demand.Priority)
+}
+
+// makeRoom simulates a preemption for `persysctl plan`. It returns the node and the workloads that would be
+// evicted from it, and reserves the room for the workload.
+func (p *planner) makeRoom(w *fsm.Workload) (node NodeID, evicted []string) {
+	best, ok := p.clearance(w, p.State.RankOf(w))
+	if !ok {
+		return "", nil
+	}
+	for _, v := range best.victims {
+		p.mark(v.ID)
+		left := amounts(v.Demand)
+		p.c.nodes.take(&left, best.slot, -1)
+	}
+	p.keepRoom(w.Demand, best.slot)
+	return p.c.nodes.recs[best.slot].ID, ids(best.victims)
+}
+
+// awaited returns the best node on which enough workloads are already leaving, and until when a workload
+// waits for it.
 func (p *planner) awaited(d *fsm.Demand, at uint64) (best plan, until int64) {
 	best.slot = -1
-	var newest int64 // latest eviction from such nodes
-	made := 0        // nodes from which workloads were preempted before
+	var newest int64 // time of the latest eviction on a node where workloads are leaving
+	made := 0        // number of nodes that still have residuals of preempted workloads
 	for _, node := range p.c.leaving.sorted() {
 		s, ok := p.c.nodes.slotOf[node]
 		if !ok || p.State.Alloc(node).Residuals == 0 {
 			continue
 		}
-		if c, ok := p.clear(d, s, false); ok {
+		if c, ok := p.clear(d, fsm.Rank{}, s, false); ok {
 			c.dist = p.c.nodes.ring[s] - at
 			best.improve(c)
 			preempted := 0
@@ -72,11 +151,12 @@ func (p *planner) awaited(d *fsm.Demand, at uint64) (best plan, until int64) {
 	return best, newest + roomPatience<<min(max(made-1, 0), 10)
 }
 
-// cheapest returns the best node to evict workloads from.
-func (p *planner) cheapest(d *fsm.Demand, at uint64) (best plan) {
+// cheapest returns the best way to make room for a demand by evictions: a node and the workloads to evict
+// from it.
+func (p *planner) cheapest(d *fsm.Demand, rank fsm.Rank, at uint64) (best plan) {
 	best.slot = -1
 	for i := range p.c.nodes.recs {
-		if c, ok := p.clear(d, int32(i), true); ok {
+		if c, ok := p.clear(d, rank, int32(i), true); ok {
 			c.dist = p.c.nodes.ring[i] - at
 			best.improve(c)
 		}
@@ -84,14 +164,15 @@ func (p *planner) cheapest(d *fsm.Demand, at uint64) (best plan) {
 	return best
 }
 
-// plan is one way to make room.
+// plan is one way to make room: a node and the workloads to evict from it.
 type plan struct {
 	slot    int32
 	victims []*fsm.Workload
 	dist    uint64
 }
 
-// improve keeps the better of two plans: lower priorities, then fewer workloads.
+// improve replaces plan b by plan c if c is better: c evicts lower priorities, or fewer workloads,
+// or its node is nearer on the ring.
 func (b *plan) improve(c plan) {
 	if b.slot < 0 || cmp.Or(
 		cmp.Compare(c.worst(), b.worst()),
@@ -102,7 +183,7 @@ func (b *plan) improve(c plan) {
 	}
 }
 
-// worst is the highest priority that a plan evicts.
+// worst returns the highest priority among the workloads that a plan evicts.
 func (b *plan) worst() int64 {
 	worst := int64(-1) << 32
 	for _, v := range b.victims {
@@ -111,14 +192,13 @@ func (b *plan) worst() int64 {
 	return worst
 }
 
-// clear returns the smallest set of workloads to evict from a node so that a demand fits
-// once they and the leaving workloads are gone. With evict false the set must be empty.
-// With evict true, workloads that have been leaving for longer than roomPatience do not
-// count as gone.
-func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
+// clear returns the smallest set of workloads of lower rank to evict from a node, so that the demand fits
+// once these workloads and those that are already leaving are gone. With evict false, the set must be empty.
+// With evict true, workloads that have been leaving for longer than roomPatience do not count as gone.
+func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan, bool) {
 	x := p.c.nodes
 	n := x.recs[s]
-	if d.CPU > x.cpu[s] || d.Memory > x.mem[s] || !x.ready.has(s) || static(d, n).filter != passes {
+	if d.CPU > x.cpu[s] || d.Memory > x.mem[s] || !x.ready.has(s) || x.static(d, s).filter != passes || x.rules.rejects(s) {
 		return plan{}, false
 	}
 	cpu, mem, disk := x.hot[s].freeCPU-d.CPU, x.hot[s].freeMem-d.Memory, int64(0)
@@ -145,12 +225,12 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 		return true
 	})
 
-	var holders []string // of the ports, all on this node
+	var holders []string // workloads on this node that hold ports of demand d
 	for _, port := range d.Ports {
 		holder, on := p.State.PortHolder(n.Engine(), port)
 		if holder == "" {
 			if b, ok := x.ports[port]; ok && b.has(s) {
-				return plan{}, false // promised in this step
+				return plan{}, false // a workload that this step has placed takes the port
 			}
 			continue
 		}
@@ -158,7 +238,7 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 			return plan{}, false
 		}
 		if h, ok := p.State.Workload(holder); ok && h.Node == on && h.Wants(port) {
-			holders = append(holders, holder) // any other holder is leaving
+			holders = append(holders, holder) // this workload holds the port only until its former instance is gone, so it releases it soon
 		}
 	}
 	if enough() && len(holders) == 0 {
@@ -169,7 +249,7 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 	}
 	var lower []*fsm.Workload
 	p.State.WorkloadsOn(n.ID, func(v *fsm.Workload) bool {
-		if v.Demand.Priority < d.Priority && !p.done[v.ID] {
+		if rank.Above(v) && v.Preemptible(n) && !p.done[v.ID] {
 			lower = append(lower, v)
 		}
 		return true
@@ -180,11 +260,25 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 			cmp.Compare(b.Generation.Sequence, a.Generation.Sequence),
 			cmp.Compare(a.ID, b.ID))
 	})
+	// A required affinity must still hold once the victims are gone, or the demand would not fit even then.
+	needs := x.rules.needs(s)
+	spare := func(v *fsm.Workload, sign int32) bool {
+		sets := p.c.setsOf[v.ID].sets
+		for i := range needs {
+			if e := &needs[i]; slices.Contains(sets, e.set) {
+				e.n -= sign
+			}
+		}
+		return !slices.ContainsFunc(needs, func(e need) bool { return e.n <= 0 })
+	}
 	must := func(v *fsm.Workload) bool { return slices.Contains(holders, v.ID) }
 	var victims []*fsm.Workload
 	found := 0
 	for _, v := range lower {
 		if must(v) {
+			if !spare(v, 1) {
+				return plan{}, false
+			}
 			victims = append(victims, v)
 			free(v.Demand, +1)
 			found++
@@ -198,6 +292,10 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 			break
 		}
 		if !must(v) {
+			if !spare(v, 1) {
+				spare(v, -1)
+				continue
+			}
 			victims = append(victims, v)
 			free(v.Demand, +1)
 		}
@@ -205,7 +303,7 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 	if !enough() {
 		return plan{}, false
 	}
-	// Later victims may have made earlier ones unnecessary.
+	// Evicting a workload that was chosen early may be unnecessary because of workloads that were chosen later.
 	for i := len(victims) - 1; i >= 0; i-- {
 		v := victims[i]
 		if free(v.Demand, -1); !must(v) && enough() {

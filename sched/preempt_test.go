@@ -1,16 +1,20 @@
 package sched
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
 )
 
-func TestPreemption(t *testing.T) {
+func TestPreemptionOfLowerPriorities(t *testing.T) {
 	prio := func(p int32, cpu int64) func(*commandv1.WorkloadPut) {
 		return demand(func(d *commandv1.Demand) { d.Priority, d.CpuMillicores, d.MemoryMib = p, cpu, 0 })
 	}
-	t.Run("the lowest priority makes room", func(t *testing.T) {
+	t.Run("the workload of the lowest priority is preempted", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("low", prio(0, 2000))
@@ -19,10 +23,10 @@ func TestPreemption(t *testing.T) {
 		w.apply("high", prio(5, 1500))
 		w.settle()
 		if w.get("high").Node != "a" || w.get("mid").Node != "a" || w.get("low").Node != "" {
-			t.Fatalf("high on %q, mid on %q, low on %q", w.get("high").Node, w.get("mid").Node, w.get("low").Node)
+			t.Fatalf("workload high is on %q, mid on %q, low on %q, want high and mid on node a, and low evicted", w.get("high").Node, w.get("mid").Node, w.get("low").Node)
 		}
 	})
-	t.Run("not for an equal priority", func(t *testing.T) {
+	t.Run("an equal priority preempts no workload", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("first", prio(5, 3000))
@@ -30,10 +34,10 @@ func TestPreemption(t *testing.T) {
 		w.apply("second", prio(5, 3000))
 		w.settle()
 		if w.get("first").Node != "a" || w.get("second").Node != "" {
-			t.Fatal("an equal was preempted")
+			t.Fatal("a workload of equal priority must not be preempted, but was")
 		}
 	})
-	t.Run("not if it would not help", func(t *testing.T) {
+	t.Run("no workload is preempted if that would not make enough room", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("low", prio(0, 1000))
@@ -41,10 +45,10 @@ func TestPreemption(t *testing.T) {
 		w.apply("high", prio(5, 5000))
 		w.settle()
 		if w.get("low").Node != "a" {
-			t.Fatal("preempted in vain")
+			t.Fatal("workload low must not be preempted, because that would not make enough room, but was")
 		}
 	})
-	t.Run("once is enough while the victim stops, and nobody slips in", func(t *testing.T) {
+	t.Run("one eviction is enough, and no other workload takes the room", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.node("b")
@@ -60,18 +64,18 @@ func TestPreemption(t *testing.T) {
 			for _, c := range s.Commands {
 				evicted += len(c.GetEvict().GetEvictions())
 			}
-			w.step() // no agent answers
+			w.step() // the agents answer no orders, so the evicted workloads are not stopped
 		}
 		if evicted != 1 {
-			t.Fatalf("%d evictions, want 1", evicted)
+			t.Fatalf("%d workloads were evicted, want 1", evicted)
 		}
 		w.answer()
 		w.settle()
 		if w.get("high").Node == "" {
-			t.Fatalf("high is unplaced: %+v", w.get("high").Reason)
+			t.Fatalf("high must be placed, but is not: %+v", w.get("high").Reason)
 		}
 	})
-	t.Run("a port holder of lower priority makes room", func(t *testing.T) {
+	t.Run("a port holder of lower priority is preempted", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("low", demand(port(80, "tcp")))
@@ -79,12 +83,141 @@ func TestPreemption(t *testing.T) {
 		w.apply("high", prio(1, 100), demand(port(80, "tcp")))
 		w.settle()
 		if w.get("high").Node != "a" || w.get("low").Node != "" {
-			t.Fatalf("high on %q, low on %q", w.get("high").Node, w.get("low").Node)
+			t.Fatalf("workload high is on %q, low on %q, want high on node a and low evicted", w.get("high").Node, w.get("low").Node)
 		}
 	})
 }
 
-// stuck lets time pass in which no agent carries out a delete, until done.
+func (w *world) namespace(name string, maxPriority int32) {
+	w.t.Helper()
+	w.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: name, MaxPriority: maxPriority}}})
+}
+
+// of returns a put option that sets namespace, priority and CPU demand of a workload.
+func of(namespace string, priority int32, cpu int64) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) {
+		p.Namespace = namespace
+		p.Demand.Priority, p.Demand.CpuMillicores, p.Demand.MemoryMib = priority, cpu, 0
+	}
+}
+
+// TestPreemptionAcrossNamespaces: a priority counts in other namespaces only up to the maximum priority of
+// its own namespace.
+func TestPreemptionAcrossNamespaces(t *testing.T) {
+	begin := func(t *testing.T) *world {
+		w := newWorld(t)
+		w.node("a")
+		w.namespace("bank", 0)
+		w.namespace("shop", 0)
+		w.apply("vault", of("bank", 0, 3000))
+		w.settle()
+		return w
+	}
+	t.Run("another namespace is not preempted without max_priority", func(t *testing.T) {
+		w := begin(t)
+		w.apply("cart", of("shop", 5, 3000))
+		w.settle()
+		w.on(t, "vault", "a")
+		if x := w.get("cart"); x.Node != "" || x.Reason.Message != "0/1 nodes fit: 1 CPU" {
+			t.Errorf("cart is on %q: %+v", x.Node, x.Reason)
+		}
+		e := Explain(w.state, w.get("cart"), w.tuning)
+		if want := "persysctl namespace set shop --max-priority 5"; !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "vault on node a") {
+			t.Errorf("Explain returned %s", e.Message)
+		}
+		if m := PlanPlace(w.state, []*fsm.Workload{w.get("cart")}, w.tuning)[0]; m.To != "" || m.Preempts != nil || !strings.Contains(m.Message, "--max-priority 5") {
+			t.Errorf("PlanPlace returned %+v, want no node and the advice --max-priority 5", m)
+		}
+	})
+	t.Run("another namespace is preempted as soon as max_priority is set", func(t *testing.T) {
+		w := begin(t)
+		w.apply("cart", of("shop", 5, 3000))
+		w.settle()
+		w.namespace("shop", 5)
+		if m := PlanPlace(w.state, []*fsm.Workload{w.get("cart")}, w.tuning)[0]; m.To != "a" || !slices.Equal(m.Preempts, []string{"vault"}) {
+			t.Errorf("PlanPlace returned %+v, want node a and the preemption of vault", m)
+		}
+		if e := Explain(w.state, w.get("cart"), w.tuning); e.Message != "0/1 nodes fit: 1 CPU; takes the place of vault on node a" {
+			t.Errorf("Explain returned %s", e.Message)
+		}
+		w.now += explainEvery
+		w.step()
+		if x := w.get("cart"); x.Reason.Message != "0/1 nodes fit: 1 CPU; takes the place of vault on node a" {
+			t.Errorf("workload cart has reason %+v, want that it takes the place of vault", x.Reason)
+		}
+		w.settle()
+		w.on(t, "cart", "a")
+		x := w.get("vault")
+		if x.Node != "" || x.PreemptedBy != "cart" || x.Reason.Message != "0/1 nodes fit: 1 CPU; it left node a to make room for cart" {
+			t.Errorf("workload vault is on %q, reason %+v, want it evicted to make room for cart", x.Node, x.Reason)
+		}
+		if e := Explain(w.state, x, w.tuning); e.Message != x.Reason.Message {
+			t.Errorf("Explain returned %s", e.Message)
+		}
+	})
+	t.Run("priorities count in other namespaces only up to max_priority", func(t *testing.T) {
+		w := begin(t)
+		w.namespace("shop", 3)
+		w.apply("vault", of("bank", 3, 3000))
+		w.settle()
+		w.apply("cart", of("shop", 900, 3000))
+		w.settle()
+		w.on(t, "vault", "a")
+	})
+	t.Run("the same namespace is preempted without max_priority", func(t *testing.T) {
+		w := begin(t)
+		w.apply("cart", of("bank", 1, 3000))
+		w.settle()
+		w.on(t, "cart", "a")
+	})
+	t.Run("no exclusive workload and no workload with local data is preempted", func(t *testing.T) {
+		for name, keeps := range map[string]func(*commandv1.WorkloadPut){"data": withData, "exclusive": demand(func(d *commandv1.Demand) { d.Exclusive = true })} {
+			w := newWorld(t)
+			w.node("a")
+			w.apply("old", cpu(3000), keeps)
+			w.settle()
+			w.apply("high", of("", 1000, 3000))
+			w.settle()
+			w.on(t, "old", "a")
+			if m := PlanPlace(w.state, []*fsm.Workload{w.get("high")}, w.tuning)[0]; m.To != "" {
+				t.Errorf("%s: PlanPlace returned %+v, want no node", name, m)
+			}
+		}
+	})
+}
+
+// TestPlansNameVictims: a plan names each workload that an apply or a drain would evict exactly once.
+func TestPlansNameVictims(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.node("b")
+	w.cordon("b", true)
+	w.apply("low", of("", 0, 2000))
+	w.apply("mid", of("", 1, 2000))
+	w.settle()
+	next := func(id string) *fsm.Workload {
+		return &fsm.Workload{ID: id, Desired: fsm.DesiredRunning, Actual: &fsm.Observation{}, Demand: &fsm.Demand{Type: "container", CPU: 2000, Priority: 5}}
+	}
+	moves := PlanPlace(w.state, []*fsm.Workload{next("x"), next("y"), next("z")}, w.tuning)
+	for i, want := range []string{"a [low]", "a [mid]", " []"} {
+		if got := fmt.Sprintf("%s %v", moves[i].To, moves[i].Preempts); got != want {
+			t.Errorf("the move of %s is %s, want %s (message %s)", moves[i].Workload, got, want, moves[i].Message)
+		}
+	}
+	w.cordon("b", false)
+	w.apply("high", of("", 5, 4000))
+	w.settle()
+	w.on(t, "high", "b")
+	moves = PlanDrain(w.state, "b", false, w.tuning)
+	if m := moves[0]; m.To != "a" || !slices.Equal(m.Preempts, []string{"low", "mid"}) {
+		t.Errorf("PlanDrain returned %+v, want node a and the preemption of low and mid", m)
+	}
+	w.drain("b", true)
+	w.settle()
+	w.on(t, "high", "a")
+}
+
+// stuck lets time pass until done returns true. No agent carries out a delete meanwhile.
 func (w *world) stuck(seconds int64, done func(after int64) bool) {
 	for after := range seconds {
 		w.step()
@@ -96,9 +229,9 @@ func (w *world) stuck(seconds int64, done func(after int64) bool) {
 	}
 }
 
-// Nodes that are up but do not carry out a delete neither keep a higher priority from running
-// elsewhere for ever, nor cause the eviction of everything else.
-func TestRoomThatNeverComes(t *testing.T) {
+// If nodes are up but do not carry out a delete, a workload of higher priority must still get to run on
+// another node in the end, and not all other workloads may be evicted for it.
+func TestNodesThatDoNotDeleteDelayNoWorkload(t *testing.T) {
 	w := newWorld(t)
 	big := demand(func(d *commandv1.Demand) { d.CpuMillicores = 4000 })
 	nodes := []string{"a", "b", "c", "d", "e", "f"}
@@ -108,7 +241,7 @@ func TestRoomThatNeverComes(t *testing.T) {
 	}
 	w.settle()
 	w.apply("high", big, demand(func(d *commandv1.Demand) { d.Priority = 5 }))
-	var evicted []int64 // after how many seconds
+	var evicted []int64 // seconds until each eviction happened
 	w.stuck(1500, func(after int64) bool {
 		n := 0
 		for _, id := range nodes {
@@ -122,12 +255,12 @@ func TestRoomThatNeverComes(t *testing.T) {
 		return false
 	})
 	if len(evicted) != 4 || evicted[0] > 2 || evicted[1] < 120 || evicted[2] < evicted[1]+240 || evicted[3] < evicted[2]+480 {
-		t.Errorf("evicted after %v s; high is %s (%s)", evicted, w.get("high").Status, w.get("high").Reason.Message)
+		t.Errorf("want 4 evictions with growing waits, got them after %v s; high is %s (%s)", evicted, w.get("high").Status, w.get("high").Reason.Message)
 	}
 }
 
-// Residuals on the only suitable node do not keep other workloads from being evicted there.
-func TestRoomBesideWhatDoesNotGo(t *testing.T) {
+// If the only suitable node has residuals, other workloads can still be evicted from it.
+func TestResidualsDoNotPreventAnEviction(t *testing.T) {
 	w := newWorld(t)
 	half := demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })
 	w.node("a")
@@ -143,6 +276,6 @@ func TestRoomBesideWhatDoesNotGo(t *testing.T) {
 		return evicted >= 0
 	})
 	if evicted < 120 {
-		t.Errorf("low is evicted after %d s (-1: never); high is %s (%s)", evicted, w.get("high").Status, w.get("high").Reason.Message)
+		t.Errorf("low must be evicted after 120 s or later, but was after %d s (-1: never); high is %s (%s)", evicted, w.get("high").Status, w.get("high").Reason.Message)
 	}
 }

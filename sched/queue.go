@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// workQueue is a set of ids that are still to be looked at, read in order. The zero value
-// is empty.
+// workQueue is a set of ids that must still be evaluated. It is read in the order of the ids. The zero
+// value is empty.
 type workQueue struct {
 	ids []string
 	has map[string]struct{}
 }
 
-// expect makes room for n ids in an empty queue.
+// expect allocates memory for n ids if the queue is empty.
 func (q *workQueue) expect(n int) { q.has = make(map[string]struct{}, n) }
 
 // add puts an id into the queue, once.
@@ -32,7 +32,7 @@ func (q *workQueue) contains(id string) bool {
 	return ok
 }
 
-// take empties the queue and returns its ids in order.
+// take empties the queue and returns its ids in ascending order.
 func (q *workQueue) take() []string {
 	ids := q.ids
 	q.ids = nil
@@ -41,13 +41,13 @@ func (q *workQueue) take() []string {
 	return ids
 }
 
-// sorted returns the ids in order; the caller must not keep the slice.
+// sorted returns the ids in ascending order. The caller must not keep the slice.
 func (q *workQueue) sorted() []string {
 	slices.Sort(q.ids)
 	return q.ids
 }
 
-// keep drops the ids for which ok is false.
+// keep removes the ids for which the function ok returns false.
 func (q *workQueue) keep(ok func(string) bool) {
 	q.ids = slices.DeleteFunc(q.ids, func(id string) bool {
 		if ok(id) {
@@ -58,8 +58,8 @@ func (q *workQueue) keep(ok func(string) bool) {
 	})
 }
 
-// deadlines keeps one time per id, Unix nanoseconds, and finds the earliest. The zero
-// value is empty. A replaced or cleared time stays in the heap until it reaches the top.
+// deadlines keeps one time per id, in Unix nanoseconds, and finds the earliest. The zero value is empty. A
+// time that was replaced or cleared stays in the heap until it is the earliest one there.
 type deadlines struct {
 	at   map[string]int64
 	heap deadlineHeap
@@ -70,7 +70,7 @@ type deadline struct {
 	id string
 }
 
-// set sets the time of an id; 0 clears it.
+// set sets the time of an id; the time 0 removes the id.
 func (d *deadlines) set(id string, at int64) {
 	switch {
 	case at == 0:
@@ -83,7 +83,7 @@ func (d *deadlines) set(id string, at int64) {
 	}
 	d.at[id] = at
 	d.heap = append(d.heap, deadline{at, id})
-	heap.Fix(&d.heap, len(d.heap)-1) // as heap.Push, which would allocate
+	heap.Fix(&d.heap, len(d.heap)-1) // heap.Push without its allocation
 }
 
 // next returns the earliest time and its id; 0 if there is none.
@@ -97,7 +97,7 @@ func (d *deadlines) next() (at int64, id string) {
 	return 0, ""
 }
 
-// deadlineHeap is a heap by time.
+// deadlineHeap is a heap of deadlines ordered by time.
 type deadlineHeap []deadline
 
 func (h deadlineHeap) Len() int           { return len(h) }

@@ -8,28 +8,28 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestWorkQueue(t *testing.T) {
+func TestWorkQueueIsSorted(t *testing.T) {
 	var q workQueue
 	for _, id := range []string{"b", "a", "b", "c"} {
 		q.add(id)
 	}
 	if got := q.sorted(); !slices.Equal(got, []string{"a", "b", "c"}) {
-		t.Fatalf("after adding b, a, b, c it holds %v", got)
+		t.Fatalf("after adding b, a, b, c the queue holds %v, want a, b, c", got)
 	}
 	q.keep(func(id string) bool { return id != "b" })
 	if q.contains("b") || !q.contains("c") {
-		t.Errorf("after dropping b it holds %v", q.sorted())
+		t.Errorf("after dropping b the queue holds %v, want it without b", q.sorted())
 	}
 	q.add("b")
 	if got := q.take(); !slices.Equal(got, []string{"a", "b", "c"}) {
 		t.Errorf("take returns %v", got)
 	}
 	if got := q.take(); len(got) != 0 || q.contains("a") {
-		t.Errorf("after take it holds %v", got)
+		t.Errorf("after take the queue holds %v, want it empty", got)
 	}
 }
 
-// TestQueueOfDeadlines compares them with a map.
+// TestQueueOfDeadlines compares the type deadlines with a map after random changes.
 func TestQueueOfDeadlines(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d deadlines
@@ -45,12 +45,12 @@ func TestQueueOfDeadlines(t *testing.T) {
 			got, of := d.next()
 			if len(want) == 0 {
 				if got != 0 || of != "" {
-					t.Fatalf("no deadline is set, and next returns %s at %d", of, got)
+					t.Fatalf("no deadline is set, and next returns %s at %d, want nothing", of, got)
 				}
 				continue
 			}
 			if first := slices.Min(slices.Collect(maps.Values(want))); got != first || want[of] != first {
-				t.Fatalf("next returns %s at %d of %v", of, got, want)
+				t.Fatalf("next returned %s at %d, want the earliest of %v", of, got, want)
 			}
 		}
 	})

@@ -8,10 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-const portConflict = "PORT_BIND_CONFLICT"
-
-// permanent reports whether a failure class is permanent, so that no retry can help
-// (contract, semantics section 9). advice says what the user has to change.
+// permanent reports whether failures with this code end only with another specification, so that no retry can
+// help (contract, semantics section 9). advice says what the user has to change.
 func permanent(code string) (advice string, ok bool) {
 	switch code {
 	case "INVALID_IMAGE":
@@ -20,22 +18,60 @@ func permanent(code string) (advice string, ok bool) {
 		return "correct the specification", true
 	case "INVALID_CONFIGURATION":
 		return "correct the configuration", true
-	case portConflict:
-		return "choose another host port", true
 	case "CLOUD_INIT_INVALID":
 		return "correct the cloud-init data", true
 	}
 	return "", false
 }
 
-// retry evaluates one workload on a node that is up, by the reconcile table (contract,
-// semantics section 5; TestReconcileTable):
+// passing reports whether the cause of failures with this code lies outside of the workload and may
+// end by itself. A workload that fails for such a cause is retried without a limit.
+func passing(code string) bool {
+	switch code {
+	case "IMAGE_PULL_TIMEOUT", "IMAGE_PULL_AUTH_FAILED", "NETWORK_TIMEOUT", "NETWORK_UNREACHABLE", "DNS_RESOLUTION_FAILED",
+		"INSUFFICIENT_RESOURCES", "STORAGE_FULL", "PORT_BIND_CONFLICT", "RUNTIME_UNHEALTHY", "RUNTIME_RESOURCE_MISSING",
+		"STORAGE_PROVISION_FAILED", "STORAGE_ATTACH_FAILED", "NAME_CONFLICT":
+		return true
+	}
+	return false
+}
+
+// hopeless reports whether no retry can help a workload that does not run: its agent has reported a permanent
+// failure, or that it has given up (contract, semantics section 7). advice says what the user has to do.
+func hopeless(w *fsm.Workload) (advice string, ok bool) {
+	if w.Actual.State == fsm.ActualRunning || w.Actual.Generation != w.Generation || passing(w.Actual.Code) {
+		return "", false
+	}
+	if advice, ok = permanent(w.Actual.Code); !ok && w.Actual.Terminal {
+		return "the agent of node " + w.Node + "has given the workload up; once the cause is gone: persysctl retry " + w.ID, true
+	}
+	return advice, ok
+}
+
+// agentRetries reports whether the agent retries workload w by itself. It returns false for a
+// legacy v1 agent, which gives up after a few attempts.
+func (p *planner) agentRetries(w *fsm.Workload) bool {
+	if w.Actual.State != fsm.ActualPending || w.Actual.Generation != w.Generation || !passing(w.Actual.Code) {
+		return false
+	}
+	n, ok := p.State.Node(w.Node)
+	return ok && n.Facts.Protocol != 0
+}
+
+// retry evaluates one workload on a node that is up, by the reconcile table (contract, semantics section 5;
+// TestReconcileTable):
 //
-//   - a workload that should run and is Failed or Stopped is applied again;
-//   - a Missing one is applied again after MissingGrace, so that its agent may repair it
-//     first;
-//   - an accepted one that does not run in time has failed;
-//   - reports about a former generation do not count.
+//   - A workload that should run and is Failed or Stopped is applied again.
+//   - A Missing workload is applied again after MissingGrace, so that its agent may repair
+//     it first.
+//   - An accepted workload that does not run within the apply timeout has failed.
+//   - An Unknown workload has failed at once if its agent reports a cause that no retry
+//     ends. A Pending workload gets the apply timeout, because its agent may be working on
+//     an order that is newer than the cause.
+//   - A Pending workload that its agent retries by itself, because the cause may end by itself, has no time
+//     limit. Neither has one whose agent is at work on it.
+//   - A completed workload is not started again.
+//   - Reports about a former generation do not count.
 func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	if w.Desired == fsm.DesiredStopped {
 		return p.stop(w)
@@ -43,14 +79,18 @@ func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	if w.Desired != fsm.DesiredRunning || !w.Acknowledged {
 		return false, 0
 	}
-	if w.Retry.StableSince != 0 {
+	if w.Retry.StableSince != 0 && w.Demand.Job == nil { // the attempts of a job count even if each runs for long
 		return p.forgive(w)
 	}
 	if w.Retry.Terminal || w.Retry.NextAt != 0 {
 		return false, 0
 	}
 	late := false
+	_, final := hopeless(w)
 	switch state := w.Actual.State; {
+	case w.Completed(), w.Working(), p.agentRetries(w):
+		return false, 0
+	case final && state == fsm.ActualUnknown:
 	case w.Actual.Generation != w.Generation, state == fsm.ActualPending, state == fsm.ActualUnknown, state == fsm.ActualNone:
 		at := p.deadline(w)
 		if at == 0 || at > p.Now {
@@ -68,15 +108,15 @@ func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	return p.failure(w, late)
 }
 
-// stop evaluates one workload that is to be stopped and whose node accepted the order. The
-// stop is ordered again if it failed, was refused, or takes too long. A workload that is
-// Stopped, Missing or Failed does not run and needs nothing.
+// stop evaluates one workload that is to be stopped and whose node accepted the order. The stop is ordered
+// again if it failed, was refused, or takes too long. A workload that is Stopped, Missing or Failed does not
+// run, so its stop has succeeded.
 func (p *planner) stop(w *fsm.Workload) (acted bool, due int64) {
 	if !w.Acknowledged || w.Retry.Terminal || w.Retry.NextAt != 0 {
 		return false, 0
 	}
 	switch {
-	case stopped(w):
+	case stopped(w), w.Working():
 		return false, 0
 	case w.Actual.Generation == w.Generation && w.Actual.State == fsm.ActualRunning && w.Actual.Code != "":
 		return p.failure(w, false)
@@ -88,15 +128,15 @@ func (p *planner) stop(w *fsm.Workload) (acted bool, due int64) {
 	return p.failure(w, true)
 }
 
-// stopped reports whether the node of w has reported, about the present order, that w does
-// not run.
+// stopped reports whether the node of w has reported that w does not run, in a report about the present
+// order.
 func stopped(w *fsm.Workload) bool {
 	state := w.Actual.State
 	return w.Acknowledged && w.Actual.Generation == w.Generation &&
 		(state == fsm.ActualStopped || state == fsm.ActualMissing || state == fsm.ActualFailed)
 }
 
-// failure counts one failure and proposes the next try, or to give up.
+// failure counts one failure of a workload. It proposes the next try, or gives the workload up.
 func (p *planner) failure(w *fsm.Workload, late bool) (acted bool, due int64) {
 	if !p.spend() {
 		return true, 0
@@ -118,27 +158,30 @@ func (p *planner) failure(w *fsm.Workload, late bool) (acted bool, due int64) {
 	return true, 0
 }
 
-// deadline is when an accepted workload must have reached its desired state; 0 = never.
+// deadline returns the time by which an accepted workload must have reached its desired state, in Unix
+// nanoseconds; 0 = never.
 func (p *planner) deadline(w *fsm.Workload) int64 {
-	limit := p.Tuning.applyLimit(w)
+	limit := p.Tuning.ApplyLimit(w)
 	if limit <= 0 {
 		return 0
 	}
 	since := w.AcknowledgedAt
 	if since == 0 {
-		since = w.UpdatedAt // the time of acceptance is unknown: late rather than early
+		since = w.UpdatedAt // the time of acceptance is unknown; a deadline that is too late is safer than one that is too early
 	}
 	return since + limit
 }
 
-func (t *Tuning) applyLimit(w *fsm.Workload) int64 {
+// ApplyLimit returns the time limit from the acceptance of an order for w to running or stopped, in
+// nanoseconds; 0 = no limit.
+func (t *Tuning) ApplyLimit(w *fsm.Workload) int64 {
 	if w.Demand.Type == "vm" {
 		return t.VMApplyTimeout
 	}
 	return t.ApplyTimeout
 }
 
-// forgive resets the failures of a workload that has run for FailureGrace.
+// forgive clears the failures of a workload that has run for FailureGrace.
 func (p *planner) forgive(w *fsm.Workload) (acted bool, due int64) {
 	if at := w.Retry.StableSince + p.Tuning.FailureGrace; at > p.Now {
 		return false, at
@@ -152,10 +195,14 @@ func (p *planner) forgive(w *fsm.Workload) (acted bool, due int64) {
 	return true, 0
 }
 
-// backoff counts one failure and draws the wait before the next attempt: full jitter over
-// an exponentially growing bound. After MaxAttempts the workload is given up, but not
-// within FailureGrace of its first failure. A stop is never given up: once its attempts
-// are used up, its reason says so and it is ordered again every RetryMax.
+// maxDoublings is the largest exponent of the backoff, for workloads that are retried without end.
+const maxDoublings = 16
+
+// backoff counts one failure and chooses the wait before the next attempt: a pseudo-random time below a bound
+// that grows exponentially (full jitter). After MaxAttempts the workload is given up, but not within
+// FailureGrace of its first failure. A workload whose failure has a temporary cause is not given up. A stop
+// is never given up: once its attempts are used up, the reason says so, and the stop is ordered again after
+// each RetryMax.
 func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 	stops := w.Desired == fsm.DesiredStopped
 	what := string(w.Actual.State) + prefixed(": ", w.Actual.Code) + prefixed(": ", w.Actual.Message)
@@ -164,11 +211,11 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 		if stops {
 			goal = "stopped it"
 		}
-		what = fmt.Sprintf("%s: node %s accepted it and has not %s after %d s%s", fsm.CodeApplyTimeout, w.Node, goal,
-			p.Tuning.applyLimit(w)/second, prefixed(": ", w.Actual.Message))
+		what = fmt.Sprintf("%s: node %s accepted the order and has not %s after %d s%s", fsm.CodeApplyTimeout, w.Node, goal,
+			p.Tuning.ApplyLimit(w)/second, prefixed(": ", w.Actual.Message))
 	}
 	r := &commandv1.Retry{Workload: w.ID, IfGeneration: fsm.GenerationPB(w.Generation)}
-	if advice, ok := permanent(w.Actual.Code); ok && !stops && w.Actual.State == fsm.ActualFailed && !p.portLeaves(w) {
+	if advice, ok := hopeless(w); ok && !stops {
 		r.Attempts, r.Terminal, r.Code = w.Retry.Attempts+1, true, fsm.CodePermanentFailure
 		r.Message = what + "; a retry cannot help: " + advice
 		return r
@@ -178,6 +225,18 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 		most = p.Tuning.MaxAttempts
 	}
 	n := w.Retry.Attempts + 1
+	if !late && !stops && passing(w.Actual.Code) {
+		n = min(n, maxDoublings)
+		wait := p.jitter(w, n)
+		r.Attempts, r.NextAt, r.Code = n, p.Now+wait, fsm.CodeBackoff
+		r.Message = fmt.Sprintf("%s; it is tried again as long as the workload shall run, next in %d.%d s", what, wait/second, wait%second*10/second)
+		return r
+	}
+	if n >= most && w.Demand.Job != nil && !stops {
+		r.Attempts, r.Terminal, r.Code = n, true, fsm.CodeExhausted
+		r.Message = fmt.Sprintf("%s; %d of %d attempts used", what, n, most)
+		return r
+	}
 	if n >= most {
 		begun := w.Retry.FirstFailureAt
 		if begun == 0 {
@@ -185,7 +244,7 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 		}
 		if stops && p.Now-begun >= p.Tuning.FailureGrace {
 			r.Attempts, r.NextAt, r.Code = n, p.Now+p.Tuning.RetryMax, fsm.CodeExhausted
-			r.Message = fmt.Sprintf("%s; %d attempts to stop it failed, it is tried every %d s; to stop it at once: persysctl stop %s",
+			r.Message = fmt.Sprintf("%s; %d attempts to stop it failed, a stop is tried every %d s; to stop it at once: persysctl stop %s",
 				what, n, p.Tuning.RetryMax/second, w.ID)
 			return r
 		}
@@ -203,34 +262,9 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 	return r
 }
 
-// portLeaves reports whether a host port could not be bound because of a workload that is
-// leaving the node and that was not known when the order was given. A workload that was
-// left behind may bind other ports than its latest specification names.
-func (p *planner) portLeaves(w *fsm.Workload) bool {
-	if w.Actual.Code != portConflict {
-		return false
-	}
-	n, ok := p.State.Node(w.Node)
-	if !ok {
-		return false
-	}
-	for _, port := range w.Demand.Ports {
-		holder, on := p.State.PortHolder(n.Engine(), port)
-		h, placed := p.State.Workload(holder)
-		if holder != "" && holder != w.ID && !(placed && h.Node == on && h.Wants(port)) {
-			return true
-		}
-	}
-	found := false
-	p.State.Residuals(n.ID, func(r *fsm.Residual) bool {
-		found = r.Reason == fsm.CodeLeftBehind
-		return !found
-	})
-	return found
-}
-
-// jitter draws evenly from [minBackoff, min(RetryMax, RetryBase·2^(n−1))]. It draws by a
-// hash, so that the same step always gives the same wait.
+// jitter returns the wait after failure n in nanoseconds, evenly distributed over [minBackoff, min(RetryMax,
+// RetryBase·2^(n−1))]. It uses a hash instead of a random number, so that the same step always gives the same
+// wait.
 func (p *planner) jitter(w *fsm.Workload, n int32) int64 {
 	bound := p.Tuning.RetryMax
 	if shift := n - 1; shift < 30 && p.Tuning.RetryBase <= bound>>shift {
@@ -241,15 +275,15 @@ func (p *planner) jitter(w *fsm.Workload, n int32) int64 {
 	return max(minBackoff, int64(share*float64(bound)))
 }
 
-// retryDue gives the orders whose backoff has ended again. A workload on a node that is
-// down waits for the node.
+// retryDue proposes new orders for workloads whose backoff has ended. A workload on a node that is down
+// waits for the node.
 func (p *planner) retryDue() {
 	p.State.RetryDue(math.MaxInt64, func(w *fsm.Workload) bool {
 		if w.Retry.NextAt > p.Now {
 			p.wake(w.Retry.NextAt)
 			return false
 		}
-		if p.done[w.ID] || w.Node == "" || w.Desired == fsm.DesiredDeleted || !p.reachable(w.Node) {
+		if p.done[w.ID] || p.held[w.ID] || w.Node == "" || w.Desired == fsm.DesiredDeleted || !p.reachable(w.Node) {
 			return true
 		}
 		if !p.spend() {

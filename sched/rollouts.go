@@ -6,15 +6,14 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// rollOut proposes the next step of each rolling update that is under way. Its cost is
-// the members of the groups that are being updated. Workloads that this step already
-// moves count as unavailable.
+// rollOut proposes the next step of each running update. Its cost grows with the number of members of the
+// groups that are being updated. Workloads that this step already moves count as unavailable members.
 func (p *planner) rollOut() {
 	p.State.Rolling(func(r *rollout.Rollout) bool {
 		d := r.Next(p.lookAt, p.Now)
 		p.wake(d.WakeAt)
 		if d.Idle() || d.Failure != "" && p.moves(r) {
-			return true // a failure is judged by the present state, not by what this step makes of it
+			return true // judge a failed update by the present state, not by the moves of this step
 		}
 		p.rollouts = append(p.rollouts, &commandv1.Command{
 			Head: &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: p.Epoch.Incarnation, Term: p.Epoch.Term}, At: p.Now, By: "leader"},
@@ -27,9 +26,8 @@ func (p *planner) rollOut() {
 	})
 }
 
-// heldByRollout reports whether a workload should not be taken off a draining node yet,
-// because an update of its group already has as many members unavailable as it may. The
-// update ends, or pauses, in its own time.
+// heldByRollout reports whether a workload must not leave a draining or tainted node yet, because the update
+// of its group already has MaxParallel unavailable members.
 func (p *planner) heldByRollout(w *fsm.Workload) bool {
 	if w.Demand.Group == "" {
 		return false
@@ -38,14 +36,14 @@ func (p *planner) heldByRollout(w *fsm.Workload) bool {
 	return ok && r.Holds(p.lookAt, w.ID)
 }
 
-// lookAt is how a rollout sees a workload.
+// lookAt returns the state of a member for a rollout. A member that this step moves counts as unavailable.
 func (p *planner) lookAt(id string) rollout.Seen {
 	s := p.State.Seen(id)
 	s.Available = s.Available && !p.done[id]
 	return s
 }
 
-// moves reports whether this step moves a member of a rollout.
+// moves reports whether this step already moves a member of a rollout to another node.
 func (p *planner) moves(r *rollout.Rollout) bool {
 	for i := range r.Members {
 		if p.done[r.Members[i].ID] {

@@ -12,8 +12,8 @@ import (
 
 var rolloutEpoch = fsm.Epoch{Incarnation: 1, Term: 4}
 
-// groupWorld is a real state machine with groups that run on one node. An update gives a
-// member 60 s to be available for 10 s.
+// groupWorld is a real state machine with groups that run on one node. The update policy has a deadline of
+// 60 s and a minimum healthy time of 10 s.
 type groupWorld struct {
 	t       *testing.T
 	state   fsm.State
@@ -22,7 +22,8 @@ type groupWorld struct {
 	leaving map[string]bool
 }
 
-// newGroupWorld has groups run in version 1: "web 3" is web-0 to web-2.
+// newGroupWorld returns a world with the named groups, whose members run in version 1. "web 3" stands for
+// web-0 to web-2.
 func newGroupWorld(t *testing.T, groups ...string) *groupWorld {
 	w := &groupWorld{t: t, state: fsm.New(), now: testStart, leaving: map[string]bool{}}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
@@ -37,7 +38,7 @@ func newGroupWorld(t *testing.T, groups ...string) *groupWorld {
 	return w
 }
 
-// do applies a command of the leader; a refused or skipped one fails the test.
+// do applies a command of the leader. A refused or skipped command fails the test.
 func (w *groupWorld) do(c *commandv1.Command) {
 	w.t.Helper()
 	w.index++
@@ -46,15 +47,15 @@ func (w *groupWorld) do(c *commandv1.Command) {
 	}
 	s, r, _ := w.state.Apply(fsm.Meta{Index: w.index, Term: 4}, c)
 	if err := r.Err(); err != nil || r.Skipped > 0 {
-		w.t.Fatalf("%v: %v, %d items do not hold: %s", c, err, r.Skipped, r.Reason)
+		w.t.Fatalf("command %v must be applied completely, but returned error %v and skipped %d items: %s", c, err, r.Skipped, r.Reason)
 	}
 	if err := s.Check(); err != nil {
-		w.t.Fatalf("after %v: %v", c, err)
+		w.t.Fatalf("Check after command %v: %v", c, err)
 	}
 	w.state = s
 }
 
-// group puts count members of a group in one version.
+// group puts a group with count members in one version.
 func (w *groupWorld) group(name, count string, version int, update *commandv1.UpdatePolicy) {
 	w.t.Helper()
 	n := 0
@@ -75,12 +76,12 @@ func (w *groupWorld) get(id string) *fsm.Workload {
 	w.t.Helper()
 	x, ok := w.state.Workload(id)
 	if !ok {
-		w.t.Fatalf("workload %s is gone", id)
+		w.t.Fatalf("the state has no workload %s", id)
 	}
 	return x
 }
 
-// run makes the node carry out the orders of a group.
+// run makes the node carry out the orders for a group, except for the named members.
 func (w *groupWorld) run(group string, except ...string) {
 	w.t.Helper()
 	var ids []string
@@ -92,9 +93,11 @@ func (w *groupWorld) run(group string, except ...string) {
 	}
 }
 
-// says makes the node accept the present order of a workload and report a state.
-func (w *groupWorld) says(id, state string) {
+// says makes the node accept the present order of a workload and report a state. cause is a reason code and a
+// message.
+func (w *groupWorld) says(id, state string, cause ...string) {
 	w.t.Helper()
+	cause = append(cause, "", "")
 	generation := func() *commandv1.Generation {
 		g := w.get(id).Generation
 		return &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
@@ -104,10 +107,10 @@ func (w *groupWorld) says(id, state string) {
 			{Workload: id, Node: "a", IfGeneration: generation()}}}}})
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
-		{Workload: id, Node: "a", Generation: generation(), State: state, Acknowledged: true, ObservedAt: w.now}}}}})
+		{Workload: id, Node: "a", Generation: generation(), State: state, Code: cause[0], Message: cause[1], Acknowledged: true, ObservedAt: w.now}}}}})
 }
 
-// play carries out one line of a script: an action of a user, a node or another pass.
+// play carries out one step of a script: an action of a user, of a node, or of another pass of the planner.
 func (w *groupWorld) play(word string) {
 	w.t.Helper()
 	f := strings.Fields(word)
@@ -118,7 +121,7 @@ func (w *groupWorld) play(word string) {
 		w.do(&commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: f[1], Action: what}}})
 	}
 	switch f[0] {
-	case "update": // update web 3 to 2 by 1 [back]: three members to version 2, one at a time
+	case "update": // "update web 3 to 2 by 1 [back]": three members of web to version 2, one at a time
 		var version, parallel int
 		if _, err := fmt.Sscan(f[4]+" "+f[6], &version, &parallel); err != nil {
 			w.t.Fatal(err)
@@ -141,6 +144,13 @@ func (w *groupWorld) play(word string) {
 		w.says(f[1], "Running")
 	case "fails":
 		w.says(f[1], "Failed")
+	case "works": // the agent of the member is carrying out the order
+		w.says(f[1], "Pending", fsm.CodeWorking, "waiting for db to be healthy")
+	case "breaks": // the agent reports that the member failed, with a message
+		w.says(f[1], "Failed", "RUNTIME_ERROR", "exited with code 3")
+	case "misfit": // no node has room for the member
+		w.do(&commandv1.Command{Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{Workloads: []*commandv1.Unplaced{
+			{Workload: f[1], IfGeneration: fsm.GenerationPB(w.get(f[1]).Generation), Code: fsm.CodeCannotMove, Message: "0/1 nodes fit: 1 memory"}}}}})
 	case "stopped":
 		desired("Stopped")
 	case "deleted":
@@ -150,23 +160,24 @@ func (w *groupWorld) play(word string) {
 	case "pause", "resume", "undo":
 		action(f[0])
 	default:
-		w.t.Fatalf("the script says %q", word)
+		w.t.Fatalf("the script has the unknown word %q", word)
 	}
 }
 
-// planner is a step that already moves the leaving workloads.
+// planner returns a planner in whose present step the workloads in w.leaving are already being moved.
 func (w *groupWorld) planner() *planner {
 	return &planner{World: World{State: w.state, Now: w.now, Epoch: rolloutEpoch}, done: w.leaving}
 }
 
-// next plans the rollouts; wake is the earliest time that the plan asks for, 0 for none.
+// next returns the commands that the planner proposes for the rollouts. wake is the earliest time at which it
+// requests another step; 0 if there is none.
 func (w *groupWorld) next() (steps []fsm.Command, wake int64) {
 	p := w.planner()
 	p.rollOut()
 	return p.rollouts, p.at
 }
 
-// line is a plan as text: the next step of each group, and the next wake-up.
+// line returns a plan as text: the next step of each group, and the time of the next wake-up.
 func (w *groupWorld) line() string {
 	steps, wake := w.next()
 	var out []string
@@ -191,7 +202,7 @@ func (w *groupWorld) line() string {
 		out = append(out, s)
 	}
 	if wake != 0 {
-		out = append(out, fmt.Sprintf("look again in %d s", (wake-w.now)/second))
+		out = append(out, fmt.Sprintf("wake up in %d s", (wake-w.now)/second))
 	}
 	return strings.Join(out, "; ")
 }
@@ -199,53 +210,62 @@ func (w *groupWorld) line() string {
 func TestRolloutSteps(t *testing.T) {
 	const (
 		late  = "web: fail (web-0 was not healthy for 10 s within 60 s)"
-		web21 = "update web 3 to 2 by 1; " // three members of web to version 2, one at a time
+		web21 = "update web 3 to 2 by 1; " // three members of web get version 2, one at a time
 		back  = "update web 3 to 2 by 1 back; "
 	)
 	for _, c := range []struct{ name, script, want string }{
-		{"groups that nobody updates cost nothing", "", ""},
-		{"the first has its turn", web21, "web: take web-0"},
-		{"or as many as may be missing", "update web 3 to 2 by 2", "web: take web-0,web-1"},
-		{"but no more than there are", "update web 3 to 2 by 9", "web: take web-0,web-1,web-2"},
-		{"the rest waits while it starts", web21 + "step", "look again in 60 s"},
-		{"and until it has run for long enough", web21 + "step; runs web-0; later 3", "look again in 7 s"},
-		{"then comes the next", web21 + "step; runs web-0; later 10", "web: settle web-0 take web-1"},
-		{"and when the last has settled it is over", "update web 3 to 2 by 3; step; runs web-0; runs web-1; runs web-2; later 10",
+		{"groups without an update need no step", "", ""},
+		{"the first member is updated first", web21, "web: take web-0"},
+		{"as many members are updated as may be unavailable", "update web 3 to 2 by 2", "web: take web-0,web-1"},
+		{"max_parallel may exceed the number of members", "update web 3 to 2 by 9", "web: take web-0,web-1,web-2"},
+		{"other members wait while an updated member starts", web21 + "step", "wake up in 60 s"},
+		{"other members wait until the updated member has settled", web21 + "step; runs web-0; later 3", "wake up in 7 s"},
+		{"after a member has settled the next one is updated", web21 + "step; runs web-0; later 10", "web: settle web-0 take web-1"},
+		{"the update completes when the last member has settled", "update web 3 to 2 by 3; step; runs web-0; runs web-1; runs web-2; later 10",
 			"web: settle web-0,web-1,web-2 complete"},
 
-		{"what is down goes first", "fails web-2; " + web21, "web: take web-2"},
-		{"and counts", "fails web-2; update web 3 to 2 by 2", "web: take web-2,web-0"},
-		{"nobody else has a turn while one that has it is down", web21 + "step; runs web-0; later 10; step; runs web-1; fails web-0; later 10; step",
-			"look again in 60 s"},
-		{"one that the same step moves counts as missing", web21 + "leaves web-2", "web: take web-2"},
-		{"among others", "update web 3 to 2 by 2; leaves web-1", "web: take web-1,web-0"},
-		{"so does one that has it already", web21 + "step; runs web-0; later 10; step; runs web-1; later 10; leaves web-0", "web: settle web-1"},
-		{"one that is moved has not settled", web21 + "step; runs web-0; later 10; leaves web-0", "look again in 50 s"},
-		{"one that the update starts has it at once, and is missed until it runs", "stopped web-2; " + web21, "look again in 60 s"},
-		{"one that is stopped while it waits has its turn at once", web21 + "step; stopped web-2", "web: take web-2; look again in 60 s"},
-		{"one that is gone is waited for by nobody", "update web 3 to 2 by 3; deleted web-0; deleted web-1; step; runs web-2; later 10", "web: settle web-2 complete"},
+		{"a member that is down is updated first", "fails web-2; " + web21, "web: take web-2"},
+		{"a member that is down counts as unavailable", "fails web-2; update web 3 to 2 by 2", "web: take web-2,web-0"},
+		{"no other member is updated while an updated one is down", web21 + "step; runs web-0; later 10; step; runs web-1; fails web-0; later 10; step",
+			"wake up in 60 s"},
+		{"a member that the same step moves counts as unavailable", web21 + "leaves web-2", "web: take web-2"},
+		{"a moved member is updated first and counts as unavailable", "update web 3 to 2 by 2; leaves web-1", "web: take web-1,web-0"},
+		{"an updated member that the same step moves counts as unavailable", web21 + "step; runs web-0; later 10; step; runs web-1; later 10; leaves web-0", "web: settle web-1"},
+		{"a member that is moved has not settled", web21 + "step; runs web-0; later 10; leaves web-0", "wake up in 50 s"},
+		{"a stopped member that the update starts is updated at once and is unavailable until it runs", "stopped web-2; " + web21, "wake up in 60 s"},
+		{"a member that is stopped while it waits is updated at once", web21 + "step; stopped web-2", "web: take web-2; wake up in 60 s"},
+		{"the update does not wait for a deleted member", "update web 3 to 2 by 3; deleted web-0; deleted web-1; step; runs web-2; later 10", "web: settle web-2 complete"},
 
-		{"a failure that lasts ends it", web21 + "step; fails web-0; later 60", late},
-		{"but not before its time", web21 + "step; fails web-0; later 59", "look again in 1 s"},
-		{"with a way back it is taken", back + "step; fails web-0; later 60", late + " revert"},
-		{"on the way back nobody turns round", back + "step; fails web-0; later 60; step; step; fails web-0; later 60", late},
-		{"a wait that lasts ends it too", web21 + "step; runs web-0; later 10; step; runs web-1; later 10; fails web-0; step; later 60",
+		{"a member that misses its deadline fails the update", web21 + "step; fails web-0; later 60", late},
+		{"a member fails the update only after its deadline", web21 + "step; fails web-0; later 59", "wake up in 1 s"},
+		{"a failed update with auto_revert reverts", back + "step; fails web-0; later 60", late + " revert"},
+		{"a failed revert is not reverted", back + "step; fails web-0; later 60; step; step; fails web-0; later 60", late},
+		{"a wait beyond the deadline fails the update", web21 + "step; runs web-0; later 10; step; runs web-1; later 10; fails web-0; step; later 60",
 			"web: fail (waited too long for web-0 to be available again: at most 1 may be missing)"},
 		{"no failure is found while the same step moves a member", back + "step; fails web-0; later 60; leaves web-0", ""},
-		{"whichever it is", web21 + "step; fails web-0; later 60; leaves web-2", ""},
-		{"but when it moves another's", web21 + "step; fails web-0; later 60; leaves api-0", late},
+		{"no failure is found while the same step moves a waiting member", web21 + "step; fails web-0; later 60; leaves web-2", ""},
+		{"a failure is found while the same step moves a member of another group", web21 + "step; fails web-0; later 60; leaves api-0", late},
 
-		{"a paused update stands still", web21 + "pause web", ""},
-		{"also one that paused by itself", web21 + "step; fails web-0; later 60; step; later 999", ""},
-		{"resumed it goes on", web21 + "pause web; resume web", "web: take web-0"},
-		{"undone it takes turns as well", web21 + "step; runs web-0; later 10; step; undo web", "web: take web-1"},
-		{"another update supersedes it", web21 + "step; update web 3 to 3 by 2", "web: take web-0,web-1"},
-		{"an update that ended is nobody's matter", "update web 1 to 2 by 1; step; runs web-0; later 10; step; later 999", ""},
+		{"no deadline runs while the agent carries the order out", web21 + "step; later 1; works web-0; later 999", ""},
+		{"the deadline begins when the new instance has been started", web21 + "step; works web-0; later 999; runs web-0; later 3; runs web-0", "wake up in 7 s"},
+		{"an instance that does not settle after its start fails the update", web21 + "step; works web-0; later 999; breaks web-0; later 60",
+			"web: fail (web-0: exited with code 3 (for 60 s))"},
+		{"the deadline is not begun again after a failure", web21 + "step; works web-0; later 9; breaks web-0; later 20; works web-0; later 20; breaks web-0; later 20",
+			"web: fail (web-0: exited with code 3 (for 60 s))"},
+		{"a member that fits nowhere fails the update with that reason", back + "step; misfit web-0; later 60", "web: fail (web-0: 0/1 nodes fit: 1 memory (for 60 s)) revert"},
+		{"the update waits for another member whose agent is at work", web21 + "step; runs web-0; later 10; step; runs web-1; later 10; fails web-0; step; later 9; works web-0; later 999", ""},
 
-		{"each group has its own bound", web21 + "update api 2 to 2 by 2", "api: take api-0,api-1; web: take web-0"},
-		{"and its own luck", web21 + "update api 2 to 2 by 1; step; runs api-0; fails web-0; later 10", "api: settle api-0 take api-1; look again in 50 s"},
-		{"a failure of one halts no other", web21 + "step; fails web-0; later 60; update api 2 to 2 by 1", "api: take api-0; " + late},
-		{"the earliest deadline of all counts", web21 + "step; later 20; update api 2 to 2 by 1; step", "look again in 40 s"},
+		{"a paused update takes no step", web21 + "pause web", ""},
+		{"a failed update that is paused takes no step", web21 + "step; fails web-0; later 60; step; later 999", ""},
+		{"a resumed update continues", web21 + "pause web; resume web", "web: take web-0"},
+		{"an undo updates members one at a time", web21 + "step; runs web-0; later 10; step; undo web", "web: take web-1"},
+		{"another update supersedes a running update", web21 + "step; update web 3 to 3 by 2", "web: take web-0,web-1"},
+		{"a completed update needs no step", "update web 1 to 2 by 1; step; runs web-0; later 10; step; later 999", ""},
+
+		{"each group has its own max_parallel", web21 + "update api 2 to 2 by 2", "api: take api-0,api-1; web: take web-0"},
+		{"groups settle and fail independently", web21 + "update api 2 to 2 by 1; step; runs api-0; fails web-0; later 10", "api: settle api-0 take api-1; wake up in 50 s"},
+		{"a failure of one group does not pause another", web21 + "step; fails web-0; later 60; update api 2 to 2 by 1", "api: take api-0; " + late},
+		{"the earliest deadline of all groups counts", web21 + "step; later 20; update api 2 to 2 by 1; step", "wake up in 40 s"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newGroupWorld(t, "web 3", "api 2")
@@ -256,15 +276,14 @@ func TestRolloutSteps(t *testing.T) {
 				}
 			}
 			if got := w.line(); got != c.want {
-				t.Errorf("got  %s\nwant %s", got, c.want)
+				t.Errorf("the step is\n     %s\nwant %s", got, c.want)
 			}
 		})
 	}
 }
 
-// TestRolloutStepsAreFenced: a step names the leadership term that proposes it and its
-// rollout, so that neither a former leader nor a plan for a superseded rollout changes a
-// member.
+// TestRolloutStepsAreFenced: the command for a step of a rollout names the leadership term and the
+// rollout. So neither a former leader nor a plan for a superseded rollout changes a member.
 func TestRolloutStepsAreFenced(t *testing.T) {
 	w := newGroupWorld(t, "web 2")
 	w.play("update web 2 to 2 by 1")
@@ -278,34 +297,34 @@ func TestRolloutStepsAreFenced(t *testing.T) {
 		t.Errorf("the head is %v", head)
 	}
 	if id := body.GetIfRollout(); id.GetIncarnation() != r.Incarnation || id.GetSequence() != r.Sequence || r.Sequence == 0 {
-		t.Errorf("it is for update %v, want %d.%d", id, r.Incarnation, r.Sequence)
+		t.Errorf("the command is for rollout %v, want %d.%d", id, r.Incarnation, r.Sequence)
 	}
 	w.play("update web 2 to 3 by 1")
 	_, res, _ := w.state.Apply(fsm.Meta{Index: w.index + 1, Term: 4}, steps[0])
 	if res.Skipped != 1 {
-		t.Errorf("a step for an update that was superseded holds: %+v", res)
+		t.Errorf("a step for a superseded update must be skipped, but returned %+v", res)
 	}
 }
 
-// TestRolloutsOfObedientNodes carries out whole updates on a node that obeys, except for
-// members that cannot start, and counts the unavailable members at every step.
+// TestRolloutsOfObedientNodes runs whole updates on a node that carries out every order, except for members
+// that cannot start. It counts the unavailable members at every step.
 func TestRolloutsOfObedientNodes(t *testing.T) {
 	for _, c := range []struct {
 		name, update string
-		breaks       map[int]string // version: the member that never starts in it
-		missing      int            // at a time, at the most
-		want         string         // versions and the phase
+		breaks       map[int]string // for each version: the member that never starts in that version
+		missing      int            // largest number of unavailable members at any time
+		want         string         // versions of the members at the end, and the phase of the rollout
 	}{
-		{"one at a time", "update web 5 to 2 by 1", nil, 1, "22222 Completed"},
-		{"two at a time", "update web 5 to 2 by 2", nil, 2, "22222 Completed"},
-		{"all at once", "update web 5 to 2 by 5", nil, 5, "22222 Completed"},
+		{"one member at a time", "update web 5 to 2 by 1", nil, 1, "22222 Completed"},
+		{"two members at a time", "update web 5 to 2 by 2", nil, 2, "22222 Completed"},
+		{"all members at once", "update web 5 to 2 by 5", nil, 5, "22222 Completed"},
 		{"more members than before", "update web 7 to 2 by 1", nil, 2, "2222222 Completed"},
 		{"fewer members than before", "update web 3 to 2 by 1", nil, 1, "222 Completed"},
-		{"the first fails", "update web 5 to 2 by 1", map[int]string{2: "web-0"}, 1, "21111 Paused"},
-		{"while one fails, the other place is used", "update web 5 to 2 by 2", map[int]string{2: "web-1"}, 2, "22222 Paused"},
-		{"one in the middle fails", "update web 5 to 2 by 1", map[int]string{2: "web-2"}, 1, "22211 Paused"},
-		{"it fails and goes back", "update web 5 to 2 by 1 back", map[int]string{2: "web-2"}, 1, "11111 Completed"},
-		{"the way back fails too", "update web 5 to 2 by 1 back", map[int]string{1: "web-1", 2: "web-1"}, 1, "21111 Paused"},
+		{"the first member fails", "update web 5 to 2 by 1", map[int]string{2: "web-0"}, 1, "21111 Paused"},
+		{"while one member fails, other members are updated", "update web 5 to 2 by 2", map[int]string{2: "web-1"}, 2, "22222 Paused"},
+		{"a member in the middle fails", "update web 5 to 2 by 1", map[int]string{2: "web-2"}, 1, "22211 Paused"},
+		{"a failed update reverts", "update web 5 to 2 by 1 back", map[int]string{2: "web-2"}, 1, "11111 Completed"},
+		{"the revert fails too", "update web 5 to 2 by 1 back", map[int]string{1: "web-1", 2: "web-1"}, 1, "21111 Paused"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newGroupWorld(t, "web 5")
@@ -317,7 +336,7 @@ func TestRolloutsOfObedientNodes(t *testing.T) {
 					w.do(s)
 				}
 				if missing := w.missing("web"); missing > c.missing {
-					t.Fatalf("%d are missing, at most %d may be: %s", missing, c.missing, w.versions("web"))
+					t.Fatalf("%d members are unavailable, at most %d may be: %s", missing, c.missing, w.versions("web"))
 				}
 				broken := []string{}
 				w.state.Group("web", func(x *fsm.Workload) bool {
@@ -335,7 +354,7 @@ func TestRolloutsOfObedientNodes(t *testing.T) {
 				}
 			}
 			if got := w.versions("web"); got != c.want {
-				t.Errorf("it ends as %s, want %s", got, c.want)
+				t.Errorf("the versions are %s at the end, want %s", got, c.want)
 			}
 		})
 	}
@@ -355,7 +374,7 @@ func version(x *fsm.Workload) int {
 	return int(x.Content[len(x.Content)-1] - '0')
 }
 
-// versions lists the versions of the members that stay, and the phase of the rollout.
+// versions returns the versions of the members that remain, and the phase of the rollout.
 func (w *groupWorld) versions(group string) (out string) {
 	w.state.Group(group, func(x *fsm.Workload) bool {
 		if x.Desired != fsm.DesiredDeleted {
@@ -376,11 +395,11 @@ func TestHeldByRollout(t *testing.T) {
 	}{
 		{"without an update no member is held", "", "web-1", false},
 		{"an update without a step holds no member", "update web 3 to 2 by 1", "web-1", false},
-		{"while one is unavailable the others are held", "update web 3 to 2 by 1; step", "web-1", true},
+		{"while one member is unavailable the others are held", "update web 3 to 2 by 1; step", "web-1", true},
 		{"a member that has not settled is held", "update web 3 to 2 by 1; step; runs web-0", "web-0", true},
-		{"an unavailable member may go", "update web 3 to 2 by 1; step", "web-0", false},
-		{"with max_parallel 2 another may go", "update web 3 to 2 by 2; fails web-0", "web-1", false},
-		{"not if the same step has moved one", "update web 3 to 2 by 2; fails web-0; leaves web-2", "web-1", true},
+		{"an unavailable member is not held", "update web 3 to 2 by 1; step", "web-0", false},
+		{"with max_parallel 2 a second member is not held", "update web 3 to 2 by 2; fails web-0", "web-1", false},
+		{"with max_parallel 2 other members are held if the same step moves one", "update web 3 to 2 by 2; fails web-0; leaves web-2", "web-1", true},
 		{"a member that is moved already is not held", "update web 3 to 2 by 1; leaves web-1", "web-1", false},
 		{"a paused update holds no member", "update web 3 to 2 by 1; step; pause web", "web-1", false},
 		{"an update of another group holds no member", "update web 3 to 2 by 1; step", "api-0", false},

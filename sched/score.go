@@ -8,53 +8,60 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Weights of the other parts of a score, in parts of a node. One member of the same group
-// counts like half a node of load, so only a large difference in load outweighs it.
+// The weights of group members and taints in a score, in parts (millionths of a node). One member of the same
+// group on a node counts like half a node of load, so only a large difference in load outweighs it.
 const (
 	perMember = whole / 2
 	perAvoid  = whole / 2
 )
 
-// smallClass is the number of candidates up to which each one is looked at.
+// smallClass is the number of candidates up to which every candidate is scored. If there are more, the sorted
+// search is used.
 const smallClass = 192
 
-// Score is a node's score for one demand, in millionths of a node; the lowest
-// total wins. Equal totals are settled by a hash of workload and node.
+// Score is the score of a node for one demand, in millionths of a node. The lowest total wins. A hash of
+// workload and node decides between equal totals.
 type Score struct {
-	Load  int64 // mean promised share of CPU, memory and disk
-	Added int64 // share that the demand adds, on a node of this size class
-	Group int64 // members of the same group on the node, half a node each
-	Taint int64 // PreferNoSchedule taints that are not tolerated, half a node
+	Load  int64 // mean reserved share of CPU, memory and disk
+	Added int64 // share that the demand adds on a node of this size class
+	Group int64 // half a node for each member of the same group on the node
+	Taint int64 // half a node if it has a PreferNoSchedule taint that the demand does not tolerate
+	Rules int64 // sum of the weights of the preferred rules that the node does not satisfy, see rules.go
 	Total int64
 }
 
-// query is one search for the best node.
+// query is one search for the best node for a demand.
 type query struct {
 	x    *nodeIndex
 	d    *fsm.Demand
-	at   uint64 // the workload's place on the ring
-	from int32  // first slot clockwise from there
+	in   *class // nil for a demand that names its nodes, see pinned
+	bin  bool   // full nodes come first
+	at   uint64 // position of the workload on the ring
+	from int32  // first node slot clockwise from the position at
 
-	best   int32 // slot, -1 = none
+	best   int32 // slot of the best node found so far; -1 = none
 	score  int64
 	dist   uint64
-	result Score // of best
+	result Score // score of the best node
 }
 
-// query prepares the search for one demand.
+// query prepares the search for the best node for a demand.
 func (x *nodeIndex) query(v fsm.View, id string, d *fsm.Demand) query {
 	x.prepare(v, d)
 	for i := range x.sizes {
 		x.added[i] = x.sizes[i].added(d)
 	}
-	q := query{x: x, d: d, at: hash(x.seed, id), best: -1, score: math.MaxInt64}
+	q := query{x: x, d: d, bin: x.packs(d), at: hash(x.seed, id), best: -1, score: math.MaxInt64}
+	if _, ok := pinned(d); !ok {
+		q.in = x.classOf(d)
+	}
 	q.from = int32(sort.Search(len(x.ring), func(i int) bool { return x.ring[i] >= q.at }))
 	return q
 }
 
-// added is the mean share that a demand takes of a node of this size, computed as in
-// loadOf. The size class stands for the node, so that the nodes of one class keep their
-// order by load.
+// added returns the mean share of a node that a demand takes, computed as in loadOf for the size
+// class of the node. The share depends only on the class, so all nodes of a class keep their order
+// by load.
 func (z *size) added(d *fsm.Demand) int64 {
 	var sum, n int64
 	add := func(need, total int64) {
@@ -72,11 +79,19 @@ func (z *size) added(d *fsm.Demand) int64 {
 	return sum / n
 }
 
-// base turns load into a score by policy. Under either policy a node without totals comes
-// last.
-func (x *nodeIndex) base(load int64) int64 {
+// packs reports whether a demand prefers full nodes: by its own policy or that of the cluster.
+func (x *nodeIndex) packs(d *fsm.Demand) bool {
+	if d.Placement != nil && d.Placement.Policy != "" {
+		return Policy(d.Placement.Policy) == BinPack
+	}
+	return x.policy == BinPack
+}
+
+// base turns a load into a score by the placement policy (spread or bin-pack). With either policy, a node
+// that reports no totals comes last.
+func base(bin bool, load int64) int64 {
 	switch {
-	case x.policy != BinPack:
+	case !bin:
 		return load
 	case load < noTotals:
 		return whole - load
@@ -84,7 +99,7 @@ func (x *nodeIndex) base(load int64) int64 {
 	return 3*noTotals - load
 }
 
-// scoreOf returns the score of a node with its parts.
+// scoreOf returns the parts and the total of a node's score.
 func (x *nodeIndex) scoreOf(d *fsm.Demand, s int32) Score {
 	h := &x.hot[s]
 	sc := Score{Load: int64(h.load), Added: x.sizes[x.shapes[h.shape].size].added(d)}
@@ -92,11 +107,12 @@ func (x *nodeIndex) scoreOf(d *fsm.Demand, s int32) Score {
 	if avoids(d, x.recs[s]) {
 		sc.Taint = perAvoid
 	}
-	sc.Total = x.base(sc.Load+sc.Added) + sc.Group + sc.Taint
+	sc.Rules = x.rules.cost(s)
+	sc.Total = base(x.packs(d), sc.Load+sc.Added) + sc.Group + sc.Taint + sc.Rules
 	return sc
 }
 
-// offer keeps a node if it is the best so far.
+// offer makes a node the best so far if its score is lower than that of the best so far.
 func (q *query) offer(s int32, score int64) {
 	dist := q.x.ring[s] - q.at
 	if score < q.score || score == q.score && (dist < q.dist || dist == q.dist && s < q.best) {
@@ -104,34 +120,39 @@ func (q *query) offer(s int32, score int64) {
 	}
 }
 
-// search finds the best node that passes every filter: first among nodes
-// without members of the demand's group, which keep the order of the index, then
-// among the few with members.
-func (q *query) search(members []int32) {
+// search finds the best node that passes every filter: first among the nodes that are not listed, by the index
+// sorted by load, then among the few listed nodes. Listed nodes have members of the demand's group, or workloads
+// that a rule by host names.
+func (q *query) search(listed []int32) {
 	x := q.x
 	if ids, ok := pinned(q.d); ok {
 		for _, id := range ids {
-			if s, ok := x.slotOf[id]; ok && x.ready.has(s) && static(q.d, x.recs[s]).filter == passes && x.room(q.d, s) == passes {
+			if s, ok := x.slotOf[id]; ok && x.ready.has(s) && x.static(q.d, s).filter == passes && !x.rules.rejects(s) && x.room(q.d, s) == passes {
 				q.offer(s, x.scoreOf(q.d, s).Total)
 			}
 		}
 		return
 	}
-	c := x.classOf(q.d)
+	c := q.in
 	if c.count == 0 {
 		return
 	}
-	if n := c.count - c.avoided; n > 0 {
-		q.among(c.allowed, c.avoid, n, c.plain, 0)
+	if n := c.count - c.avoided; n > 0 && !x.rules.onlyListed {
+		q.among(c.allowed, c.avoid, n, c.plain, x.rules.elsewhere)
 	}
-	if c.avoided > 0 {
-		q.among(c.avoid, nil, c.avoided, c.shunned, perAvoid)
+	if c.avoided > 0 && !x.rules.onlyListed {
+		q.among(c.avoid, nil, c.avoided, c.shunned, x.rules.elsewhere+perAvoid)
 	}
-	for _, s := range members {
-		if !c.allowed.has(s) || !x.ready.has(s) {
+	for _, s := range listed {
+		h := &x.hot[s]
+		if !c.allowed.has(s) || !x.ready.has(s) || h.place < 0 {
 			continue
 		}
-		score := q.plainScore(s) + int64(x.hot[s].members)*perMember
+		label := x.rules.byLabel(s)
+		if label < 0 {
+			continue
+		}
+		score := q.plainScore(s) + int64(h.members)*perMember + label + int64(max(0, h.place-1))
 		if c.avoid.has(s) {
 			score += perAvoid
 		}
@@ -141,30 +162,29 @@ func (q *query) search(members []int32) {
 	}
 }
 
-// plainScore is a node's score by load alone.
+// plainScore returns the score of a node from its load alone, without group members and taints.
 func (q *query) plainScore(s int32) int64 {
 	h := &q.x.hot[s]
-	return q.x.base(int64(h.load) + q.x.added[q.x.shapes[h.shape].size])
+	return base(q.bin, int64(h.load)+q.x.added[q.x.shapes[h.shape].size])
 }
 
-// pinned returns the nodes that a demand names by node.id. Such demands get no class: each
-// would have its own.
+// pinned returns the nodes that a demand names by the label node.id. Such a demand gets no class, because no
+// other demand would share it.
 func pinned(d *fsm.Demand) ([]string, bool) {
 	for i := range d.Constraints {
-		if c := &d.Constraints[i]; c.Key == nodeIDKey && (c.Op == "=" || c.Op == "in") {
+		if c := &d.Constraints[i]; c.Key == fsm.NodeIDLabel && (c.Op == "=" || c.Op == "in") {
 			return c.Values, true
 		}
 	}
 	return nil, false
 }
 
-// among searches the nodes in mask and not in except that have no members of the group.
-// inShape counts them by shape.
+// among searches the nodes that are in mask and not in except, and not listed. inShape is the number of such
+// nodes in each shape.
 func (q *query) among(mask, except bitset, count int, inShape []int32, extra int64) {
 	x := q.x
 	if count > smallClass {
-		// Search the shape with the best possible score first, so that most others can be
-		// left out.
+		// Begin with the shape that has the best possible score, so that most others can be skipped.
 		first, best := -1, int64(math.MaxInt64)
 		for i, n := range inShape {
 			if n > 0 {
@@ -190,28 +210,29 @@ func (q *query) among(mask, except bitset, count int, inShape []int32, extra int
 		}
 		for word &= x.ready[i]; word != 0; word &= word - 1 {
 			s := int32(i*64 + bits.TrailingZeros64(word))
-			if x.hot[s].members == 0 && x.room(q.d, s) == passes {
-				q.offer(s, q.plainScore(s)+extra)
+			if ok, _ := q.candidate(s, mask, except); ok {
+				q.offer(s, q.plainScore(s)+extra+x.rules.byLabel(s))
 			}
 		}
 	}
 }
 
-// hope is the best score that a node of a shape can have.
+// hope returns the best score that any node of a shape could have for the demand.
 func (q *query) hope(shape int) int64 {
 	sh := &q.x.shapes[shape]
 	switch {
 	case len(sh.order.chunks) == 0:
 		return math.MaxInt64 / 2
-	case q.x.policy == BinPack:
-		return q.x.base(sh.order.high + q.x.added[sh.size])
+	case q.bin:
+		return base(q.bin, sh.order.high+q.x.added[sh.size])
 	}
-	return q.x.base(sh.order.low + q.x.added[sh.size])
+	return base(q.bin, sh.order.low+q.x.added[sh.size])
 }
 
-// sorted searches one shape in the order of load. All nodes of a shape get the
-// same addition, so the first load at which a node passes is the best of the
-// shape, and only nodes of exactly that load compete by ring distance.
+// sorted searches one shape in the order of load. The demand adds the same to all nodes of a shape, so the
+// first node that passes the filters has the best score of the shape. Only nodes with exactly the same load
+// compete with it, by their distance on the ring. If nodes differ in the preferred rules that they satisfy, the
+// search goes on until no later node can be better.
 func (q *query) sorted(sh *shape, mask, except bitset, extra int64) {
 	o := &sh.order
 	n := len(o.chunks)
@@ -222,15 +243,15 @@ func (q *query) sorted(sh *shape, mask, except bitset, extra int64) {
 	added := x.added[sh.size]
 	for step := range n {
 		c := step
-		if x.policy == BinPack {
+		if q.bin {
 			c = n - 1 - step
 		}
 		ch := &o.chunks[c]
 		nearest := ch.keys[0]
-		if x.policy == BinPack {
+		if q.bin {
 			nearest = ch.keys[len(ch.keys)-1]
 		}
-		if x.base(loadIn(nearest)+added)+extra > q.score {
+		if base(q.bin, loadIn(nearest)+added)+extra > q.score {
 			return
 		}
 		if q.d.CPU > 0 && ch.freeCPU < q.d.CPU || q.d.Memory > 0 && ch.freeMem < q.d.Memory {
@@ -239,15 +260,22 @@ func (q *query) sorted(sh *shape, mask, except bitset, extra int64) {
 		short := 0
 		for i := range ch.keys {
 			key := ch.keys[i]
-			if x.policy == BinPack {
+			if q.bin {
 				key = ch.keys[len(ch.keys)-1-i]
+			}
+			if x.rules.differ && base(q.bin, loadIn(key)+added)+extra > q.score {
+				return
 			}
 			ok, tight := q.candidate(slotIn(key), mask, except)
 			if tight {
 				short++
 			}
 			if ok {
-				score := x.base(loadIn(key)+added) + extra
+				score := base(q.bin, loadIn(key)+added) + extra
+				if x.rules.differ {
+					q.offer(slotIn(key), score+x.rules.byLabel(slotIn(key)))
+					continue
+				}
 				if score <= q.score {
 					q.offer(q.tied(o, key, mask, except), score)
 				}
@@ -260,25 +288,26 @@ func (q *query) sorted(sh *shape, mask, except bitset, extra int64) {
 	}
 }
 
-// candidate reports whether a node passes, and if not, whether for want of CPU
-// or memory.
+// candidate reports whether a node passes all filters. If it does not, tight reports whether it lacks CPU or
+// memory. Listed nodes do not pass.
 func (q *query) candidate(s int32, mask, except bitset) (ok, tight bool) {
-	if !mask.has(s) || except != nil && except.has(s) || q.x.hot[s].members != 0 {
+	h := &q.x.hot[s]
+	if !mask.has(s) || except != nil && except.has(s) || h.members|h.place != 0 || q.x.rules.byLabel(s) < 0 {
 		return false, false
 	}
 	f := q.x.room(q.d, s)
 	return f == passes, f == shortCPU || f == shortMemory
 }
 
-// tied returns, of the nodes with exactly the load of key, the first one clockwise from
-// the workload's place on the ring. The node of key passes the filters.
+// tied returns, among the nodes with exactly the load in key, the first one clockwise from the workload's
+// position on the ring. The node in key passes the filters.
 func (q *query) tied(o *order, key uint64, mask, except bitset) int32 {
 	load := uint32(key >> 32)
 	first := slotIn(key)
 	if s, ok := q.walk(o, orderKey(load, q.from), load, mask, except); ok {
 		return s
 	}
-	// None from there to the end of the ring: continue at its start.
+	// No node up to the end of the ring qualifies, so continue at the start of the ring.
 	if s, ok := q.walk(o, orderKey(load, 0), load, mask, except); ok {
 		return s
 	}

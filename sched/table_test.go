@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// desire asks for a state as a user does.
+// desire sets the desired state of a workload, as if a user had sent the request.
 func (w *world) desire(id, state string) fsm.Result {
 	return w.try(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: id, Desired: state}}})
 }
@@ -21,7 +21,7 @@ func (w *world) report(r *commandv1.WorkloadReport) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 }
 
-// does runs the planner until a time and returns its first order. Agents do not answer.
+// does runs the planner up to a given time and returns its first order. The agents do not answer.
 func (w *world) does(until int64) string {
 	w.t.Helper()
 	for range 1000 {
@@ -42,19 +42,19 @@ func (w *world) does(until int64) string {
 			w.now = max(w.now, s.WakeAt)
 		}
 	}
-	w.t.Fatalf("the planner does not come to rest")
+	w.t.Fatalf("the planner must stop proposing changes, but still does after many steps")
 	return ""
 }
 
-// TestReconcileTable compares the planner with the table desired × actual of
-// contract/semantics section 5, cell by cell. The test is more exact in three ways:
+// TestReconcileTable compares the planner with the table desired × actual of contract/semantics section 5,
+// cell by cell. The test is more precise than the table in three points:
 //
-//   - An order is not given again while its node works on it. A cell that asks for an order
-//     gives it at once, within the backoff of a first failure, or after the apply limit
+//   - An order is not given again while its node works on it. If a cell requires an order,
+//     it is given at once, within the backoff of a first failure, or after the apply limit
 //     (45 s, section 6).
-//   - The apply limit also ends Pending and Unknown of a workload that should run, which the
-//     table leaves alone.
-//   - Missing is acted on after the grace of the same section.
+//   - The apply limit also ends Pending and Unknown of a workload that should run. The
+//     table has no action for them.
+//   - Missing has an action after the grace of the same section.
 func TestReconcileTable(t *testing.T) {
 	const (
 		none  = ""
@@ -62,10 +62,12 @@ func TestReconcileTable(t *testing.T) {
 		stop  = "apply Stopped"
 		del   = "delete"
 	)
-	backoff, grace, limit := 5*second, 20*second, 50*second // one backoff; Missing's grace, or the limit, and one backoff
+	// Times after which an order is due: one backoff; the grace of Missing and a backoff; the apply limit and
+	// a backoff.
+	backoff, grace, limit := 5*second, 20*second, 50*second
 	for _, row := range []struct {
 		desired string
-		cells   map[fsm.Actual]string // what the table says
+		cells   map[fsm.Actual]string // for each actual state: the expected action
 	}{
 		{"Running", map[fsm.Actual]string{
 			fsm.ActualMissing: start, fsm.ActualPending: none, fsm.ActualRunning: none,
@@ -98,7 +100,7 @@ func TestReconcileTable(t *testing.T) {
 					}
 					r := &commandv1.WorkloadReport{Workload: "web", State: string(actual)}
 					w.report(r)
-					if peer == "existing" { // its heartbeats name no generation
+					if peer == "existing" { // the heartbeats of a legacy v1 agent have no generation
 						r.Generation = nil
 						w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 					}
@@ -110,20 +112,20 @@ func TestReconcileTable(t *testing.T) {
 					case row.desired == "Running" && actual == fsm.ActualMissing:
 						within = grace
 					case row.desired == "Stopped" && want != none:
-						within = limit // its node has accepted the order and may be at work
+						within = limit // the node has accepted the order and may still be working on it
 					}
 					early := w.now + within
 					if got := w.does(early); got != want {
-						t.Fatalf("within %d s: %q, the table says %q", within/second, got, want)
+						t.Fatalf("the order within %d s is %q, the table says %q", within/second, got, want)
 					}
 					if want == none && actual != fsm.ActualRunning && row.desired == "Running" {
-						// Sooner or later the limit ends it: the seeds' apply timeout.
+						// The apply limit ends the states Pending and Unknown.
 						if got := w.does(w.now + limit); got != start {
-							t.Fatalf("after the limit: %q", got)
+							t.Fatalf("after the apply limit the order is %q, want a new start", got)
 						}
 					} else if want == none {
 						if got := w.does(w.now + 3600*second); got != none {
-							t.Fatalf("in an hour: %q", got)
+							t.Fatalf("in an hour the order is %q, want none", got)
 						}
 					}
 				})
@@ -132,7 +134,7 @@ func TestReconcileTable(t *testing.T) {
 	}
 }
 
-// TestReconcilePass compares the planner with the numbered conditions of the same section.
+// TestReconcilePass compares the planner with the numbered conditions of contract/semantics section 5.
 func TestReconcilePass(t *testing.T) {
 	running := func(t *testing.T) *world {
 		w := newWorld(t)
@@ -150,7 +152,7 @@ func TestReconcilePass(t *testing.T) {
 			w.say("web", "Failed")
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: "degraded"}}})
 			if got := w.does(w.now + 600*second); got != "" {
-				t.Fatalf("in a frozen mode: %q", got)
+				t.Fatalf("in a frozen mode the order is %q, want none", got)
 			}
 		}},
 		{"2 BackoffWait, 5 retry due", func(t *testing.T) {
@@ -159,10 +161,10 @@ func TestReconcilePass(t *testing.T) {
 			w.step()
 			x := w.get("web")
 			if x.Status != fsm.StatusRetryPending || x.Reason.Code != fsm.CodeBackoff || w.does(x.Retry.NextAt-1) != "" {
-				t.Fatalf("%s %+v", x.Status, x.Reason)
+				t.Fatalf("web is %s, reason %+v, want RetryPending with the reason Backoff", x.Status, x.Reason)
 			}
 			if got := w.does(x.Retry.NextAt); got != "apply Running" || w.get("web").Retry.NextAt != 0 {
-				t.Fatalf("%q, next at %d", got, w.get("web").Retry.NextAt)
+				t.Fatalf("the order is %q, the next retry is at %d, want apply Running, and no further retry scheduled", got, w.get("web").Retry.NextAt)
 			}
 		}},
 		{"3 FinalizeDelete: desired Deleted and no node", func(t *testing.T) {
@@ -170,7 +172,7 @@ func TestReconcilePass(t *testing.T) {
 			w.apply("web")
 			w.desire("web", "Deleted")
 			if _, ok := w.state.Workload("web"); ok {
-				t.Fatal("it is still there")
+				t.Fatal("the record of the deleted workload must be removed, but still exists")
 			}
 		}},
 		{"4 no node and placement fails", func(t *testing.T) {
@@ -178,10 +180,10 @@ func TestReconcilePass(t *testing.T) {
 			w.apply("web")
 			w.settle()
 			if x := w.get("web"); x.Status != fsm.StatusPending || x.Reason.Code != fsm.CodeUnplaced || x.Reason.Message == "" {
-				t.Fatalf("%s %+v", x.Status, x.Reason)
+				t.Fatalf("the workload is %s, reason %+v, want Pending with the reason Unplaced", x.Status, x.Reason)
 			}
 		}},
-		{"6 the node is unavailable: reassigned, attempts begin anew", func(t *testing.T) {
+		{"6 the node is unavailable: reassigned, attempts start again at zero", func(t *testing.T) {
 			w := running(t)
 			w.say("web", "Failed")
 			w.step()
@@ -190,7 +192,7 @@ func TestReconcilePass(t *testing.T) {
 			w.settle()
 			x := w.get("web")
 			if x.Node != "b" || x.PreviousNode != "a" || x.Retry.Attempts != 0 {
-				t.Fatalf("on %q after %q, %+v", x.Node, x.PreviousNode, x.Retry)
+				t.Fatalf("the workload is on %q after %q, retry %+v, want it on b after a, without failed attempts", x.Node, x.PreviousNode, x.Retry)
 			}
 			found := false
 			w.state.Events(0, func(e *fsm.Event) bool {
@@ -198,7 +200,7 @@ func TestReconcilePass(t *testing.T) {
 				return true
 			})
 			if !found {
-				t.Fatal("no event Rescheduled")
+				t.Fatal("the history must have the event Rescheduled, but does not")
 			}
 		}},
 		{"6 the node is unavailable: no target", func(t *testing.T) {
@@ -206,10 +208,10 @@ func TestReconcilePass(t *testing.T) {
 			w.heard["a"] = false
 			w.settle()
 			if x := w.get("web"); x.Node != "" || x.Status != fsm.StatusPending || x.Reason.Code != fsm.CodeUnplaced {
-				t.Fatalf("on %q, %s %+v", x.Node, x.Status, x.Reason)
+				t.Fatalf("the workload is on %q, %s, reason %+v, want it unplaced and Pending with the reason Unplaced", x.Node, x.Status, x.Reason)
 			}
 		}},
-		{"6 AwaitFailover: what is exclusive stays until a person says so", func(t *testing.T) {
+		{"6 AwaitFailover: an exclusive workload stays until a person fences the node", func(t *testing.T) {
 			w := newWorld(t)
 			w.node("a")
 			w.apply("web", demand(func(d *commandv1.Demand) { d.Exclusive = true }))
@@ -218,7 +220,7 @@ func TestReconcilePass(t *testing.T) {
 			w.heard["a"] = false
 			w.settle()
 			if x := w.get("web"); x.Node != "a" || x.Reason.Code != fsm.CodeAwaitFailover || !strings.Contains(x.Reason.Message, "persysctl node fence a") {
-				t.Fatalf("on %q, %+v", x.Node, x.Reason)
+				t.Fatalf("the workload is on %q, reason %+v, want node a and the reason AwaitFailover with the fence command", x.Node, x.Reason)
 			}
 		}},
 		{"6 not for Deleted", func(t *testing.T) {
@@ -228,22 +230,22 @@ func TestReconcilePass(t *testing.T) {
 			w.heard["a"] = false
 			w.settle()
 			if x := w.get("web"); x.Node != "" || x.Status != fsm.StatusDeleting {
-				t.Fatalf("on %q, %s", x.Node, x.Status)
+				t.Fatalf("the workload is on %q, status %s, want it unplaced and Deleting", x.Node, x.Status)
 			}
 		}},
-		{"9 the node cannot be told: said, and tried again", func(t *testing.T) {
+		{"9 the order does not reach the node: reported and retried", func(t *testing.T) {
 			w := running(t)
 			w.desire("web", "Stopped")
 			w.do(&commandv1.Command{Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{Workloads: []*commandv1.Unplaced{
 				{Workload: "web", IfGeneration: fsm.GenerationPB(w.get("web").Generation), Code: fsm.CodeDispatchFailed, Message: "refused"}}}}})
 			if got := w.does(w.now + second); got != "apply Stopped" {
-				t.Fatalf("%q", got)
+				t.Fatalf("the order is %q", got)
 			}
 		}},
 		{"10 NoAction: desired equals actual", func(t *testing.T) {
 			w := running(t)
 			if got := w.does(w.now + 3600*second); got != "" {
-				t.Fatalf("%q", got)
+				t.Fatalf("the order is %q", got)
 			}
 		}},
 		{"runtime not available: the node loses the type and the workload", func(t *testing.T) {
@@ -257,7 +259,7 @@ func TestReconcilePass(t *testing.T) {
 			w.node("b")
 			w.settle()
 			if x := w.get("web"); x.Node != "b" {
-				t.Fatalf("on %q, %+v", x.Node, x.Reason)
+				t.Fatalf("the workload is on %q, reason %+v, want node b", x.Node, x.Reason)
 			}
 		}},
 	} {
@@ -267,7 +269,7 @@ func TestReconcilePass(t *testing.T) {
 
 // TestStopsConverge: a stop is ordered again until the workload is stopped.
 func TestStopsConverge(t *testing.T) {
-	// stopping is a world in which web runs and is to be stopped, and its order is out.
+	// stopping returns a world in which web runs and the order to stop it was given.
 	stopping := func(t *testing.T) *world {
 		w := newWorld(t)
 		w.node("a")
@@ -275,63 +277,63 @@ func TestStopsConverge(t *testing.T) {
 		w.settle()
 		w.desire("web", "Stopped")
 		if got := w.does(w.now); got != "apply Stopped" {
-			t.Fatalf("%q", got)
+			t.Fatalf("the order is %q", got)
 		}
 		return w
 	}
 	refused := &commandv1.WorkloadReport{Workload: "web", Refused: true, State: "Failed", Code: "RUNTIME_ERROR", Message: "cannot stop it"}
-	t.Run("one that was refused is known to run, and is tried again after a backoff", func(t *testing.T) {
+	t.Run("after a refused stop the workload counts as running and is retried after a backoff", func(t *testing.T) {
 		w := stopping(t)
 		w.report(refused)
 		x := w.get("web")
 		if x.Actual.State != fsm.ActualRunning || x.Status != fsm.StatusRunning || x.Reason.Code != "RUNTIME_ERROR" ||
 			x.Reason.Message != "node a has not stopped it: cannot stop it" {
-			t.Fatalf("%s, %s %+v", x.Actual.State, x.Status, x.Reason)
+			t.Fatalf("web is reported %s, status %s, reason %+v, want the reason that node a cannot stop it", x.Actual.State, x.Status, x.Reason)
 		}
 		w.step()
 		x = w.get("web")
 		if x.Status != fsm.StatusRetryPending || x.Retry.Attempts != 1 || x.Retry.NextAt <= w.now || x.Retry.NextAt > w.now+w.tuning.RetryBase {
-			t.Fatalf("%s %+v", x.Status, x.Retry)
+			t.Fatalf("web is %s, retry %+v, want RetryPending after 1 attempt, with a next attempt within RetryBase", x.Status, x.Retry)
 		}
 		if got := w.does(x.Retry.NextAt); got != "apply Stopped" {
-			t.Fatalf("%q", got)
+			t.Fatalf("the order is %q", got)
 		}
 		w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Stopped"})
 		if x := w.get("web"); x.Status != fsm.StatusStopped || x.Retry.Attempts != 0 || x.Reason.Code != fsm.CodeUserStop {
-			t.Fatalf("%s %+v %+v", x.Status, x.Retry, x.Reason)
+			t.Fatalf("web is %s, retry %+v, reason %+v, want Stopped with the reason UserStop and no failed attempts", x.Status, x.Retry, x.Reason)
 		}
 	})
-	t.Run("a permanent class makes no stop final", func(t *testing.T) {
+	t.Run("a stop is retried after a failure of a permanent class", func(t *testing.T) {
 		w := stopping(t)
 		r := &commandv1.WorkloadReport{Workload: "web", Refused: true, State: "Failed", Code: "INVALID_SPECIFICATION"}
 		w.report(r)
 		if got := w.does(w.now + w.tuning.RetryBase); got != "apply Stopped" {
-			t.Fatalf("%q, %+v", got, w.get("web").Retry)
+			t.Fatalf("the order is %q, the retry %+v, want apply Stopped", got, w.get("web").Retry)
 		}
 	})
-	t.Run("attempts are used up: said once, and it goes on", func(t *testing.T) {
+	t.Run("a stop is retried after its attempts are used up, with one event", func(t *testing.T) {
 		w := stopping(t)
 		begun := w.now
 		for w.get("web").Reason.Code != fsm.CodeExhausted {
 			if w.now > begun+600*second {
-				t.Fatalf("after ten minutes: %+v", w.get("web").Retry)
+				t.Fatalf("the stop must have used up its attempts within ten minutes, but the retry is %+v", w.get("web").Retry)
 			}
 			if got := w.does(w.now + w.tuning.RetryMax); got != "apply Stopped" {
-				t.Fatalf("%q, %+v", got, w.get("web").Retry)
+				t.Fatalf("the order is %q, the retry %+v, want apply Stopped", got, w.get("web").Retry)
 			}
 			w.report(refused)
 			w.step()
 		}
 		if w.now < begun+w.tuning.FailureGrace {
-			t.Errorf("said after %d s, within the grace", (w.now-begun)/second)
+			t.Errorf("the reason must not be recorded within the failure grace, but was after %d s", (w.now-begun)/second)
 		}
 		x := w.get("web")
 		if x.Retry.Terminal || x.Status != fsm.StatusRetryPending || !strings.Contains(x.Reason.Message, "persysctl stop web") {
-			t.Fatalf("%s %+v %+v", x.Status, x.Retry, x.Reason)
+			t.Fatalf("web is %s, retry %+v, reason %+v, want RetryPending with the advice persysctl stop web, not given up", x.Status, x.Retry, x.Reason)
 		}
 		for range 3 {
 			if got := w.does(w.now + w.tuning.RetryMax); got != "apply Stopped" {
-				t.Fatalf("%q", got)
+				t.Fatalf("the order is %q", got)
 			}
 			w.report(refused)
 			w.step()
@@ -344,29 +346,29 @@ func TestStopsConverge(t *testing.T) {
 			return true
 		})
 		if failed != 1 {
-			t.Fatalf("%d events WorkloadFailed", failed)
+			t.Fatalf("the history has %d events WorkloadFailed, want 1", failed)
 		}
 	})
-	t.Run("a second stop of what runs on is an order, of what is stopped is done", func(t *testing.T) {
+	t.Run("a second stop request gives an order if the workload still runs, otherwise it is AlreadyDone", func(t *testing.T) {
 		w := stopping(t)
 		if r := w.desire("web", "Stopped"); r.Kind != fsm.AlreadyDone {
-			t.Fatalf("while the order is on its way: %+v", r)
+			t.Fatalf("a stop request while the order is being delivered returned %+v, want AlreadyDone", r)
 		}
 		w.report(refused)
 		w.step()
 		g := w.get("web").Generation
 		if r := w.desire("web", "Stopped"); r.Kind == fsm.AlreadyDone || !g.Less(w.get("web").Generation) {
-			t.Fatalf("%+v", r)
+			t.Fatalf("a stop request for a workload that still runs returned %+v, want a new order", r)
 		}
 		if got := w.does(w.now); got != "apply Stopped" {
-			t.Fatalf("at once: %q", got)
+			t.Fatalf("at once the order is %q, want apply Stopped", got)
 		}
 		w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Stopped"})
 		if r := w.desire("web", "Stopped"); r.Kind != fsm.AlreadyDone {
-			t.Fatalf("stopped: %+v", r)
+			t.Fatalf("a stop request for a stopped workload returned %+v, want AlreadyDone", r)
 		}
 	})
-	t.Run("what is started behind its back is a drift while it runs, and is stopped", func(t *testing.T) {
+	t.Run("an instance that was started by hand is a drift until it is stopped", func(t *testing.T) {
 		w := stopping(t)
 		w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Stopped"})
 		w.now += 600 * second
@@ -375,36 +377,36 @@ func TestStopsConverge(t *testing.T) {
 		w.step()
 		found := w.compare("a", w.lists("web"))
 		if told(found) != "web state_mismatch Stopped/Running" {
-			t.Fatalf("%q", told(found))
+			t.Fatalf("Compare found %q", told(found))
 		}
 		w.note("a", found)
 		if got := w.does(w.now + w.tuning.RetryBase); got != "apply Stopped" {
-			t.Fatalf("%q", got)
+			t.Fatalf("the order is %q", got)
 		}
 		if found := w.compare("a", w.lists("web")); told(found) != "web state_mismatch Stopped/Running" {
-			t.Fatalf("while the order is on its way: %q", told(found))
+			t.Fatalf("while the order is being delivered Compare found %q, want one state_mismatch of web", told(found))
 		}
 		w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Stopped"})
 		if found := w.compare("a", w.lists("web", state(fsm.ActualStopped))); len(found) != 0 {
-			t.Fatalf("%q", told(found))
+			t.Fatalf("after the stop Compare found %q, want nothing", told(found))
 		}
 	})
-	t.Run("an agent that loses its file and says nothing more is asked again", func(t *testing.T) {
+	t.Run("an agent that lost its state file and no longer reports the workload gets the order again", func(t *testing.T) {
 		w := stopping(t)
 		w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Pending"})
 		begun := w.now
 		if got := w.does(begun + w.tuning.ApplyTimeout - 1); got != "" {
-			t.Fatalf("early: %q", got)
+			t.Fatalf("before the timeout the order is %q, want none", got)
 		}
 		if got := w.does(begun + w.tuning.ApplyTimeout + w.tuning.RetryBase); got != "apply Stopped" {
-			t.Fatalf("%q", got)
+			t.Fatalf("after the timeout the order is %q, want apply Stopped", got)
 		}
 	})
 }
 
-// TestAStopOnALostNodeIsNotTakenForDone: a workload that is to be stopped on a lost node
-// counts as stopped once the node has reported that, or is fenced.
-func TestAStopOnALostNodeIsNotTakenForDone(t *testing.T) {
+// TestStopOnALostNodeIsNotDone: a workload that is to be stopped on a lost node counts as stopped only once
+// the node has reported the stop or is fenced.
+func TestStopOnALostNodeIsNotDone(t *testing.T) {
 	lost := func(t *testing.T) *world {
 		w := newWorld(t)
 		w.node("a")
@@ -417,19 +419,19 @@ func TestAStopOnALostNodeIsNotTakenForDone(t *testing.T) {
 		t.Helper()
 		x := w.get("web")
 		if x.Status != fsm.StatusUnknown || x.Node != "a" || x.Reason.Code != fsm.CodeAwaitStop || !strings.Contains(x.Reason.Message, "persysctl node fence a") {
-			t.Fatalf("%s on %q, %+v: it may still run there", x.Status, x.Node, x.Reason)
+			t.Fatalf("the workload may still run on its lost node, so it must be Unknown on node a with the reason AwaitStop; it is %s on %q, reason %+v", x.Status, x.Node, x.Reason)
 		}
 		if s := w.plan(); len(s.Commands)+len(s.Orders) > 0 {
-			t.Fatalf("a second step gives %v %v", s.Commands, s.Orders)
+			t.Fatalf("a second step proposes %v and orders %v, want nothing", s.Commands, s.Orders)
 		}
 	}
 	isStopped := func(t *testing.T, w *world, node string) {
 		t.Helper()
 		if x := w.get("web"); x.Status != fsm.StatusStopped || x.Node != node || x.Reason.Code != fsm.CodeUserStop {
-			t.Fatalf("%s on %q, %+v", x.Status, x.Node, x.Reason)
+			t.Fatalf("the workload is %s on %q, reason %+v, want it Stopped on its node with the reason UserStop", x.Status, x.Node, x.Reason)
 		}
 	}
-	// A node that is lost before it hears of the stop.
+	// The node is lost before it gets the order to stop.
 	stop := func(w *world) { w.desire("web", "Stopped") }
 	lose := func(w *world) { w.heard["a"] = false; w.settle() }
 	settle := func(w *world) { w.settle() }
@@ -438,38 +440,38 @@ func TestAStopOnALostNodeIsNotTakenForDone(t *testing.T) {
 		before []func(*world)
 		then   func(*testing.T, *world)
 	}{
-		{"its node comes back and is told", []func(*world){stop, lose}, func(t *testing.T, w *world) {
+		{"the node returns and gets the order to stop", []func(*world){stop, lose}, func(t *testing.T, w *world) {
 			waits(t, w)
 			w.heard["a"] = true
 			if got := w.does(w.now + second); got != "apply Stopped" {
-				t.Fatalf("%q", got)
+				t.Fatalf("the order is %q", got)
 			}
 			w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Stopped"})
 			isStopped(t, w, "a")
 		}},
-		{"its node took the order and is lost before it said more", []func(*world){func(w *world) {
+		{"the node accepted the order and is lost before it reports", []func(*world){func(w *world) {
 			w.desire("web", "Stopped")
 			w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Pending"})
 		}, lose}, waits},
-		{"its node is fenced", []func(*world){stop, lose}, func(t *testing.T, w *world) {
+		{"the node is fenced after it was lost", []func(*world){stop, lose}, func(t *testing.T, w *world) {
 			waits(t, w)
 			w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
 			w.settle()
 			isStopped(t, w, "")
 		}},
-		{"its node is removed", []func(*world){stop, lose}, func(t *testing.T, w *world) {
+		{"the node is removed after it was lost", []func(*world){stop, lose}, func(t *testing.T, w *world) {
 			waits(t, w)
 			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a"}}})
 			w.settle()
 			isStopped(t, w, "")
 		}},
-		{"it had been stopped", []func(*world){stop, settle, lose}, func(t *testing.T, w *world) { isStopped(t, w, "") }},
-		{"it is started again: elsewhere", []func(*world){stop, lose}, func(t *testing.T, w *world) {
+		{"the workload was stopped before the node was lost", []func(*world){stop, settle, lose}, func(t *testing.T, w *world) { isStopped(t, w, "") }},
+		{"a start places the workload on another node", []func(*world){stop, lose}, func(t *testing.T, w *world) {
 			waits(t, w)
 			w.desire("web", "Running")
 			w.settle()
 			if x := w.get("web"); x.Node != "b" || x.Status != fsm.StatusRunning {
-				t.Fatalf("%s on %q, %+v", x.Status, x.Node, x.Reason)
+				t.Fatalf("the workload is %s on %q, reason %+v, want it running on node b", x.Status, x.Node, x.Reason)
 			}
 		}},
 	} {

@@ -7,7 +7,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// world drives a real state machine with the planner's commands and obedient agents.
+// world runs a real state machine, which applies the planner's commands, and agents that carry out every
+// order.
 type world struct {
 	t       failer
 	state   fsm.State
@@ -16,16 +17,17 @@ type world struct {
 	tuning  Tuning
 	cache   *Cache
 	changes []fsm.Change
-	heard   map[string]bool // nodes whose lease is good
-	sent    map[Order]bool  // orders given and not answered
+	heard   map[string]bool // nodes that are alive: they have a valid lease
+	sent    map[Order]bool  // orders that the agents have not answered yet
 
-	downSince map[string]int64 // when this leader learned that a node is down
+	downSince map[string]int64 // for each lost node, when this leader learned that the node is down
 	fails     map[string]string
+	shift     int64 // added to the ends of leases; with 1, settle takes no deadline of the planner for the end of a lease
 }
 
 const testStart = int64(1_700_000_000) * second
 
-// failer is a test, a benchmark or one run of a property.
+// failer is a test, a benchmark or one run of a property test.
 type failer interface {
 	Helper()
 	Fatalf(string, ...any)
@@ -40,12 +42,12 @@ func newWorld(t failer) *world {
 	return w
 }
 
-// do applies a command; a refusal fails the test.
+// do applies a command. A refused command fails the test.
 func (w *world) do(c *commandv1.Command) fsm.Result {
 	w.t.Helper()
 	r := w.try(c)
 	if err := r.Err(); err != nil {
-		w.t.Fatalf("%T refused: %v", c.GetBody(), err)
+		w.t.Fatalf("command %T was refused: %v", c.GetBody(), err)
 	}
 	return r
 }
@@ -108,18 +110,18 @@ func (w *world) get(id string) *fsm.Workload {
 	w.t.Helper()
 	x, ok := w.state.Workload(id)
 	if !ok {
-		w.t.Fatalf("workload %s is gone", id)
+		w.t.Fatalf("the state has no workload %s", id)
 	}
 	return x
 }
 
-// Liveness.
+// The methods below implement Liveness.
 
 func (w *world) Expired(now int64, fn func(NodeID, int64) bool) {
 	w.state.Nodes("", func(n *fsm.Node) bool { return !n.Up || w.heard[n.ID] || fn(n.ID, 1) })
 }
 
-func (w *world) NextExpiry() int64 { return w.now + 10*second }
+func (w *world) NextExpiry() int64 { return w.now + 10*second + w.shift }
 
 func (w *world) Returned(now int64, fn func(NodeID, int64) bool) {
 	w.state.Nodes("", func(n *fsm.Node) bool { return n.Up || !w.heard[n.ID] || fn(n.ID, 2) })
@@ -129,7 +131,7 @@ func (w *world) DownSince(id NodeID) int64 { return w.downSince[id] }
 
 func (w *world) Outstanding(o Order) bool { return w.sent[o] }
 
-// plan makes one step with the cache.
+// plan plans one step with the cache.
 func (w *world) plan() Step {
 	s := Next(World{
 		State: w.state, Changes: w.changes, Live: w, Now: w.now, Epoch: fsm.Epoch{Incarnation: 1, Term: 1}, Tuning: w.tuning,
@@ -142,7 +144,7 @@ func (w *world) plain() Step {
 	return Next(World{State: w.state, Live: w, Now: w.now, Epoch: fsm.Epoch{Incarnation: 1, Term: 1}, Tuning: w.tuning}, nil)
 }
 
-// step plans and applies; it reports whether anything was planned.
+// step plans one step and applies its commands. It reports whether anything was planned.
 func (w *world) step() bool {
 	w.t.Helper()
 	s := w.plan()
@@ -152,7 +154,7 @@ func (w *world) step() bool {
 			w.t.Fatalf("the planner's %T was refused: %v", c.GetBody(), err)
 		}
 		if r.Skipped > 0 {
-			w.t.Fatalf("the planner's %T has %d items that do not hold: %s", c.GetBody(), r.Skipped, r.Reason)
+			w.t.Fatalf("every item of the planner's command %T must be applied, but %d were skipped: %s", c.GetBody(), r.Skipped, r.Reason)
 		}
 	}
 	for _, o := range s.Orders {
@@ -161,7 +163,7 @@ func (w *world) step() bool {
 	return len(s.Commands)+len(s.Orders) > 0
 }
 
-// answer lets the agents obey every order that was given.
+// answer makes the agents carry out every order that the planner has given.
 func (w *world) answer() {
 	w.t.Helper()
 	var reports []*commandv1.WorkloadReport
@@ -189,7 +191,7 @@ func (w *world) answer() {
 	}
 }
 
-// say lets a workload's node report it at its present generation.
+// say applies a report of a workload's node that the workload, at its present generation, has a certain state.
 func (w *world) say(id, state string) {
 	w.t.Helper()
 	x := w.get(id)
@@ -206,8 +208,8 @@ func sortedOrders(m map[Order]bool) []Order {
 	return out
 }
 
-// settle runs until nothing is left to do, and fails if that takes too long.
-// Time passes only when the planner asks for it, and at most for a minute.
+// settle runs steps until the planner proposes nothing, and fails after too many steps. If the planner waits
+// for a time, time passes, by at most a minute per step.
 func (w *world) settle() {
 	w.t.Helper()
 	for i := range 400 {
@@ -221,10 +223,10 @@ func (w *world) settle() {
 		}
 		w.now = at
 	}
-	w.t.Fatalf("not settled after 400 steps; last: %+v", w.plain())
+	w.t.Fatalf("the world must settle within 400 steps, but the last step is %+v", w.plain())
 }
 
-// cacheWake is the next deadline other than the leases'.
+// cacheWake returns the earliest deadline in the cache, ignoring the ends of leases.
 func (w *world) cacheWake() int64 {
 	s := w.plan()
 	if s.WakeAt == w.NextExpiry() {

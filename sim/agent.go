@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 	"time"
@@ -18,32 +19,32 @@ import (
 
 var errNoNode = errors.New("the node is not registered")
 
-// machine is a node: power, agent, engine, disk and fencers. Its agent is the real core. The machine gives
-// it a virtual clock and engine, and messages that may be lost.
+// machine is a simulated node: power, agent, engine, disk and fencers. Its agent is the real core of the
+// agent. The machine gives the core a virtual clock, a virtual engine, and messages that may be lost.
 type machine struct {
 	proc      // the agent's process
 	power     proc
 	w         *world
 	idx       int
 	id        string
-	key       *pki.Key // names specifications
-	offset    int64    // of its clock
-	drift     int64    // parts in a million
-	condemned bool     // an operator said that it is dead: it must not come back with its disk
-	sentenced bool     // the operator has the answer to that
-	fencing   bool     // an operator is fencing it because its registration was refused
+	key       *pki.Key // key for the content hashes of specifications
+	offset    int64    // nanoseconds by which the machine's clock is ahead of the virtual time
+	drift     int64    // error of the speed of the machine's clock, in parts per million
+	condemned bool     // an operator has declared the machine dead, so it must not come back with its former disk
+	sentenced bool     // the operator has received the answer to the call that fenced or removed the node
+	fencing   bool     // an operator is fencing the node, because the registration of the machine was refused
 	cpu, mem  int64
 	zone      string
-	up, down  []bool // by replica: is the way to it, from it, cut?
+	up, down  []bool // for each replica: whether messages to the replica, or from it, are lost
 
 	disk    *disk
 	engine  *engine
 	fencers fencers
-	made    int // engines it has had
+	made    int // number of engines that the machine has had; a wiped machine gets a new one
 
-	// Memory of the agent's process.
+	// Memory of the agent's process, which is lost when the process ends:
 	core      core.State
-	armed     int // counts Arms; the last one holds
+	armed     int // number of timers that the core has set so far; only the last timer counts
 	cancelled map[*core.Act]bool
 	unsaved   map[string]bool
 	renewal   lease.Renewal
@@ -52,7 +53,7 @@ type machine struct {
 	session   session
 }
 
-// disk is what an agent has made durable.
+// disk holds the data that an agent has written to its disk.
 type disk struct {
 	instance string
 	meta     core.Meta
@@ -61,7 +62,8 @@ type disk struct {
 	tombs    map[string]*core.Tombstone
 	status   map[string]core.SavedStatus
 
-	// What the simulator itself remembers of what this agent has seen and acknowledged.
+	// The next fields are kept by the simulator, for its checks: the epochs and orders that the agent
+	// has accepted and acknowledged.
 	sawEpoch     core.Epoch
 	sawApply     map[string]driver.Generation
 	sawTombstone map[string]driver.Generation
@@ -79,7 +81,7 @@ func newDisk(w *world, id string) *disk {
 	}
 }
 
-// write carries out a Store effect.
+// write carries out a Store effect of the core: it writes to the disk.
 func (d *disk) write(e core.Store) {
 	if e.Meta != nil {
 		d.meta = *e.Meta
@@ -105,7 +107,7 @@ func (d *disk) write(e core.Store) {
 	}
 }
 
-// saved is the disk as an agent's process reads it.
+// saved returns the content of the disk as the agent's process reads it when it starts.
 func (d *disk) saved() core.Saved {
 	out := core.Saved{Meta: d.meta, Status: d.status}
 	for _, id := range keys(d.intents) {
@@ -120,8 +122,8 @@ func (d *disk) saved() core.Saved {
 	return out
 }
 
-// keeps reports whether the disk shows that an order of a generation was taken: it has that order, a newer
-// one, or the tombstone of one.
+// keeps reports whether the disk proves that the agent accepted an order: it has the order, a newer
+// order, or the tombstone of one of these.
 func (d *disk) keeps(id string, g driver.Generation) bool {
 	in, t := d.intents[id], d.tombs[id]
 	return in != nil && !in.Generation.Less(g) || t != nil && !t.Generation.Less(g)
@@ -131,12 +133,12 @@ func (m *machine) now() time.Time { return m.time(m.w.now) }
 
 func (m *machine) settings() core.Settings {
 	return core.Settings{
-		Node: m.id, Fencer: m.w.has(Fencers), Concurrency: 32, StopGrace: 30 * time.Second,
+		Node: m.id, Fencer: m.w.has(Fencers), Concurrency: 32,
 		Policy: core.Policy{Base: 5 * time.Second, Max: 2 * time.Minute, Limit: 3, Stable: 30 * time.Second},
 	}
 }
 
-// boot starts the agent's process from its disk.
+// boot starts the agent's process with the content of its disk.
 func (m *machine) boot() {
 	if m.alive || !m.power.alive {
 		return
@@ -147,14 +149,14 @@ func (m *machine) boot() {
 	m.session = session{lease: 30 * sec, interval: 10 * sec}
 	for _, id := range keys(m.disk.acknowledged) {
 		if g := m.disk.acknowledged[id]; !m.disk.keeps(id, g) {
-			w.violate("durable", id, m.id, "the agent acknowledged an order of generation %s, and its disk has none of it", g)
+			w.violate("durable", id, m.id, "the agent acknowledged an order of generation %s, but its disk does not have the order", g)
 		}
 	}
 	if w.cfg.Sabotage == NoDurableEpoch {
 		m.disk.meta.Epoch = core.Epoch{ClusterID: m.disk.meta.Epoch.ClusterID}
 	}
 	m.core = core.Restore(m.settings(), m.disk.saved(), m.now())
-	w.tracef("", m.id, "agent starts, %d intents", len(m.disk.intents))
+	w.tracef("", m.id, "the agent starts with %d stored orders", len(m.disk.intents))
 	m.do(core.Engines{Cluster: clusterID, Kinds: []workload.Kind{workload.Container}})
 	m.meetFencer()
 	w.after(w.between(50, 800)*ms, &m.proc, func() {
@@ -164,8 +166,8 @@ func (m *machine) boot() {
 	})
 }
 
-// do gives the core an event and carries out the effects, in their order. With AgentCrash the process may
-// die between two effects.
+// do passes an event to the core and carries out the effects in order. With the fault AgentCrash the process
+// may end between two effects.
 func (m *machine) do(e core.Event) (answer core.Answer) {
 	w := m.w
 	next, effects := core.Step(m.core, core.Input{Now: m.now(), Clock: time.Duration(m.local(w.now)), Event: e})
@@ -186,7 +188,7 @@ func (m *machine) do(e core.Event) (answer core.Answer) {
 			m.effect(e)
 		}
 		if answered && w.has(AgentCrash) && !w.calm && w.chance(3) {
-			m.die("crash after an answer")
+			m.die("the agent dies after it has answered an order")
 			w.after(w.between(500, 10000)*ms, &m.power, m.boot)
 			return answer
 		}
@@ -222,7 +224,7 @@ func (m *machine) effect(e core.Effect) {
 	}
 }
 
-// save stores a report and its failures within half a second, together with others.
+// save writes a report and its failures to the disk half a second later, together with other reports.
 func (m *machine) save(id string) {
 	m.unsaved[id] = true
 	if len(m.unsaved) > 1 {
@@ -231,14 +233,14 @@ func (m *machine) save(id string) {
 	m.w.after(500*ms, &m.proc, func() {
 		for _, id := range keys(m.unsaved) {
 			if x := m.core.Get(id); x != nil && x.Intent != nil && x.Status != nil {
-				m.disk.status[id] = core.SavedStatus{Status: x.Status, Failure: x.Failure}
+				m.disk.status[id] = core.SavedStatus{Status: x.Status, Failure: x.Failure, Healing: x.Healing}
 			}
 		}
 		clear(m.unsaved)
 	})
 }
 
-// act carries out an Act on the engine.
+// act carries out an Act effect of the core on the engine.
 func (m *machine) act(a *core.Act) {
 	w := m.w
 	if a.Verb == core.Look {
@@ -256,12 +258,12 @@ func (m *machine) act(a *core.Act) {
 		}
 		w.tracef(a.ID, m.id, "agent: %s %s", a.Verb, in.Generation)
 	}
-	if a.Guarded {
+	if a.Leased {
 		sp.may = func() bool { return !m.cancelled[a] }
 	}
 	m.engine.do(a.Verb.String(), sp, func(err error) {
 		if a.Verb == core.Remove && err == nil {
-			m.list() // a later list must not bring the instance back
+			m.list() // a list of instances that was read before the act must not bring the instance back
 		}
 		done := core.Done{Act: a}
 		if err != nil {
@@ -272,14 +274,14 @@ func (m *machine) act(a *core.Act) {
 	})
 }
 
-// sweep looks at everything now and then.
+// sweep makes the core inspect all workloads periodically.
 func (m *machine) sweep() {
 	m.list()
 	m.do(core.Prune{})
 	m.w.after(30*sec, &m.proc, m.sweep)
 }
 
-// look lists the engine after an event.
+// look makes the agent list the instances of the engine after an instance has changed.
 func (m *machine) look() {
 	if !m.looking {
 		m.looking = true
@@ -290,7 +292,7 @@ func (m *machine) look() {
 	}
 }
 
-// list tells the core everything that is on the engine.
+// list passes all instances of the engine to the core.
 func (m *machine) list() {
 	seen := m.engine.list()
 	l := core.Listed{Kind: workload.Container, Began: m.now()}
@@ -303,7 +305,8 @@ func (m *machine) list() {
 	m.do(l)
 }
 
-// sender is the sender of an order, changed so that sabotaged fences let it pass.
+// sender returns the sender of an order. In a run that sabotages the epoch check, it changes the sender so
+// that the order passes the check.
 func (m *machine) sender(s core.Sender) core.Sender {
 	if known := m.core.Meta.Epoch; m.w.cfg.Sabotage == NoEpochFence && s.Epoch != nil && s.Epoch.Less(known) {
 		s.Epoch = &known
@@ -314,7 +317,8 @@ func (m *machine) sender(s core.Sender) core.Sender {
 	return s
 }
 
-// generation is that of an order, raised so that a sabotaged fence lets it pass.
+// generation returns the generation of an order. In a run that sabotages the generation check, it raises the
+// generation so that the order passes the check.
 func (m *machine) generation(id string, g driver.Generation) driver.Generation {
 	s, in, t := m.w.cfg.Sabotage, m.core.Intent(id), m.core.Tombstone(id)
 	if in != nil && s == NoGenerationFence && g.Less(in.Generation) {
@@ -327,7 +331,7 @@ func (m *machine) generation(id string, g driver.Generation) driver.Generation {
 	return g
 }
 
-// apply is the agent's ApplyWorkload.
+// apply is the agent's API method ApplyWorkload.
 func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	w, id := m.w, req.GetId()
 	order, err := agentspec.Order(m.key, req)
@@ -350,11 +354,11 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 		w.tracef(id, m.id, "agent: refuses an apply: %s", no.Message)
 		ack := sched.Ack{Fenced: no.Fenced, Refused: !no.Fenced, Code: string(driver.InvalidSpecification), Message: no.Message}
 		if m.core.Draining && m.core.Intent(id) == nil {
-			ack.Refused = false // rpc returns an error, and the order is tried again
+			ack.Refused = false // the API call returns an error instead, and the leader sends the order again
 		}
 		return ack
 	case answer.Unavailable != "":
-		w.tracef(id, m.id, "agent: takes no apply now: %s", answer.Unavailable)
+		w.tracef(id, m.id, "agent: cannot take an apply now: %s", answer.Unavailable)
 		return sched.Ack{Code: string(driver.RuntimeUnhealthy), Message: answer.Unavailable}
 	}
 	m.obeyed(by, id, sent, true)
@@ -367,7 +371,7 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	return sched.Ack{Accepted: true, State: fsm.ActualPending, Message: answer.Message}
 }
 
-// fumble is an agent that refuses a stop, or accepts it and forgets it.
+// fumble simulates an agent that refuses a stop, or that accepts it and forgets it.
 func (m *machine) fumble(o core.Order) (sched.Ack, bool) {
 	w := m.w
 	if !w.has(StopTrouble) || w.calm || o.Running {
@@ -390,7 +394,7 @@ func (m *machine) fumble(o core.Order) (sched.Ack, bool) {
 	return sched.Ack{}, false
 }
 
-// remove is the agent's DeleteWorkload.
+// remove is the agent's API method DeleteWorkload.
 func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 	w, id := m.w, req.GetId()
 	order, err := agentspec.Delete(req)
@@ -414,16 +418,17 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 	return sched.Ack{Accepted: true, Gone: answer.Absent}
 }
 
-// hear gives the core the epoch of an answer. It reports false if the answer does not count.
+// hear passes the epoch in a scheduler's answer to the core. It returns false if the agent must ignore the
+// answer.
 func (m *machine) hear(e fsm.Epoch) bool {
 	from := m.sender(core.Sender{Epoch: &core.Epoch{ClusterID: clusterID, Incarnation: e.Incarnation, Term: e.Term}})
 	if no := m.do(core.Heard{ClusterID: clusterID, Epoch: from.Epoch}).Refusal; no != nil {
-		m.w.tracef("", m.id, "agent: an answer of epoch %s does not count: %s", e, no.Message)
+		m.w.tracef("", m.id, "agent: an answer of epoch %s is ignored: %s", e, no.Message)
 		return false
 	}
 	got := core.Epoch{ClusterID: clusterID, Incarnation: e.Incarnation, Term: e.Term}
 	if got.Less(m.disk.sawEpoch) {
-		m.w.violate("epoch", "", m.id, "the agent believes an answer of epoch %s after it has seen %s", got, m.disk.sawEpoch)
+		m.w.violate("epoch", "", m.id, "the agent accepts an answer of epoch %s after it has seen epoch %s", got, m.disk.sawEpoch)
 	}
 	if m.disk.sawEpoch.ClusterID == "" || m.disk.sawEpoch.Less(got) {
 		m.disk.sawEpoch = got
@@ -431,7 +436,7 @@ func (m *machine) hear(e fsm.Epoch) bool {
 	return m.alive
 }
 
-// leased tells the core of its lease.
+// leased tells the core when its lease ends.
 func (m *machine) leased() { m.do(core.Leased{Until: time.Duration(m.session.until)}) }
 
 func (m *machine) drain(on bool) { m.do(core.Drain{On: on}) }
@@ -450,16 +455,17 @@ func actualOf(s workload.State) fsm.Actual {
 	return fsm.ActualUnknown
 }
 
-// reported is a report as the schedulers get it.
+// reported converts the core's record of a workload to the report that schedulers receive.
 func (m *machine) reported(x *core.Workload) sched.Reported {
 	st := x.Status
 	return sched.Reported{Workload: x.ID, Observation: fsm.Observation{
-		State: actualOf(st.State), Generation: fsm.Generation(st.Generation), Code: string(st.Class),
-		Message: st.Message, Retryable: !st.Class.Permanent(), At: m.local(m.w.now),
+		State: actualOf(st.State), Generation: fsm.Generation(st.Generation), Code: cmp.Or(string(st.Class), st.Reason),
+		Message: st.Message, Retryable: st.Class.Cause() != workload.Final, At: m.local(m.w.now),
 	}}
 }
 
-// changes are the reports newer than a version, or all, and the version reached.
+// changes returns the reports that are newer than version after, or all reports if full is set. It also
+// returns the newest version.
 func (m *machine) changes(full bool, after uint64) ([]sched.Reported, uint64) {
 	var out []sched.Reported
 	changed, gone := m.core.Changes(full, true, after, m.now())
@@ -474,7 +480,7 @@ func (m *machine) changes(full bool, after uint64) ([]sched.Reported, uint64) {
 	return out, m.core.Version
 }
 
-// die ends the agent's process; its engine goes on.
+// die ends the agent's process. Its engine keeps running.
 func (m *machine) die(why string) {
 	if m.alive {
 		m.w.tracef("", m.id, "agent dies: %s", why)
@@ -482,7 +488,7 @@ func (m *machine) die(why string) {
 	}
 }
 
-// off takes the power away: everything that ran there has ended.
+// off models a power failure of a machine: all instances on it end.
 func (m *machine) off() {
 	if !m.power.alive {
 		return
@@ -499,7 +505,7 @@ func (m *machine) off() {
 	}
 }
 
-// on brings a machine back, wiped if asked for.
+// on switches a machine on again, with an empty disk if wipe is set.
 func (m *machine) on(wiped bool) {
 	if m.power.alive {
 		return
@@ -513,8 +519,8 @@ func (m *machine) on(wiped bool) {
 	}
 	m.condemned = false
 	w.tracef("", m.id, "power is back, wiped %t", wiped)
-	// Some engines start again what ran before the power was lost, except exclusive workloads: drivers make
-	// those so that only an agent starts them.
+	// Some engines restart the instances that ran before the power failure. They never restart exclusive
+	// workloads, because drivers create these so that only the agent can start them.
 	if w.chance(300) {
 		for _, id := range keys(m.engine.has) {
 			if i := m.engine.has[id]; i.exit == 137 && !strings.HasPrefix(i.flavour, "bad") && !exclusive(id) {

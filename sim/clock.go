@@ -11,14 +11,14 @@ const (
 	sec = int64(time.Second)
 )
 
-// proc is a process that can be paused and killed: a replica, an agent or a machine. A
-// restart begins a new life: events of former lives are dropped. Events of a paused
-// process wait for its end, in order.
+// proc is a process that can be paused and killed: a replica, an agent or a machine. Events that were
+// scheduled before its last restart are dropped. Events of a paused process wait until the pause ends, in
+// order.
 type proc struct {
 	name   string
 	alive  bool
 	life   int
-	paused int64 // until; 0 = not
+	paused int64 // time at which the pause ends; 0 = not paused
 }
 
 func (p *proc) kill() { p.alive = false; p.life++; p.paused = 0 }
@@ -46,7 +46,7 @@ func (h *events) Pop() any {
 	return e
 }
 
-// clock is the virtual time, the only source of randomness, and the queue of events.
+// clock holds the virtual time, the only source of randomness, and the queue of events.
 type clock struct {
 	now    int64 // Unix nanoseconds
 	rng    *rand.Rand
@@ -55,8 +55,7 @@ type clock struct {
 	events int
 }
 
-// after runs fn in d nanoseconds, unless the present life of p has ended by then. p may be
-// nil.
+// after runs fn after d nanoseconds, unless p was restarted or killed by then. p may be nil.
 func (c *clock) after(d int64, p *proc, fn func()) {
 	e := &event{at: c.now + max(d, 0), p: p, fn: fn}
 	c.seq++
@@ -67,7 +66,7 @@ func (c *clock) after(d int64, p *proc, fn func()) {
 	heap.Push(&c.queue, e)
 }
 
-// next runs one event; false means that none is due by until.
+// next runs the next event. It returns false if no event is due before the time until.
 func (c *clock) next(until int64) bool {
 	for len(c.queue) > 0 && c.queue[0].at <= until {
 		e := heap.Pop(&c.queue).(*event)
@@ -90,7 +89,7 @@ func (c *clock) next(until int64) bool {
 	return false
 }
 
-// between draws evenly from [low, high].
+// between draws a random number, evenly from low to high.
 func (c *clock) between(low, high int64) int64 {
 	if high <= low {
 		return low
@@ -98,8 +97,8 @@ func (c *clock) between(low, high int64) int64 {
 	return low + c.rng.Int64N(high-low+1)
 }
 
-// chance is true p times in a thousand.
+// chance returns true with a probability of p per thousand.
 func (c *clock) chance(p int) bool { return c.rng.IntN(1000) < p }
 
-// pick draws one of a list.
+// pick draws a random element of a list.
 func pick[T any](c *clock, list []T) T { return list[c.rng.IntN(len(list))] }

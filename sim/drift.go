@@ -11,15 +11,16 @@ import (
 	"github.com/persys/compute/sched/control"
 )
 
-// Drift: a world at rest is made to differ from the state in three ways. Each difference
-// must come on record, and be closed once it is repaired.
+// The fault Drift: in a cluster at rest, nodes are made to differ from the state in three ways. Each
+// difference must be recorded, and closed once it is repaired.
 
 const (
 	driftEvery = 30 * time.Second
-	driftBound = 240 * sec // from a difference to its end, repairs and backoff included
+	driftBound = 240 * sec // a difference must have ended within this time, which includes repairs and their backoff
 )
 
-// list reads a machine; if a message is lost the call times out.
+// list passes the instances on a machine to the leader, which compares them with the state. If a message is
+// lost, the call times out.
 func (l *leadership) list(e control.List) {
 	w, r, m := l.w, l.r, l.w.machine(e.Node)
 	l.after(int64(l.cfg.OrderDeadline), func() { l.step(control.Listed{ID: e.ID, Err: errUnknown}) })
@@ -29,7 +30,7 @@ func (l *leadership) list(e control.List) {
 	})
 }
 
-// listed is the agent's ListWorkloads.
+// listed is the agent's API method ListWorkloads.
 func (m *machine) listed() (out []sched.Reported) {
 	for x := range m.core.Workloads() {
 		if x.Status != nil {
@@ -41,14 +42,14 @@ func (m *machine) listed() (out []sched.Reported) {
 	return out
 }
 
-// injected is a difference that was made on purpose.
+// injected is a difference between a node and the state that the simulator made on purpose.
 type injected struct {
 	node, workload, kind string
-	generation           fsm.Generation // of the workload then
+	generation           fsm.Generation // generation of the workload when the difference was made
 }
 
-// drift makes nodes differ from the state, and waits until each difference was recorded and
-// all are closed. Orphans that the faults left are deleted too.
+// drift makes nodes differ from the state, and waits until each difference was recorded and all are closed.
+// It also deletes orphans that earlier faults have left.
 func (w *world) drift() {
 	w.tracef("", "", "nodes begin to differ from the state")
 	from := w.truth.Info().EventSeq
@@ -67,13 +68,14 @@ func (w *world) drift() {
 	for _, x := range made {
 		detected, resolved := w.recorded(from, x)
 		now, _ := w.truth.Workload(x.workload)
-		// A complete heartbeat may report and repair it before a comparison finds it.
+		// A difference need not be recorded: a complete list in a heartbeat may cause its repair
+		// before a comparison finds it.
 		healed := now != nil && now.Generation != x.generation
 		switch {
 		case !detected && !healed:
 			w.violate("drift", x.workload, x.node, "%s never came on record", x.kind)
 		case detected && !resolved:
-			w.violate("drift", x.workload, x.node, "%s is on record and was not closed", x.kind)
+			w.violate("drift", x.workload, x.node, "%s was recorded and not closed", x.kind)
 		case detected:
 			w.report.Drifts++
 		}
@@ -93,7 +95,7 @@ func duration(ns int64) string { return fmt.Sprintf("%.1fs", float64(ns)/float64
 
 func orphanID(m *machine) string { return "orphan-" + m.id }
 
-// inject makes one orphan, one disappearance and one other revision.
+// inject makes three differences: an orphan, a missing instance and an instance of another revision.
 func (w *world) inject() (out []injected) {
 	o := w.machines[0]
 	o.engine.count++
@@ -113,7 +115,7 @@ func (w *world) inject() (out []injected) {
 		kind := kinds[0]
 		kinds = kinds[1:]
 		if kind == fsm.DriftMissing {
-			// The agent has lost its record of it, and the instance is gone.
+			// The instance is removed from the engine, and the agent loses its record of the workload.
 			delete(m.engine.has, x.ID)
 			delete(m.disk.intents, x.ID)
 			delete(m.disk.status, x.ID)
@@ -132,7 +134,7 @@ func (w *world) inject() (out []injected) {
 	return out
 }
 
-// decide is the operator who deletes orphans.
+// decide makes an operator delete the orphans that drift detection found.
 func (w *world) decide() {
 	w.truth.Drifts("", func(d *fsm.Drift) bool {
 		if d.Type == fsm.DriftOrphan && d.Action == fsm.ActionInvestigate && !w.users.decided[d.Node+"/"+d.Workload] {
@@ -146,7 +148,8 @@ func (w *world) decide() {
 	})
 }
 
-// recorded reports whether a difference was recorded after an event, and closed.
+// recorded reports whether a difference was recorded after the event number from, and whether it was then
+// closed.
 func (w *world) recorded(from uint64, x injected) (detected, resolved bool) {
 	w.truth.Events(from, func(e *fsm.Event) bool {
 		if e.Node == x.node && e.Workload == x.workload && e.Reason == x.kind {
@@ -158,7 +161,7 @@ func (w *world) recorded(from uint64, x injected) (detected, resolved bool) {
 	return detected, resolved
 }
 
-// step runs the world for a while.
+// step runs the simulated cluster for d nanoseconds.
 func (w *world) step(d int64) {
 	until := w.now + d
 	for w.report.Violation == nil && w.next(until) {

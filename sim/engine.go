@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// instance is what an engine has of one workload.
+// instance is the instance of one workload on a simulated engine.
 type instance struct {
 	id         string
 	content    string
@@ -18,14 +18,14 @@ type instance struct {
 	ports      []uint32
 	state      driver.State
 	runtimeID  string
-	started    int64 // true time
+	started    int64 // virtual time at which the instance was first started
 	finished   int64
 	exit       int
-	since      int64 // start of the present run
+	since      int64 // virtual time at which the present run started
 }
 
-// engine runs the instances of a machine. It outlives its agent. If the agent dies during an operation,
-// the operation ends before or after the call that is under way.
+// engine runs the instances of a machine. It goes on when the agent dies. If the agent dies during an
+// operation, the operation ends either before or after the call to the engine that is in progress.
 type engine struct {
 	m     *machine
 	has   map[string]*instance
@@ -33,7 +33,7 @@ type engine struct {
 	count int
 }
 
-// list shows all instances, as a driver does.
+// list returns all instances, as a driver does.
 func (e *engine) list() map[string]*driver.Observed {
 	out := map[string]*driver.Observed{}
 	for id, i := range e.has {
@@ -52,23 +52,23 @@ func (e *engine) list() map[string]*driver.Observed {
 	return out
 }
 
-// spec is what the agent asks of an engine.
+// spec is the part of a specification that a simulated engine needs.
 type spec struct {
 	id, content, revision string
 	generation            driver.Generation
 	running               bool
 	flavour               string
 	ports                 []uint32
-	may                   func() bool // asked right before the start; nil: it may start
+	may                   func() bool // called right before a start, to ask whether it is still allowed; nil = always allowed
 }
 
-// do carries out one verb and calls done, if the process that asked still lives. It fails if another
-// operation on the workload is under way.
+// do carries out one operation on a workload, and calls done if the calling process still lives.
+// The operation fails if another operation on the same workload is in progress.
 func (e *engine) do(verb string, sp spec, done func(error)) {
 	w, m := e.m.w, e.m
 	if e.busy[sp.id] {
 		w.after(300*ms, &m.proc, func() {
-			done(driver.Errorf(driver.RuntimeUnhealthy, verb, "another operation on %s is under way", sp.id))
+			done(driver.Errorf(driver.RuntimeUnhealthy, verb, "another operation on %s is in progress", sp.id))
 		})
 		return
 	}
@@ -81,7 +81,7 @@ func (e *engine) do(verb string, sp spec, done func(error)) {
 		}
 	}
 	pace := func(low, high int64, fn func()) { w.after(w.between(low, high)*ms, &m.power, fn) }
-	// A death of the agent between two calls ends the operation there.
+	// If the agent dies between two calls to the engine, the operation ends there.
 	lives := func() bool { return m.proc.life == life && m.proc.alive }
 	ensure := func() {
 		i := e.has[sp.id]
@@ -119,8 +119,8 @@ func (e *engine) do(verb string, sp spec, done func(error)) {
 		pulled = func() {
 			switch {
 			case !lives():
-				finish(nil) // a pull ends with its caller; a start does not
-			case sp.may != nil && m.paused > w.now: // the process that would start it is paused
+				finish(nil) // an image pull ends when the agent's process dies; a start goes on
+			case sp.may != nil && m.paused > w.now: // the agent's process is paused, so it starts nothing now
 				w.after(m.paused-w.now, &m.power, pulled)
 			case sp.may != nil && !sp.may():
 				finish(driver.Errorf(driver.RuntimeUnhealthy, verb, "the lease has ended"))
@@ -187,7 +187,7 @@ func (e *engine) do(verb string, sp spec, done func(error)) {
 	}
 }
 
-// refuse says why an engine cannot start what is asked of it.
+// refuse returns the reason why the engine cannot start a specification; nil if it can.
 func (e *engine) refuse(sp spec) error {
 	w := e.m.w
 	if !sp.running {
@@ -231,7 +231,7 @@ func (e *engine) start(i *instance) {
 	}
 }
 
-// end stops an instance. An event may tell the agent.
+// end ends the run of an instance. The engine may send the agent an event about that.
 func (e *engine) end(i *instance, state driver.State, code int, why string) {
 	w, m := e.m.w, e.m
 	i.state, i.finished, i.exit = state, w.now, code
@@ -241,12 +241,12 @@ func (e *engine) end(i *instance, state driver.State, code int, why string) {
 	}
 }
 
-// time is a moment on the machine's clock.
+// time converts a moment of the virtual time to the machine's clock.
 func (m *machine) time(at int64) time.Time {
 	return time.Unix(0, m.local(at)).UTC()
 }
 
-// local converts true time to the machine's clock.
+// local converts a virtual time to the machine's clock.
 func (m *machine) local(at int64) int64 {
 	ran := at - start
 	return at + m.offset + ran/1000*m.drift/1000

@@ -2,7 +2,7 @@ package sim
 
 import "github.com/persys/compute/agent/driver"
 
-// trouble injects drawn faults until the world is calm.
+// trouble injects random faults again and again, until the time for faults is over.
 func (w *world) trouble() {
 	if w.calm {
 		return
@@ -14,6 +14,9 @@ func (w *world) trouble() {
 			kinds = append(kinds, f)
 		}
 	}
+	if w.has(DiskStalls) {
+		kinds = append(kinds, DiskStalls, DiskStalls, DiskStalls)
+	}
 	if len(kinds) == 0 {
 		return
 	}
@@ -24,7 +27,7 @@ func (w *world) trouble() {
 	}
 	long := w.between(500, 20000) * ms
 	if w.has(Fencers) && kind&(AgentCrash|AgentPause) != 0 && w.chance(400) {
-		long *= 5 // past the lease and all that is waited for after it
+		long *= 5 // longer than the lease and all waits that follow the end of a lease
 	}
 	switch kind {
 	case ReplicaCrash:
@@ -42,6 +45,13 @@ func (w *world) trouble() {
 		}
 	case LeaderChange:
 		w.elect()
+	case DiskStalls:
+		if w.chance(300) {
+			long = w.between(50, 900) * ms // shorter than the time after which a leader gives up leadership
+		}
+		if r.alive && !w.oneHangs() {
+			r.disk.armed = long
+		}
 	case AgentCrash:
 		m.die("crash")
 		w.after(long/2, &m.power, m.boot)
@@ -53,14 +63,14 @@ func (w *world) trouble() {
 	case PowerLoss, Reinstall:
 		m.off()
 		if kind == Reinstall {
-			w.sentence(m, "fence "+m.id, fence(m.id)) // the operator who reinstalls a machine fences it
+			w.sentence(m, "fence "+m.id, fence(m.id)) // the operator who reinstalls a machine also fences its node
 		}
 		back := long
 		switch {
 		case w.chance(400):
 			back *= 4
 		case kind == Reinstall && w.chance(500):
-			back = w.between(200, 2000) * ms // a virtual machine that is reset to its image
+			back = w.between(200, 2000) * ms // the machine is back as fast as a virtual machine that is reset to its image
 		}
 		w.after(back, nil, func() { w.revive(m, kind == Reinstall) })
 	case StateLoss:
@@ -89,8 +99,8 @@ func (w *world) trouble() {
 	}
 }
 
-// revive brings a machine back. A machine that an operator has fenced or removed stays off
-// until that command is answered, and comes back empty.
+// revive starts a machine again. If an operator has fenced or removed its node, the machine stays off until
+// the operator's call is answered, and then starts with an empty disk.
 func (w *world) revive(m *machine, wiped bool) {
 	switch {
 	case m.power.alive:
@@ -101,7 +111,7 @@ func (w *world) revive(m *machine, wiped bool) {
 	}
 }
 
-// cutLinks cuts the links between a node and some or all replicas, one way or both.
+// cutLinks cuts the links between a node and some or all replicas, in one or both directions.
 func (w *world) cutLinks(m *machine, d int64) {
 	all, way := w.chance(600), w.rng.IntN(3)
 	var mended []func()
@@ -118,7 +128,7 @@ func (w *world) cutLinks(m *machine, d int64) {
 			mended = append(mended, func() { m.down[i] = false })
 		}
 	}
-	w.tracef("", m.id, "links are cut for %.1fs: all %t, way %d", float64(d)/float64(sec), all, way)
+	w.tracef("", m.id, "links are cut for %.1fs: to all replicas %t, direction %d", float64(d)/float64(sec), all, way)
 	w.after(d, nil, func() {
 		for _, f := range mended {
 			f()
@@ -126,11 +136,13 @@ func (w *world) cutLinks(m *machine, d int64) {
 	})
 }
 
-// heal ends every fault and lets operators undo their actions.
+// heal ends all faults and makes operators undo their drains, cordons and frozen modes.
 func (w *world) heal() {
 	w.tracef("", "", "the faults stop")
 	w.calm = true
 	for _, r := range w.replicas {
+		r.disk.armed = 0
+		r.thaw()
 		r.paused = min(r.paused, w.now)
 		r.rejoin()
 		r.restart()
@@ -140,7 +152,7 @@ func (w *world) heal() {
 		clear(m.down)
 		m.paused = min(m.paused, w.now)
 		switch {
-		case m.condemned: // it returns once its operator has been answered
+		case m.condemned: // the machine starts once its operator has received an answer to the fence or removal
 		case !m.power.alive:
 			m.on(false)
 		default:
@@ -148,10 +160,10 @@ func (w *world) heal() {
 		}
 	}
 	w.tidy()
-	w.after(70*sec, nil, w.tidy) // what was asked for before may have arrived after
+	w.after(70*sec, nil, w.tidy) // a cordon or drain that was sent earlier may arrive only after the call that undid it
 }
 
-// tidy undoes cordons, drains and frozen modes.
+// tidy makes operators end all cordons, drains and frozen modes.
 func (w *world) tidy() {
 	for _, m := range w.machines {
 		w.ask("uncordon "+m.id, cordon(m.id, false), nil)

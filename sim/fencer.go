@@ -8,17 +8,19 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// fencers are the two of a machine. One lease.State stands for both, on the machine's clock. Which of the two acts at a deadline, or whether a supervisor had
-// to start another one first, is a delay that is drawn.
+// fencers models the two fencers of a machine. A fencer is a process that stops exclusive workloads when the
+// lease ends. One lease.State, on the machine's clock, stands for both. A random delay models which fencer
+// acts at a deadline, and the time until a supervisor has started another one.
 type fencers struct {
 	state   lease.State
-	alarm   int64 // local time of the deadline that is waited for
+	alarm   int64 // time at which the fencer must check again, on the machine's clock
 	ticking bool
 }
 
 const fencerGrace = 10 * sec
 
-// bound is the fence bound, in seconds, that the node registers.
+// bound returns the fence bound, in seconds, that the node registers: its fencers stop workloads within this
+// time after the end of the lease.
 func (m *machine) bound() uint32 {
 	if m.w.cfg.Sabotage == ShortBound {
 		return 1
@@ -26,7 +28,7 @@ func (m *machine) bound() uint32 {
 	return uint32(lease.Bound(time.Duration(fencerGrace)) / time.Second)
 }
 
-// meetFencer asks the fencer what has become of the workloads of a former process.
+// meetFencer makes a new agent process ask the fencer which workloads the former process ran.
 func (m *machine) meetFencer() {
 	if !m.w.has(Fencers) {
 		return
@@ -37,7 +39,7 @@ func (m *machine) meetFencer() {
 	m.mindFencer()
 }
 
-// mindFencer tells the fencer something every half second.
+// mindFencer sends the fencer a message from the agent every half second.
 func (m *machine) mindFencer() {
 	m.w.after(500*ms, &m.proc, func() {
 		m.renewLease()
@@ -45,7 +47,7 @@ func (m *machine) mindFencer() {
 	})
 }
 
-// tellFencer has an exchange with the fencer soon.
+// tellFencer starts an exchange between the agent and the fencer after the time d.
 func (m *machine) tellFencer(d int64) {
 	if !m.telling && m.w.has(Fencers) {
 		m.telling = true
@@ -56,7 +58,7 @@ func (m *machine) tellFencer(d int64) {
 	}
 }
 
-// renewLease has one exchange with the fencer.
+// renewLease makes one exchange between the agent and the fencer, which tells the fencer when the lease ends.
 func (m *machine) renewLease() {
 	m.do(core.FencerDue{})
 	sent := m.renewal
@@ -67,15 +69,15 @@ func (m *machine) renewLease() {
 	m.fencerTicks()
 }
 
-// newFencers are the fencers of a machine that has just started.
+// newFencers returns the fencers of a machine that has just been switched on.
 func newFencers() fencers {
 	return fencers{state: lease.State{First: true, Settings: lease.Settings{Grace: time.Duration(fencerGrace)}}}
 }
 
-// process names the agent's process.
+// process returns the identity by which the fencer knows the agent's process.
 func (m *machine) process() lease.Process { return lease.Process{PID: 1, Start: uint64(m.proc.life)} }
 
-// fence gives the fencer one input and carries out what it decides.
+// fence passes one input to the fencer and carries out what it decides.
 func (m *machine) fence(in lease.Input) (answer lease.Status) {
 	w, g := m.w, &m.fencers
 	var effects []lease.Effect
@@ -85,10 +87,11 @@ func (m *machine) fence(in lease.Input) (answer lease.Status) {
 		case lease.Answer:
 			answer = e.Status
 		case lease.Lapse:
-			w.tracef("", m.id, "fencer: the lease has ended, %d to stop", len(g.state.Lease.ToStop))
+			w.tracef("", m.id, "fencer: the lease has ended, %d workloads to stop", len(g.state.Lease.ToStop))
+			w.lapsed(m)
 		case lease.Kill:
-			m.die("it does not confirm the end of its lease")
-			w.after(w.between(2000, 5000)*ms, &m.power, m.boot) // by the supervisor of the agent
+			m.die("the fencer does not confirm the end of its lease")
+			w.after(w.between(2000, 5000)*ms, &m.power, m.boot) // a supervisor starts the agent again
 		case lease.Look:
 			var running []lease.Workload
 			for _, one := range e.Of {
@@ -104,7 +107,7 @@ func (m *machine) fence(in lease.Input) (answer lease.Status) {
 	return answer
 }
 
-// fencerHalts stops an instance within the grace, as an engine does.
+// fencerHalts makes the fencer stop an instance, which takes up to the grace period.
 func (m *machine) fencerHalts(e lease.Halt) {
 	w, i := m.w, m.engine.has[string(e.Workload.ID)]
 	if i == nil {
@@ -120,7 +123,7 @@ func (m *machine) fencerHalts(e lease.Halt) {
 	})
 }
 
-// fencerWaits has a fencer look at the clock when the lease ends.
+// fencerWaits schedules the fencer's check of the clock for the end of the lease.
 func (m *machine) fencerWaits() {
 	w, g := m.w, &m.fencers
 	at := int64(g.state.Lease.Deadline)
@@ -130,15 +133,15 @@ func (m *machine) fencerWaits() {
 	g.alarm = at
 	late := w.between(0, 250) * ms
 	switch {
-	case w.chance(100): // agent and fencers were lost at once: a supervisor starts new ones
+	case w.chance(100): // agent and fencers were killed at the same time, and a supervisor starts new fencers
 		late = w.between(1500, 3300) * ms
-	case w.chance(250): // the second fencer acts
+	case w.chance(250): // the first fencer does not act, so the second fencer has to
 		late = int64(lease.SecondWaits) + w.between(0, 250)*ms
 	}
 	w.after(max(at-m.local(w.now), 0)+ms+late, &m.power, func() {
 		switch {
 		case w.cfg.Sabotage == NoFencer:
-		case m.local(w.now) < at: // its clock is slow
+		case m.local(w.now) < at: // the machine's clock is slow: the deadline is not reached there yet
 			g.alarm = 0
 			m.fencerWaits()
 		default:
@@ -148,7 +151,7 @@ func (m *machine) fencerWaits() {
 	})
 }
 
-// fencerTicks has the fencer look at the clock every 200 ms while workloads have to be stopped.
+// fencerTicks makes the fencer check the clock every 200 ms while it still has workloads to stop.
 func (m *machine) fencerTicks() {
 	w, g := m.w, &m.fencers
 	if g.ticking || len(g.state.Lease.ToStop) == 0 || w.cfg.Sabotage == NoFencer {

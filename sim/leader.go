@@ -15,8 +15,7 @@ import (
 	"github.com/persys/compute/sched/control"
 )
 
-// leadership is one leadership term of a replica: the scheduler's own control.Term,
-// driven in virtual time.
+// leadership is one leadership term of a replica. It runs the scheduler's own control.Term in virtual time.
 type leadership struct {
 	w     *world
 	r     *replica
@@ -25,30 +24,30 @@ type leadership struct {
 	core  *control.Term
 	over  bool
 	steps int
-	armed int64 // time of the next tick, 0 = none
+	armed int64 // virtual time of the next tick; 0 = none
 
 	calls map[control.Call]func(sched.Lease, error)
-	call  control.Call // the last one
+	call  control.Call // last Call (id of a waiting caller) that was given out
 
-	// What the oracle remembers of this term.
-	planned map[sched.Order]int64 // when an order was last planned
+	// Data that the simulator records about this term, to check its orders.
+	planned map[sched.Order]int64 // virtual time at which each order was last planned
 	proofs  []proof
 	flights map[flightKey]flight
 }
 
-// proof is a successful Confirm.
+// proof is a successful Confirm (proof of leadership): when it was requested and when it was answered.
 type proof struct{ asked, answered int64 }
 
 type flightKey struct{ node, workload string }
 
-// flight is an order on its way.
+// flight is an order that is being delivered.
 type flight struct {
 	id    control.ID
-	until int64 // its deadline, true time
+	until int64 // deadline of the delivery, virtual time
 }
 
-// settings are the leader's settings in a run. The bounds of queues and flights are small
-// in some runs, so that orders meet them.
+// settings returns the settings of the simulated leader. In some runs, chosen by the seed, the bounds of queues and
+// of orders in flight are so small that the run reaches them.
 func (w *world) settings() control.Settings {
 	s := control.Settings{
 		Tuning:       sched.DefaultTuning(),
@@ -64,12 +63,12 @@ func (w *world) settings() control.Settings {
 		s.Inspect, s.DriftInterval = true, driftEvery
 	}
 	if w.cfg.Sabotage == ShortLeases {
-		s.NodeLease = 9 * time.Second // replies still say 10 s
+		s.NodeLease = 9 * time.Second // sabotage: the leader counts shorter leases than the 10 s that it tells agents
 	}
 	return s.WithDefaults()
 }
 
-// lead begins a term.
+// lead begins a leadership term.
 func (r *replica) lead(term uint64) {
 	w := r.w
 	l := &leadership{
@@ -85,10 +84,10 @@ func (r *replica) lead(term uint64) {
 	l.step(control.Tick{})
 }
 
-// moment is the time on a replica's clocks.
+// moment returns the present time on both clocks of a replica.
 func (r *replica) moment() control.Moment { return control.Moment{Wall: r.clockNow(), Mono: r.w.now} }
 
-// after runs fn in d unless the term is over by then.
+// after runs fn after the time d, unless the leadership term has ended by then.
 func (l *leadership) after(d int64, fn func()) {
 	l.w.after(d, &l.r.proc, func() {
 		if !l.over {
@@ -97,13 +96,13 @@ func (l *leadership) after(d int64, fn func()) {
 	})
 }
 
-// end ends the term; callers that wait are told.
+// end ends the leadership term. Callers that wait get an error.
 func (l *leadership) end() {
 	l.step(control.Lost{})
 	l.over = true
 }
 
-// step hands one input to the term and carries out the effects.
+// step passes one input to the control loop and carries out the effects.
 func (l *leadership) step(in control.Input) {
 	if l.over {
 		return
@@ -120,7 +119,7 @@ func (l *leadership) step(in control.Input) {
 	l.arm()
 }
 
-// arm steps the term when it is due.
+// arm schedules the next step of the control loop at its WakeAt.
 func (l *leadership) arm() {
 	at := l.core.WakeAt()
 	if l.armed != 0 && l.armed <= at {
@@ -135,7 +134,8 @@ func (l *leadership) arm() {
 	})
 }
 
-// carryOut does what an effect asks for; what takes time is answered later.
+// carryOut carries out an effect of the control loop. The result of a slow effect is passed to the control
+// loop later.
 func (l *leadership) carryOut(e control.Effect) {
 	w := l.w
 	switch e := e.(type) {
@@ -181,17 +181,18 @@ func (l *leadership) carryOut(e control.Effect) {
 	}
 }
 
-// fed hands changes that the replica has applied to the term.
+// fed passes changes of the state to the leader's control loop after the replica has applied them.
 func (l *leadership) fed(changes []fsm.Change) {
 	l.step(control.Updates{View: l.r.state, Changes: changes})
 }
 
-// blind is a view that does not show who still runs a workload.
+// blind is a View that hides the residuals of workloads, so that the planner does not know which nodes still
+// run a workload.
 type blind struct{ fsm.View }
 
 func (blind) ResidualsOf(string, func(*fsm.Residual) bool) {}
 
-// plan makes a planning step, with the cache and without it.
+// plan makes each planning step twice, with the cache and without it. The results must be equal.
 func (l *leadership) plan(e control.Plan) {
 	w := l.w
 	world := e.World
@@ -207,7 +208,7 @@ func (l *leadership) plan(e control.Plan) {
 		dropStops(world.State, &step)
 	}
 	if why := differ(plain, step); why != "" {
-		w.violate("cache", "", "", "Next without and with a cache, at index %d: %s", l.r.applied, why)
+		w.violate("cache", "", "", "Next returns different steps without and with a cache, at index %d: %s", l.r.applied, why)
 		return
 	}
 	for _, n := range step.Why {
@@ -220,7 +221,7 @@ func (l *leadership) plan(e control.Plan) {
 	l.after(took, func() { l.step(control.Planned{Step: step, Took: time.Duration(took)}) })
 }
 
-// dropStops leaves out of a step the retries of stops.
+// dropStops removes orders that repeat a stop from a planning step.
 func dropStops(view fsm.View, step *sched.Step) {
 	step.Commands = slices.DeleteFunc(step.Commands, func(c fsm.Command) bool {
 		b := c.GetScheduleRetries()
@@ -235,7 +236,7 @@ func dropStops(view fsm.View, step *sched.Step) {
 	})
 }
 
-// differ says in what two steps differ.
+// differ describes the difference between two planning steps; "" if they are equal.
 func differ(a, b sched.Step) string {
 	switch {
 	case len(a.Commands) != len(b.Commands):
@@ -243,7 +244,7 @@ func differ(a, b sched.Step) string {
 	case !slices.Equal(a.Orders, b.Orders):
 		return "other orders"
 	case a.WakeAt != b.WakeAt:
-		return fmt.Sprintf("another WakeAt: %.3f and %.3f", float64(a.WakeAt)/1e9, float64(b.WakeAt)/1e9)
+		return fmt.Sprintf("the WakeAt differs: %.3f and %.3f", float64(a.WakeAt)/1e9, float64(b.WakeAt)/1e9)
 	case !reflect.DeepEqual(a.Why, b.Why):
 		return "other notes"
 	}
@@ -255,21 +256,21 @@ func differ(a, b sched.Step) string {
 	return ""
 }
 
-// provenFor is how long after a successful Confirm an order may set out.
+// provenFor is the time after a successful Confirm within which an order may be sent.
 const provenFor = sec
 
-// deliver holds an order to the promises of the dispatcher and sends it.
+// deliver checks an order against the promises of package control about orders, and sends it.
 func (l *leadership) deliver(e control.Deliver) {
 	w, o := l.w, e.Order
 	proven := slices.ContainsFunc(l.proofs, func(p proof) bool {
 		return p.asked >= l.planned[o] && w.now-p.answered <= provenFor
 	})
 	if _, ok := l.planned[o]; !ok || !proven {
-		w.violate("confirm", o.Workload, o.Node, "order %s sets out without a Confirm since it was planned, or long after one", o.Generation)
+		w.violate("confirm", o.Workload, o.Node, "order %s is sent without a Confirm since it was planned, or long after one", o.Generation)
 	}
 	k := flightKey{o.Node, o.Workload}
 	if l.flights[k].until > w.now {
-		w.violate("one order", o.Workload, o.Node, "order %s sets out while another one of the workload is in flight", o.Generation)
+		w.violate("one order", o.Workload, o.Node, "order %s is sent while another order for the workload is in flight", o.Generation)
 	}
 	l.flights[k] = flight{e.ID, w.now + int64(e.Within)}
 	here, all := 0, 0
@@ -282,7 +283,7 @@ func (l *leadership) deliver(e control.Deliver) {
 		}
 	}
 	if here > l.cfg.NodeParallel || all > l.cfg.Parallel {
-		w.violate("flights", o.Workload, o.Node, "%d orders are in flight to the node and %d in all, at most %d and %d may be", here, all, l.cfg.NodeParallel, l.cfg.Parallel)
+		w.violate("flights", o.Workload, o.Node, "%d orders are in flight to the node and %d in all; the limits are %d and %d", here, all, l.cfg.NodeParallel, l.cfg.Parallel)
 	}
 	w.order(l.r, e.Epoch, o, func(ack sched.Ack, err error) {
 		l.after(0, func() {
@@ -294,12 +295,12 @@ func (l *leadership) deliver(e control.Deliver) {
 	})
 }
 
-// heartbeat takes a node's heartbeat in and answers with its lease.
+// heartbeat passes a node's heartbeat to the control loop and answers it with the lease.
 func (l *leadership) heartbeat(hb sched.Heartbeat, reply func(any, error)) {
 	l.step(control.Heartbeat{Call: l.wait(reply), Beat: hb})
 }
 
-// register is RegisterNode at the leader.
+// register is the API method RegisterNode at the leader.
 func (l *leadership) register(facts *commandv1.RegisterNode, reply func(any, error)) {
 	grant := func() { l.step(control.Registered{Call: l.wait(reply), Node: facts.GetId()}) }
 	if n, ok := l.r.state.Node(facts.GetId()); ok && n.SameFacts(facts) {
@@ -324,7 +325,7 @@ func (l *leadership) register(facts *commandv1.RegisterNode, reply func(any, err
 	})
 }
 
-// wait notes who is to be told a lease.
+// wait adds a caller that waits for a lease, and returns its Call.
 func (l *leadership) wait(reply func(any, error)) control.Call {
 	l.call++
 	l.calls[l.call] = func(lease sched.Lease, err error) {

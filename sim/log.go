@@ -10,24 +10,24 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// raftLog is the log that a majority of the replicas holds, with its leader.
+// raftLog models the Raft log: its committed entries, and its leader.
 type raftLog struct {
 	term    uint64
-	leader  int // -1 = none
+	leader  int // number of the replica that leads; -1 = none
 	entries []entry
 	pending []*proposal
-	sick    int // ticks that the leader has been without a majority
-	patient int // ticks until an election
+	sick    int // number of ticks in a row in which the leader had no majority
+	patient int // number of ticks without a majority after which a new leader is elected
 }
 
 type entry struct {
 	term    uint64
 	cmds    []fsm.Command
 	results []fsm.Result
-	digest  uint64 // of the state after it
+	digest  uint64 // digest of the state after this entry
 }
 
-// proposal is a call of Propose under way.
+// proposal is a call of propose that has not been answered yet.
 type proposal struct {
 	r        *replica
 	life     int
@@ -35,6 +35,7 @@ type proposal struct {
 	cmds     []fsm.Command
 	done     func([]fsm.Result, error)
 	answered bool
+	held     bool // the leader's disk hung, so no other replica has the entry
 }
 
 var (
@@ -43,26 +44,29 @@ var (
 	errRefused   = errors.New("connection refused")
 )
 
-// replica is one scheduler.
+// replica is one simulated scheduler.
 type replica struct {
 	proc
 	w        *world
 	idx      int
 	state    fsm.State
-	applied  int   // entries
-	skew     int64 // of its clock
-	cut      bool  // cannot reach the other replicas
-	cutAt    int   // counts cuts, to know one from the next
+	applied  int   // number of log entries that the replica has applied
+	skew     int64 // nanoseconds by which the replica's clock is ahead of the virtual time
+	cut      bool  // the replica cannot reach the other replicas
+	cutAt    int   // number of times that the replica was cut off; it identifies the present cut
 	term     uint64
-	believes int         // who leads, -1 = unknown
-	leads    *leadership // nil unless it leads
+	believes int         // number of the replica that this replica takes for the leader; -1 = unknown
+	leads    *leadership // leadership term of this replica; nil unless it leads
+	disk     hangingDisk
 }
 
-// clockNow is the replica's own time.
+// clockNow returns the time on the replica's own clock.
 func (r *replica) clockNow() int64 { return r.w.now + r.skew }
 
-// here reports whether a replica can take part in a majority.
-func (r *replica) here() bool { return r.alive && !r.cut && r.paused <= r.w.now }
+// here reports whether a replica is running and connected, so that it can be part of a majority.
+func (r *replica) here() bool {
+	return r.alive && !r.cut && r.paused <= r.w.now && !r.hangs()
+}
 
 func (w *world) majority() bool {
 	n := 0
@@ -74,7 +78,7 @@ func (w *world) majority() bool {
 	return n > len(w.replicas)/2
 }
 
-// propose puts commands into one entry. done is called once, in r's life.
+// propose puts commands into the log as one entry. It calls done once, unless r dies before.
 func (w *world) propose(r *replica, term uint64, cmds []fsm.Command, done func([]fsm.Result, error)) {
 	var framed []byte
 	for _, c := range cmds {
@@ -86,12 +90,13 @@ func (w *world) propose(r *replica, term uint64, cmds []fsm.Command, done func([
 	}
 	decoded, err := fsm.DecodeBatch(framed)
 	if err != nil || len(decoded) != len(cmds) {
-		w.violate("codec", "", "", "%d commands read back as %d: %v", len(cmds), len(decoded), err)
+		w.violate("codec", "", "", "%d commands were decoded as %d: %v", len(cmds), len(decoded), err)
 		return
 	}
-	p := &proposal{r: r, life: r.life, term: term, cmds: decoded, done: done}
+	r.appends()
+	p := &proposal{r: r, life: r.life, term: term, cmds: decoded, done: done, held: r.hangs()}
 	if w.log.term == term && w.log.leader == r.idx {
-		w.log.pending = append(w.log.pending, p) // else it is lost, and nobody says so
+		w.log.pending = append(w.log.pending, p) // otherwise the answer is lost, so the proposer does not know whether the entry is in the log
 	}
 	delay := w.between(1, 15) * ms
 	if !w.calm && w.chance(20) {
@@ -109,12 +114,12 @@ func (p *proposal) answer(res []fsm.Result, err error) {
 	p.done(res, err)
 }
 
-// commit appends a proposal, and the earlier ones of its leader, if the leader still has a
+// commit commits a proposal, and the earlier proposals of the same leader, if that leader still has a
 // majority.
 func (w *world) commit(last *proposal) {
 	if !slices.Contains(w.log.pending, last) || w.log.term != last.term || w.log.leader != last.r.idx ||
 		last.r.life != last.life || !last.r.here() || !w.majority() {
-		return // a tick or an election decides
+		return // a later tick or an election decides whether the proposal is committed
 	}
 	for done := false; !done; {
 		p := w.log.pending[0]
@@ -131,7 +136,7 @@ func (w *world) commit(last *proposal) {
 	}
 }
 
-// append commits an entry and checks the promises about it.
+// append adds an entry to the log and checks the promises about it.
 func (w *world) append(p *proposal) {
 	e := entry{term: p.term, cmds: p.cmds}
 	meta := fsm.Meta{Index: uint64(len(w.log.entries) + 1), Term: p.term}
@@ -157,7 +162,7 @@ func (w *world) append(p *proposal) {
 	}
 }
 
-// follow delivers new entries to a replica after a drawn delay.
+// follow makes a replica apply new entries after a random delay.
 func (w *world) follow(r *replica) {
 	d := w.between(2, 60) * ms
 	if w.chance(50) {
@@ -165,7 +170,10 @@ func (w *world) follow(r *replica) {
 	}
 	n := len(w.log.entries)
 	w.after(d, &r.proc, func() {
-		if !r.cut {
+		if r.cut {
+			return
+		}
+		if r.appends(); !r.hangs() {
 			r.catchUp(n)
 		}
 	})
@@ -177,7 +185,7 @@ func (w *world) check() {
 	}
 }
 
-// sabotaged removes the request ids if the run says so.
+// sabotaged removes the request ids from commands, in runs that test whether the simulator finds such a fault.
 func (w *world) sabotaged(cmds []fsm.Command) []fsm.Command {
 	if w.cfg.Sabotage != NoReceipts {
 		return cmds
@@ -191,7 +199,7 @@ func (w *world) sabotaged(cmds []fsm.Command) []fsm.Command {
 	return out
 }
 
-// catchUp applies what is committed, up to n entries.
+// catchUp applies the next committed entries, at most n, to the state of the replica.
 func (r *replica) catchUp(n int) {
 	w := r.w
 	for r.applied < n && w.report.Violation == nil {
@@ -206,13 +214,13 @@ func (r *replica) catchUp(n int) {
 			res, ch := tx.Apply(meta, c)
 			changes = append(changes, ch...)
 			if !sameResult(res, e.results[i], false) {
-				w.violate("same verdict", "", "", "index %d: replica %d says %+v, the first to apply it %+v", meta.Index, r.idx, res, e.results[i])
+				w.violate("same verdict", "", "", "index %d: replica %d has result %+v, the first replica to apply it has %+v", meta.Index, r.idx, res, e.results[i])
 			}
 		}
 		r.state = tx.Commit()
 		r.applied++
 		if got := r.state.Info().Digest; got != e.digest {
-			w.violate("same digest", "", "", "index %d: replica %d has %x, others %x", meta.Index, r.idx, got, e.digest)
+			w.violate("same digest", "", "", "index %d: replica %d has digest %x, others have %x", meta.Index, r.idx, got, e.digest)
 		}
 		if r.leads != nil {
 			r.leads.fed(changes)
@@ -220,14 +228,15 @@ func (r *replica) catchUp(n int) {
 	}
 }
 
-// sameResult compares results. With duplicate, b may be marked as a duplicate of a.
+// sameResult reports whether two results are equal. With duplicate set, b may be answer a again,
+// marked as a duplicate.
 func sameResult(a, b fsm.Result, duplicate bool) bool {
 	return a.Kind == b.Kind && a.Reason == b.Reason && a.Index == b.Index && a.Skipped == b.Skipped &&
 		(duplicate || a.Duplicate == b.Duplicate) && slices.Equal(a.Items, b.Items)
 }
 
-// confirm proves that r led at a moment after the call: it succeeds only if a majority
-// followed r in its term at that moment.
+// confirm proves that r led at a moment after the call. It succeeds only if a majority followed r in its term
+// at that moment.
 func (w *world) confirm(r *replica, term uint64, done func(error)) {
 	answered := false
 	answer := func(err error) {
@@ -236,20 +245,29 @@ func (w *world) confirm(r *replica, term uint64, done func(error)) {
 			done(err)
 		}
 	}
-	w.after(w.between(1, 10)*ms, nil, func() {
-		if w.log.term == term && w.log.leader == r.idx && r.here() && w.majority() {
+	r.appends()
+	var check func()
+	check = func() {
+		switch {
+		case r.hangs(): // the confirming entry is written only when the disk works again
+			w.after(r.disk.until-w.now+w.between(1, 10)*ms, nil, check)
+		case w.log.term == term && w.log.leader == r.idx && r.here() && w.majority():
 			w.after(w.between(1, 10)*ms, &r.proc, func() { answer(nil) })
 		}
-	})
+	}
+	w.after(w.between(1, 10)*ms, nil, check)
 	w.after(3*sec, &r.proc, func() { answer(errUnknown) })
 }
 
 const tickEvery = 200 * ms
 
-// tick watches the leader and holds elections.
+// tick checks whether the leader still has a majority, and holds elections.
 func (w *world) tick() {
 	w.after(tickEvery, nil, w.tick)
 	l := &w.log
+	if l.leader >= 0 && w.replicas[l.leader].unaware() {
+		return
+	}
 	if l.leader >= 0 && w.replicas[l.leader].here() && w.majority() {
 		l.sick = 0
 		for _, p := range slices.Clone(l.pending) {
@@ -262,10 +280,10 @@ func (w *world) tick() {
 	if l.sick == 0 {
 		l.patient = 4 + w.rng.IntN(10)
 		if l.leader >= 0 {
-			// A running leader without a majority steps down after a while.
+			// A leader that runs but has no majority steps down after a while.
 			r, term := w.replicas[l.leader], l.term
 			w.after(w.between(500, 3000)*ms, &r.proc, func() {
-				if w.log.term == term && (!r.here() || !w.majority()) {
+				if w.log.term == term && !r.hangs() && (!r.here() || !w.majority()) {
 					r.stepDown("no majority")
 				}
 			})
@@ -276,7 +294,7 @@ func (w *world) tick() {
 	}
 }
 
-// elect moves leadership to any replica of the majority.
+// elect makes a random replica that can be part of the majority the leader.
 func (w *world) elect() {
 	if !w.majority() {
 		return
@@ -288,9 +306,13 @@ func (w *world) elect() {
 		}
 	}
 	l := &w.log
-	// A prefix of the old leader's pending proposals had reached another replica.
+	// The first few of the old leader's pending proposals had reached another replica; the others are lost.
 	survivors := 0
-	if n := len(l.pending); n > 0 {
+	n := len(l.pending)
+	if i := slices.IndexFunc(l.pending, func(p *proposal) bool { return p.held }); i >= 0 {
+		n = i
+	}
+	if n > 0 {
 		survivors = w.rng.IntN(n + 1)
 	}
 	for _, p := range l.pending[:survivors] {
@@ -311,7 +333,7 @@ func (w *world) elect() {
 	w.after(w.between(2, 30)*ms, &next.proc, func() { next.establish(term) })
 }
 
-// notify tells a replica who leads, unless it is cut off.
+// notify tells a replica which replica leads, unless it is cut off.
 func (w *world) notify(r *replica, d int64) {
 	w.after(d, &r.proc, func() {
 		if r.cut {
@@ -320,7 +342,7 @@ func (w *world) notify(r *replica, d int64) {
 		if r.term < w.log.term {
 			r.term = w.log.term
 			r.believes = w.log.leader
-			r.depose("a later term is heard of")
+			r.depose("another replica leads in a later term")
 		}
 		if r.believes < 0 {
 			r.believes = w.log.leader
@@ -328,7 +350,7 @@ func (w *world) notify(r *replica, d int64) {
 	})
 }
 
-// depose ends the replica's term, if it leads.
+// depose ends the leadership term of a replica, if it leads.
 func (r *replica) depose(why string) {
 	l := r.leads
 	if l == nil {
@@ -336,10 +358,10 @@ func (r *replica) depose(why string) {
 	}
 	r.leads = nil
 	l.end()
-	r.w.tracef("", "", "replica %d leads no longer in term %d: %s", r.idx, l.epoch.Term, why)
+	r.w.tracef("", "", "replica %d no longer leads in term %d: %s", r.idx, l.epoch.Term, why)
 }
 
-// stepDown ends a leadership that nobody has taken over yet.
+// stepDown ends the leadership of a replica before another one has taken over.
 func (r *replica) stepDown(why string) {
 	r.believes = -1
 	if r.w.log.leader == r.idx {
@@ -348,11 +370,11 @@ func (r *replica) stepDown(why string) {
 	r.depose(why)
 }
 
-// establish begins a term once everything committed is applied, with a first entry of the
-// term itself.
+// establish begins the leadership term of an elected replica: once all committed entries are applied, it
+// commits a first entry of its term.
 func (r *replica) establish(term uint64) {
 	w := r.w
-	if w.log.term != term {
+	if w.log.term != term || r.disk.stalled {
 		return
 	}
 	if r.term < term {
@@ -370,7 +392,7 @@ func (r *replica) establish(term uint64) {
 	w.propose(r, term, first, func(_ []fsm.Result, err error) {
 		switch {
 		case r.term != term || r.leads != nil || w.log.leader != r.idx:
-		case err != nil: // the answer was lost, in a pause for one; it leads all the same
+		case err != nil: // the answer to the first entry was lost, for example in a pause, but the replica still leads
 			w.after(100*ms, &r.proc, func() { r.establish(term) })
 		default:
 			r.lead(term)
@@ -380,7 +402,7 @@ func (r *replica) establish(term uint64) {
 
 const clusterID = "sim"
 
-// crash kills a replica; restart brings it back from a snapshot.
+// crash kills a replica. restart starts it again from a snapshot.
 func (r *replica) crash() {
 	r.w.tracef("", "", "replica %d crashes", r.idx)
 	r.kill()
@@ -398,6 +420,10 @@ func (r *replica) restart() {
 	if r.alive {
 		return
 	}
+	if r.hangs() { // the kernel cannot end the process before its write to the hanging disk ends
+		w.after(r.disk.until-w.now+1, nil, r.restart)
+		return
+	}
 	var b bytes.Buffer
 	err := r.state.WriteSnapshot(&b)
 	if err == nil {
@@ -405,7 +431,7 @@ func (r *replica) restart() {
 		if back, err = fsm.ReadSnapshot(&b); err == nil {
 			err = back.Check()
 			if was, is := r.state.Info(), back.Info(); err == nil && was != is {
-				err = fmt.Errorf("snapshot of %+v reads back as %+v", was, is)
+				err = fmt.Errorf("the snapshot of state %+v was read as %+v", was, is)
 			}
 			r.state = back
 		}
@@ -420,13 +446,13 @@ func (r *replica) restart() {
 	w.notify(r, w.between(50, 500)*ms)
 }
 
-// stop pauses a replica: its events wait.
+// stop pauses a replica for d nanoseconds. Its events wait until then.
 func (r *replica) stop(d int64) {
 	w := r.w
 	w.tracef("", "", "replica %d is paused for %.1fs", r.idx, float64(d)/float64(sec))
 	r.paused = w.now + d
 	life := r.life
-	// One nanosecond before the events that wait for the end of the pause.
+	// Run this one nanosecond before the pause ends, and so before the events that wait for its end.
 	w.after(d-1, nil, func() {
 		if r.life != life || !r.alive {
 			return
@@ -436,7 +462,7 @@ func (r *replica) stop(d int64) {
 	})
 }
 
-// isolate cuts a replica off from the others for a while.
+// isolate cuts a replica off from the other replicas for d nanoseconds.
 func (r *replica) isolate(d int64) {
 	w := r.w
 	w.tracef("", "", "replica %d is cut off for %.1fs", r.idx, float64(d)/float64(sec))

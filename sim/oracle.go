@@ -14,16 +14,16 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// oracle is a simple model of the promises to users. It follows the log beside the state
-// machine.
+// oracle is a simple model of the promises to users. It reads the log independently of the state machine.
 type oracle struct {
-	first   map[[16]byte]fsm.Result // the answer to each request
-	wanted  map[string]want         // by workload; absent = never made, or gone
+	first   map[[16]byte]fsm.Result // the first answer to each request, by request id
+	wanted  map[string]want         // for each workload: the specification that users want; absent if the workload was never created or was deleted
 	puts    map[string]*commandv1.WorkloadPut
 	highest map[string]fsm.Generation
-	upSince map[string]int64 // by node, true time
-	missing map[string]bool  // members of g that were available until an update changed them
-	found   map[string]int64 // by node/workload: when a residual that nobody made came to light
+	upSince map[string]int64 // for each node: virtual time since which the node is up
+	forced  map[string]int64 // for each workload: virtual time of its last deletion with --force
+	missing map[string]bool  // members of group g that were available until an update changed them
+	found   map[string]int64 // for each node/workload: virtual time at which a report revealed an instance that should not be there
 }
 
 type want struct {
@@ -35,23 +35,23 @@ func newOracle() oracle {
 	return oracle{
 		first: map[[16]byte]fsm.Result{}, wanted: map[string]want{}, puts: map[string]*commandv1.WorkloadPut{},
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
-		missing: map[string]bool{},
+		missing: map[string]bool{}, forced: map[string]int64{},
 	}
 }
 
-// judge checks the promises about one applied command.
+// judge checks the promises to users after one command was applied.
 func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, changes []fsm.Change) {
 	o := &w.oracle
 	if h := c.GetHead(); len(h.GetRequest()) > 0 {
 		id := [16]byte(h.GetRequest())
 		if first, ok := o.first[id]; ok {
 			if !res.Duplicate || !sameResult(res, first, true) || len(changes) > 0 {
-				w.violate("receipt", "", "", "request %x was answered with %+v and, repeated, with %+v and %d changes", id, first, res, len(changes))
+				w.violate("receipt", "", "", "request %x was answered with %+v, but when it was sent again with %+v and %d changes", id, first, res, len(changes))
 			}
 			return
 		}
 		if res.Duplicate {
-			w.violate("receipt", "", "", "request %x is new and is answered as a repetition: %+v", id, res)
+			w.violate("receipt", "", "", "request %x is new, but is answered as a repeated one: %+v", id, res)
 		}
 		if res.Kind != fsm.Frozen && res.Kind != fsm.TooOld {
 			o.first[id] = res
@@ -85,7 +85,7 @@ func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, ch
 	}
 }
 
-// learn updates the model after an accepted mutation.
+// learn updates the oracle's model after a user's command was accepted.
 func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 	if res.Kind != fsm.OK && res.Kind != fsm.AlreadyDone {
 		return
@@ -109,7 +109,7 @@ func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 			}
 			x, ok := after.Workload(p.GetId())
 			if !ok || i >= len(res.Items) || res.Items[i].ID != x.ID || res.Items[i].Generation != x.Generation || res.Items[i].Revision != x.Revision() {
-				w.violate("acknowledged", p.GetId(), "", "an apply was accepted as %+v, the state has %+v", res.Items, x)
+				w.violate("acknowledged", p.GetId(), "", "an apply was accepted as %+v, but the state has %+v", res.Items, x)
 			}
 		}
 		if g := b.PutWorkloads.GetGroupOf(); g != "" {
@@ -128,12 +128,13 @@ func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 		gone(b.DeleteWorkload.GetId())
 		if b.DeleteWorkload.GetForce() {
 			delete(o.wanted, b.DeleteWorkload.GetId())
+			o.forced[b.DeleteWorkload.GetId()] = w.now
 		}
 	}
 	w.kept(after)
 }
 
-// kept compares the state with the model.
+// kept checks that the state has what users were promised, according to the oracle's model.
 func (w *world) kept(s fsm.State) {
 	for _, id := range keys(w.oracle.wanted) {
 		x := w.oracle.wanted[id]
@@ -149,19 +150,19 @@ func (w *world) kept(s fsm.State) {
 	}
 	s.Workloads("", func(x *fsm.Workload) bool {
 		if _, ok := w.oracle.wanted[x.ID]; !ok {
-			w.violate("acknowledged", x.ID, "", "the state has a workload that nobody wants")
+			w.violate("acknowledged", x.ID, "", "the state has a workload that no user created")
 		}
 		return true
 	})
 }
 
-// acknowledged compares an answer that reached a user with the log.
+// acknowledged checks that the answer that a user received agrees with the log.
 func (w *world) acknowledged(rq *request, res fsm.Result) {
 	if res.Kind == fsm.Frozen || res.Kind == fsm.TooOld || w.cfg.Sabotage == NoReceipts {
 		return
 	}
 	if first, ok := w.oracle.first[rq.id]; !ok || !sameResult(first, res, true) {
-		w.violate("acknowledged", "", "", "%s was answered with %+v, the log says %+v (%t)", rq.what, res, first, ok)
+		w.violate("acknowledged", "", "", "request %s was answered with %+v, but the log has %+v (%t)", rq.what, res, first, ok)
 	}
 }
 
@@ -171,7 +172,7 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	if x == nil {
 		w.tracef(old.ID, "", "%d: %s: the record is gone", index, fsm.ArmName(c))
 		if have, ok := w.oracle.wanted[old.ID]; ok && have.desired != fsm.DesiredDeleted {
-			w.violate("acknowledged", old.ID, "", "%s drops a workload that is to be %s", fsm.ArmName(c), have.desired)
+			w.violate("acknowledged", old.ID, "", "%s removes a workload whose desired state is %s", fsm.ArmName(c), have.desired)
 		}
 		delete(w.oracle.wanted, old.ID)
 		return
@@ -179,34 +180,35 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	w.tracef(x.ID, x.Node, "%d: %s: %s, desired %s, generation %s, acknowledged %t, actual %s %s, reason %s %s", index, fsm.ArmName(c),
 		x.Status, x.Desired, x.Generation, x.Acknowledged, x.Actual.State, x.Actual.Code, x.Reason.Code, x.Reason.Message)
 	if x.Generation.Less(w.oracle.highest[x.ID]) {
-		w.violate("generation", x.ID, "", "%s takes the generation back from %s to %s", fsm.ArmName(c), w.oracle.highest[x.ID], x.Generation)
+		w.violate("generation", x.ID, "", "%s decreases the generation from %s to %s", fsm.ArmName(c), w.oracle.highest[x.ID], x.Generation)
 	}
 	w.oracle.highest[x.ID] = x.Generation
 	if old != nil && (old.Content != x.Content || old.Desired != x.Desired || old.Node != x.Node) && old.Generation == x.Generation {
-		w.violate("generation", x.ID, "", "%s changes what is to be done and keeps generation %s", fsm.ArmName(c), x.Generation)
+		w.violate("generation", x.ID, "", "%s changes the desired state but not the generation %s", fsm.ArmName(c), x.Generation)
 	}
 	if c.GetAssign() != nil && x.Node != "" && (old == nil || old.Node == "") {
 		w.assigned(before, after, x)
 	}
 	for _, e := range c.GetEvict().GetEvictions() {
 		if e.GetWorkload() == x.ID && e.GetCode() == fsm.CodeNodeLost && !e.GetGone() && x.Status == fsm.StatusStopped && !saidStopped(old) {
-			w.violate("stopped", x.ID, old.Node, "it counts as stopped, and its lost node has said %s of %s", old.Actual.State, old.Actual.Generation)
+			w.violate("stopped", x.ID, old.Node, "it counts as stopped, but its lost node has reported %s of generation %s", old.Actual.State, old.Actual.Generation)
 		}
 	}
 }
 
-// saidStopped reports whether the node has reported, about the present order, that nothing
-// runs.
+// saidStopped reports whether the node has reported that the workload does not run, in a report about the
+// present order.
 func saidStopped(x *fsm.Workload) bool {
 	return x.Acknowledged && x.Actual.Generation == x.Generation && x.Actual.State != fsm.ActualRunning &&
 		x.Actual.State != fsm.ActualPending && x.Actual.State != fsm.ActualUnknown && x.Actual.State != fsm.ActualNone
 }
 
-// assigned checks a placement against the capacity of the node, computed from all records.
+// assigned checks that a placement does not exceed the capacity of the node. It computes the reserved
+// resources from all records.
 func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	n, ok := after.Node(x.Node)
 	if !ok || !n.Schedulable() {
-		w.violate("placement", x.ID, x.Node, "placed on a node that takes no work: %+v", n)
+		w.violate("placement", x.ID, x.Node, "placed on a node that accepts no work: %+v", n)
 		return
 	}
 	cpu, mem := int64(0), int64(0)
@@ -214,11 +216,11 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	add := func(id string, d *fsm.Demand) {
 		cpu, mem = cpu+d.CPU, mem+d.Memory
 		for _, p := range d.Ports {
-			// A workload that returns to its former node keeps its ports there: see
-			// fsm.Workload.FormerPorts.
+			// A workload that is placed on its former node again still holds its former ports
+			// there: see fsm.Workload.FormerPorts.
 			holder, on := before.PortHolder(n.Engine(), p)
 			if other, ok := ports[p.Port]; ok && (id == x.ID || other == x.ID) && !(holder == x.ID && on == n.ID) {
-				w.violate("ports", x.ID, x.Node, "placed although port %d is promised to %s and %s", p.Port, other, id)
+				w.violate("ports", x.ID, x.Node, "placed although port %d is reserved for %s and %s", p.Port, other, id)
 			}
 			ports[p.Port] = id
 		}
@@ -226,14 +228,16 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	after.WorkloadsOn(n.ID, func(y *fsm.Workload) bool { add(y.ID, y.Demand); return true })
 	after.Residuals(n.ID, func(r *fsm.Residual) bool { add(r.Workload, &r.Demand); return true })
 	if x.Demand.CPU > 0 && cpu > n.Facts.CPU || x.Demand.Memory > 0 && mem > n.Facts.Memory {
-		w.violate("capacity", x.ID, x.Node, "placed although %d of %d millicores and %d of %d MiB are promised", cpu, n.Facts.CPU, mem, n.Facts.Memory)
+		w.violate("capacity", x.ID, x.Node, "placed although %d of %d millicores and %d of %d MiB are reserved", cpu, n.Facts.CPU, mem, n.Facts.Memory)
 	}
 	before.ResidualsOf(x.ID, func(r *fsm.Residual) bool {
-		// A node may come up, or report a workload that was left behind, between the plan
-		// and its commit. Only residuals that were known for a while count.
+		// Between the planning of a placement and its commit, a node may come up or report an instance that
+		// should not be there. So only residuals that have been known for some time count here. A workload
+		// that a user deleted by force does not prevent a placement.
+		forced := r.Reason == fsm.CodeDeleting && x.CreatedAt > r.Since
 		known := max(w.oracle.upSince[r.Node], w.oracle.found[r.Node+"/"+r.Workload])
-		if n, ok := before.Node(r.Node); ok && n.Up && r.Node != x.Node && w.now-known > 20*sec {
-			w.violate("await stop", x.ID, x.Node, "placed although node %s, which is up, has not stopped it", r.Node)
+		if n, ok := before.Node(r.Node); ok && n.Up && !forced && r.Node != x.Node && w.now-known > 20*sec {
+			w.violate("await stop", x.ID, x.Node, "placed although node %s is up and has not stopped it", r.Node)
 		}
 		return true
 	})
@@ -242,7 +246,7 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	}
 	before.ResidualsOf(x.ID, func(r *fsm.Residual) bool {
 		if r.Node != x.Node {
-			w.violate("exclusive", x.ID, x.Node, "placed although node %s has not let go of it", r.Node)
+			w.violate("exclusive", x.ID, x.Node, "placed although node %s has not stopped it", r.Node)
 		}
 		return true
 	})
@@ -264,19 +268,21 @@ func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
 	if n.Up || old == nil {
 		return
 	}
-	// A node must not be declared lost while its agent holds the lease, apart from the
-	// bounded drift of clocks.
+	// A node must not be declared lost while its agent still holds the lease, except for the allowed drift of
+	// its clock.
 	m := w.machine(n.ID)
 	if left := m.session.until - m.local(w.now); m.holds() && m.disk.instance == n.Facts.InstanceID && left > 50*ms {
 		w.violate("early expiry", "", n.ID, "the node is declared lost (%s) while its agent holds a lease for %d ms", n.Reason, left/ms)
 	}
 }
 
-// overlapAllowed is how long a workload that is not exclusive may run on two live agents:
-// if both have held their leases for longer, the delete order is overdue.
+// overlapAllowed is how long a workload that is not exclusive may run on two machines whose agents
+// both hold their leases. After that time, the order to stop one of the instances is overdue. After
+// delete --force the id is free at once, so a new workload with that id may run beside the former
+// instance (sched/DESIGN.md), for the same time.
 const overlapAllowed = 120 * sec
 
-// begun checks the start of an instance against the instances on other machines.
+// begun checks, when an instance starts, that no other machine runs an instance of the same workload.
 func (w *world) begun(m *machine, i *instance) {
 	for _, o := range w.machines {
 		other := o.engine.has[i.id]
@@ -284,19 +290,21 @@ func (w *world) begun(m *machine, i *instance) {
 			continue
 		}
 		if exclusive(i.id) {
-			w.violate("exclusive", i.id, m.id, "it starts here while it runs on %s", o.id)
+			w.violate("exclusive", i.id, m.id, "the workload starts here while it runs on %s", o.id)
 			return
 		}
 		held := func(m *machine) bool {
 			return m.holds() && m.session.heldSince != 0 && w.now-m.session.heldSince > overlapAllowed
 		}
-		if held(m) && held(o) {
-			w.violate("twice", i.id, m.id, "it starts here while it runs on %s, and both agents have held their leases for %ds", o.id, overlapAllowed/sec)
+		at, forced := w.oracle.forced[i.id]
+		if held(m) && held(o) && !(forced && w.now-at <= overlapAllowed) {
+			w.violate("twice", i.id, m.id, "the workload starts here while it runs on %s, and both agents have held their leases for %ds", o.id, overlapAllowed/sec)
 		}
 	}
 }
 
-// unrest returns the first thing that is not as it should be once the faults have stopped.
+// unrest checks a cluster that should be at rest after the faults have ended. It returns the broken
+// rule and a description; rule is "" if nothing is wrong.
 func (w *world) unrest() (rule, why, workload, node string) {
 	s := w.truth
 	bad := func(r, wl, n, format string, args ...any) {
@@ -312,12 +320,12 @@ func (w *world) unrest() (rule, why, workload, node string) {
 	}
 	w.kept(s)
 	s.Rolling(func(r *rollout.Rollout) bool {
-		bad("rollout", "", "", "the update of %s goes on: %+v", r.Group, r.Members)
+		bad("rollout", "", "", "the update of %s has not ended: %+v", r.Group, r.Members)
 		return true
 	})
 	for _, m := range w.machines {
 		if n, ok := s.Node(m.id); !ok || !n.Up || !m.holds() {
-			bad("nodes", "", m.id, "the node is known %t, and its agent holds a lease %t: %+v", ok, m.holds(), n)
+			bad("nodes", "", m.id, "the node is known: %t, and its agent holds a lease: %t: %+v", ok, m.holds(), n)
 		}
 	}
 	s.Workloads("", func(x *fsm.Workload) bool {
@@ -342,14 +350,15 @@ func (w *world) unrest() (rule, why, workload, node string) {
 			i := m.engine.has[id]
 			x, ok := s.Workload(id)
 			if i.state == driver.Running && (!ok || x.Node != m.id) {
-				bad("ghosts", id, m.id, "%s runs on %s and the state does not know", id, m.id)
+				bad("ghosts", id, m.id, "%s runs on %s, but the state does not show it", id, m.id)
 			}
 		}
 	}
 	return rule, why, workload, node
 }
 
-// restless returns in what a workload is not as it should be, "" if it is.
+// restless describes how a workload differs from its desired state when the cluster should be at rest; "" if
+// it does not.
 func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 	var i *instance
 	runs := false
@@ -370,30 +379,62 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 		return "it is not stopped"
 	case x.Node == "":
 		if x.Reason.Code != fsm.CodeUnplaced {
-			return "it has no node and does not say why"
+			return "the workload has no node and no reason for that"
 		}
 		if at, _ := sched.Place(*x.Demand, sched.NodesOf(s, w.users.settings.Tuning).For(x.ID)); at != "" {
 			return "node " + at + " could take it"
 		}
 		return ""
+	case x.Reason.Code == fsm.CodeCannotMove:
+		if at, _ := sched.Place(*x.Demand, sched.NodesOf(s, w.users.settings.Tuning).For(x.ID)); at != "" {
+			return "node " + at + " could take it"
+		}
+		return "" // a held workload may keep running with its former content
+	case x.Reason.Code == fsm.CodeAwaitStop && w.portIsKept(s, x, 8):
+		if at, _ := sched.Place(*x.Demand, sched.NodesOf(s, w.users.settings.Tuning).For(x.ID)); at != "" {
+			return "node " + at + " could take it"
+		}
+		return "" // the workload waits for a port on its node
 	case x.Retry.Terminal && x.Status == fsm.StatusFailed:
 		if !fails {
-			return "it was given up and nothing is wrong with it"
+			return "the workload was given up, but its specification works"
 		}
 		if x.Reason.Code != fsm.CodeExhausted && x.Reason.Code != fsm.CodePermanentFailure {
-			return "it was given up and does not say why"
+			return "the workload was given up without a reason"
 		}
 		return ""
 	case flavour[:2] == "cr":
-		return "it never stays up, and is not given up"
+		return "the workload never keeps running, but is not given up"
 	case !runs:
 		return "it does not run"
-	case !strings.HasPrefix(i.content, x.Content): // its agent says after it that the engine does not restart it
+	case !strings.HasPrefix(i.content, x.Content): // the agent has not reported yet that the engine does not restart the instance
 		return "another content runs"
 	case x.Status != fsm.StatusRunning:
-		return "it runs and is not said to"
+		return "the workload runs, but the state does not show that"
 	case x.Retry.StableSince != 0:
-		return "its failures are not forgotten yet"
+		return "the failures of the workload are not cleared yet"
 	}
 	return ""
+}
+
+// portIsKept reports whether another workload holds a port that workload x demands, and may keep
+// it. That workload must go on running with its former content, because it can neither get its new
+// content on its node nor move, or because it waits itself for a port of such a workload.
+func (w *world) portIsKept(s fsm.State, x *fsm.Workload, depth int) bool {
+	n, ok := s.Node(x.Node)
+	if !ok || depth == 0 {
+		return false
+	}
+	for _, p := range x.Demand.Ports {
+		holder, _ := s.PortHolder(n.Engine(), p)
+		h, ok := s.Workload(holder)
+		if !ok || h.ID == x.ID {
+			continue
+		}
+		if h.Reason.Code == fsm.CodeCannotMove && w.restless(s, h) == "" ||
+			h.Reason.Code == fsm.CodeAwaitStop && w.portIsKept(s, h, depth-1) {
+			return true
+		}
+	}
+	return false
 }

@@ -5,10 +5,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// parallel is how many members of g an update may make unavailable; constant in a run.
+// parallel returns how many members of group g an update may make unavailable. It is constant in a run.
 func (w *world) parallel() int { return 1 + int(w.cfg.Seed%2) }
 
-// policy is the update policy of the group g; nil in runs without rollouts.
+// policy returns the update policy of group g; nil in runs without rollouts.
 func (w *world) policy() *commandv1.UpdatePolicy {
 	if !w.has(Rollouts) {
 		return nil
@@ -20,7 +20,7 @@ func (w *world) policy() *commandv1.UpdatePolicy {
 	return u
 }
 
-// roll draws a user's action on the group g.
+// roll makes a user take a random action on group g.
 func (w *world) roll() {
 	switch n := w.rng.IntN(10); {
 	case n < 5:
@@ -37,7 +37,8 @@ func (w *world) roll() {
 	}
 }
 
-// waits reports whether an accepted put waits for the member's turn in a rolling update.
+// waits reports whether an accepted put of a member has no effect yet, because the member waits for
+// its turn in a rolling update.
 func (w *world) waits(after fsm.State, p *commandv1.WorkloadPut) bool {
 	x, ok := after.Workload(p.GetId())
 	r, rolls := after.Rollout(p.GetDemand().GetGroup())
@@ -53,9 +54,9 @@ func (w *world) waits(after fsm.State, p *commandv1.WorkloadPut) bool {
 	return false
 }
 
-// rolled checks the promises of rolling updates about one command:
+// rolled checks the promises of rolling updates for one command:
 //
-//   - a member gets the specification that waited for it or its former one;
+//   - a member gets the specification that waited for it, or its former one;
 //   - at most max_parallel members are unavailable because of the update;
 //   - while that many are unavailable, a drain evicts no more members.
 func (w *world) rolled(before, after fsm.State, c fsm.Command) {
@@ -74,7 +75,7 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 			delete(o.wanted, id)
 		} else if steps && (!known || x.Content != was.Content || x.Desired != was.Desired) {
 			if !expected(before, id, x.Content) && x.Desired != fsm.DesiredDeleted {
-				w.violate("rollout", id, "", "%s gives it %s, for which it did not wait", fsm.ArmName(c), x.Content[:19])
+				w.violate("rollout", id, "", "%s gives the member content %s, but another specification waits for its turn", fsm.ArmName(c), x.Content[:19])
 			}
 			o.wanted[id] = want{x.Content, x.Desired}
 		}
@@ -83,21 +84,21 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 			delete(o.missing, id)
 		case known && was.Available() && was.Content != x.Content:
 			if c.GetPutWorkloads().GetUpdate() != nil {
-				w.violate("rollout", id, "", "an apply changes it before its turn")
+				w.violate("rollout", id, "", "an apply changes the member before it has its turn")
 			}
 			o.missing[id] = true
 		}
 	}
 	if len(o.missing) > w.parallel() {
-		w.violate("rollout", "", "", "%s: %v are missing because of the update, at most %d may be", fsm.ArmName(c), keys(o.missing), w.parallel())
+		w.violate("rollout", "", "", "%s: %v are unavailable because of the update; the limit is %d", fsm.ArmName(c), keys(o.missing), w.parallel())
 	}
 	if r, ok := before.Rollout("g"); ok && c.GetEvict() != nil && r.Phase == "Running" {
-		// Members that the same step evicts for other reasons were available when the
-		// drain was judged.
+		// Members that the same step evicts for other reasons were still available when the planner decided
+		// about the drain.
 		out, others := 0, map[string]bool{}
 		for _, e := range c.GetEvict().GetEvictions() {
 			was, known := before.Workload(e.GetWorkload())
-			others[e.GetWorkload()] = known && was.Available() && e.GetCode() != fsm.CodeDraining
+			others[e.GetWorkload()] = known && was.Available() && e.GetCode() != fsm.CodeDraining && e.GetCode() != fsm.CodeTainted
 		}
 		after.Group("g", func(x *fsm.Workload) bool {
 			if x.Desired == fsm.DesiredRunning && !x.Available() && !others[x.ID] {
@@ -109,12 +110,12 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 			was, known := before.Workload(e.GetWorkload())
 			x, ok := after.Workload(e.GetWorkload())
 			if known && ok && was.Available() && x.Node == "" && was.Demand.Group == "g" && was.Desired == fsm.DesiredRunning &&
-				e.GetCode() == fsm.CodeDraining && out > w.parallel() {
-				w.violate("rollout", was.ID, was.Node, "a drain takes it while an update goes on and %d are missing", out)
+				(e.GetCode() == fsm.CodeDraining || e.GetCode() == fsm.CodeTainted) && out > w.parallel() {
+				w.violate("rollout", was.ID, was.Node, "a drain evicts it during an update while %d members are unavailable", out)
 			}
 		}
 	}
-	// A step may bring a deleted member back.
+	// The same step may create a member again that was deleted.
 	if steps {
 		after.Group("g", func(x *fsm.Workload) bool {
 			if _, ok := o.wanted[x.ID]; !ok {
@@ -125,7 +126,7 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 	}
 }
 
-// expected reports whether a step may give a content to a member.
+// expected reports whether the next step of an update may give this content to a member.
 func expected(s fsm.State, id, content string) bool {
 	r, ok := s.Rollout("g")
 	if !ok {

@@ -20,7 +20,7 @@ import (
 // session is an agent's session with the schedulers.
 type session struct {
 	registered bool
-	until      int64 // of the lease, by the machine's clock
+	until      int64 // end of the node's lease, on the machine's clock
 	lease      int64
 	interval   int64
 	sequence   uint64
@@ -29,19 +29,19 @@ type session struct {
 	sinceFull  int
 	answered   fsm.Epoch
 	failures   int
-	at         int // the replica that is asked
+	at         int // number of the replica to which the agent sends its calls
 	busy       bool
-	turn       int // of the timer that counts
+	turn       int // number of the present heartbeat timer; a timer with a lower number is obsolete and does nothing
 	dirty      bool
-	heldSince  int64 // true time from which on the lease was held without a gap, 0 = not held
+	heldSince  int64 // virtual time since which the agent has held the lease without a gap; 0 = the lease is not held
 }
 
-// holds reports whether the agent believes that its lease is good.
+// holds reports whether the agent considers its lease valid.
 func (m *machine) holds() bool {
 	return m.alive && m.session.registered && m.local(m.w.now) < m.session.until
 }
 
-// signal makes the next heartbeat come soon, because a report changed.
+// signal makes the agent send its next heartbeat soon, because a report has changed.
 func (m *machine) signal() {
 	s := &m.session
 	if s.dirty || s.busy || s.turn == 0 {
@@ -72,7 +72,7 @@ func (m *machine) later(d int64) {
 	}
 }
 
-// converse registers if necessary, then sends a heartbeat.
+// converse registers the node if necessary, and then sends a heartbeat.
 func (m *machine) converse() {
 	s := &m.session
 	s.busy = true
@@ -157,7 +157,7 @@ func (m *machine) beat(failed func(string)) {
 	})
 }
 
-// extend takes over a lease, counted from when the heartbeat was sent.
+// extend stores a new lease. It counts from the time when the heartbeat was sent.
 func (m *machine) extend(sent int64, l sched.Lease) {
 	s := &m.session
 	s.interval = l.Interval
@@ -172,7 +172,7 @@ func (m *machine) extend(sent int64, l sched.Lease) {
 	m.leased()
 }
 
-// facts are the registered facts of the node.
+// facts returns the facts with which the node registers.
 func (m *machine) facts() *commandv1.RegisterNode {
 	facts := &commandv1.RegisterNode{
 		Id: m.id, Endpoint: "10.0.0." + m.id[1:] + ":50051", CpuMillicores: m.cpu, MemoryMib: m.mem, Protocol: 1,
@@ -185,7 +185,7 @@ func (m *machine) facts() *commandv1.RegisterNode {
 	return facts
 }
 
-// call sends a call to the replica that the agent is connected to, which may forward it
+// call sends a call of the agent to the replica that it is connected to. That replica may forward the call
 // once.
 func (m *machine) call(handle func(*leadership, func(any, error)), back func(any, error)) {
 	w, s := m.w, &m.session
@@ -207,7 +207,8 @@ func (m *machine) call(handle func(*leadership, func(any, error)), back func(any
 	}, func() { done(nil, errNotLeader) })
 }
 
-// route handles a call at a replica: there if it leads, else at the leader that it knows.
+// route handles a call at a replica: a leader answers the call; any other replica forwards the call
+// to the leader that it knows.
 func (w *world) route(a *replica, handle func(*leadership, func(any, error)), back func(any, error)) {
 	life := a.life
 	if a.leads != nil {
@@ -234,8 +235,8 @@ func (w *world) route(a *replica, handle func(*leadership, func(any, error)), ba
 	}, func() { back(nil, errNotLeader) })
 }
 
-// send carries one message to a process over a link that may lose, delay or duplicate it.
-// refused is called if the process is not running.
+// send carries one message over a link that may lose, delay or duplicate it, and runs fn at its receiver, the
+// process to. If that process is not running, send calls refused.
 func (w *world) send(to *proc, link func() bool, fn func(), refused ...func()) {
 	if !link() || !w.calm && w.chance(w.loss) {
 		return
@@ -271,8 +272,8 @@ func (w *world) send(to *proc, link func() bool, fn func(), refused ...func()) {
 	}
 }
 
-// order carries one order to an agent, and its answer back; a message that is lost gets
-// no answer.
+// order carries one order of a leader to an agent, and the answer back. If a message is lost, there is no
+// answer.
 func (w *world) order(r *replica, by fsm.Epoch, o sched.Order, back func(sched.Ack, error)) {
 	node, ok := r.state.Node(o.Node)
 	m := w.machine(o.Node)
@@ -315,25 +316,25 @@ func (w *world) order(r *replica, by fsm.Epoch, o sched.Order, back func(sched.A
 	})
 }
 
-// obeyed checks an accepted order against all orders that the agent on this disk has
-// accepted before.
+// obeyed checks that an accepted order is newer than all orders that an agent with this disk has accepted
+// before.
 func (m *machine) obeyed(e core.Epoch, id string, g driver.Generation, apply bool) {
 	d := m.disk
 	if e.Less(d.sawEpoch) {
-		m.w.violate("epoch", id, m.id, "the agent obeys epoch %s after it has seen %s", e, d.sawEpoch)
+		m.w.violate("epoch", id, m.id, "the agent obeys epoch %s after an order of epoch %s", e, d.sawEpoch)
 	}
 	d.sawEpoch = e
 	if g.Less(d.sawApply[id]) {
 		m.w.violate("generation", id, m.id, "the agent obeys generation %s after %s", g, d.sawApply[id])
 	}
 	if tombstone := d.sawTombstone[id]; apply && !tombstone.Less(g) && tombstone != (driver.Generation{}) {
-		m.w.violate("tombstone", id, m.id, "the agent applies generation %s after a delete at %s", g, tombstone)
+		m.w.violate("tombstone", id, m.id, "the agent applies generation %s after a delete with generation %s", g, tombstone)
 	}
 	switch {
 	case apply:
 		d.sawApply[id] = g
 	default:
-		delete(d.sawApply, id) // a delete ends the comparison with what was held
+		delete(d.sawApply, id) // a delete makes earlier orders to apply the workload obsolete
 		if d.sawTombstone[id].Less(g) {
 			d.sawTombstone[id] = g
 		}

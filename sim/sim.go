@@ -20,44 +20,48 @@ type Fault uint32
 // The kinds of faults.
 const (
 	ReplicaCrash  Fault = 1 << iota // a scheduler dies and restarts from a snapshot
-	ReplicaPause                    // a scheduler process is paused
-	ReplicaCut                      // a scheduler cannot reach the others
-	LeaderChange                    // leadership moves without any other trouble
-	AgentCrash                      // an agent dies, its workloads run on
-	AgentPause                      // an agent is paused, its workloads run on
-	PowerLoss                       // a machine dies and comes back with its disk
-	Reinstall                       // a machine dies and comes back empty under its old id
-	StateLoss                       // an agent's file is lost, its workloads run on
-	LinkCut                         // a node and schedulers cannot reach each other, one way or both
+	ReplicaPause                    // a scheduler process is paused for some time
+	ReplicaCut                      // a scheduler cannot reach the other schedulers
+	LeaderChange                    // leadership moves to another scheduler, without any other fault
+	AgentCrash                      // an agent dies, and its workloads keep running
+	AgentPause                      // an agent is paused, and its workloads keep running
+	PowerLoss                       // a machine loses power and comes back with its disk
+	Reinstall                       // a machine fails and comes back with an empty disk under its former node id
+	StateLoss                       // an agent's state file is lost, and its workloads keep running
+	LinkCut                         // a node and some schedulers cannot reach each other, in one or both directions
 	MessageLoss                     //
-	MessageDelay                    // long enough to arrive after the deadline
+	MessageDelay                    // messages arrive only after their deadline
 	MessageDup                      //
 	InstanceCrash                   // a workload ends by itself
-	BadSpec                         // specifications that cannot or sometimes do not work
-	Operator                        // cordon, drain, fence, remove
-	ModeChange                      // the control plane is frozen for a while
-	ClockTrouble                    // offsets and drift
+	BadSpec                         // some specifications never start, or fail to start sometimes
+	Operator                        // operators cordon, drain, fence and remove nodes
+	ModeChange                      // the mode of the control plane is frozen for some time
+	ClockTrouble                    // clocks have an offset and run too fast or too slow
 	FencedReturns                   // a machine that was fenced comes back with its disk
 	lastFault
 )
 
-// Drift makes the leader compare nodes with the state during the whole run, and makes
-// nodes differ from it once the world is at rest. It is not in AllFaults, so that it does
-// not change the draws of committed seeds.
+// Drift makes the leader compare the nodes with the state during the whole run. Once the cluster is at rest,
+// it makes nodes differ from the state. It is not in AllFaults, so that it does not change the random choices
+// of committed seeds.
 const Drift Fault = 1 << 31
 
-// StopTrouble makes stops fail: an agent refuses one, accepts it and forgets it, or its
-// engine fails to stop the workload. It is not in AllFaults, for the same reason.
+// StopTrouble makes stops fail: an agent refuses one, accepts it and forgets it, or its engine fails to stop
+// the workload. It is not in AllFaults, so that it does not change the random choices of committed seeds.
 const StopTrouble Fault = 1 << 30
 
-// Fencers makes every exclusive workload one that its node's fencers stop when the lease
-// ends (on_lost_lease: stop), and every node self-fencing. It is not in AllFaults, for the
-// same reason.
+// Fencers gives every node fencers, and every exclusive workload on_lost_lease: stop, so that the fencers
+// stop it when the lease ends. It is not in AllFaults, so that it does not change the random choices of
+// committed seeds.
 const Fencers Fault = 1 << 29
 
-// Rollouts has users start rolling updates of the group g again and again. It is not in
-// AllFaults, for the same reason.
+// Rollouts makes users start rolling updates of group g again and again. It is not in AllFaults, so that it
+// does not change the random choices of committed seeds.
 const Rollouts Fault = 1 << 28
+
+// DiskStalls makes the disk of a replica hang: any append to its log may take very long. One disk hangs at a
+// time. It is not in AllFaults, so that it does not change the random choices of committed seeds.
+const DiskStalls Fault = 1 << 27
 
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
@@ -65,7 +69,12 @@ var faultNames = []string{
 	"ModeChange", "ClockTrouble", "FencedReturns",
 }
 
-// String names the kinds of a set.
+// extraFaults are the kinds that are not in AllFaults.
+var extraFaults = map[Fault]string{
+	Drift: "Drift", StopTrouble: "StopTrouble", Fencers: "Fencers", Rollouts: "Rollouts", DiskStalls: "DiskStalls",
+}
+
+// String returns the names of the kinds of faults in a set.
 func (f Fault) String() string {
 	var out []string
 	for i, name := range faultNames {
@@ -73,60 +82,94 @@ func (f Fault) String() string {
 			out = append(out, name)
 		}
 	}
+	for _, kind := range keys(extraFaults) {
+		if f&kind != 0 {
+			out = append(out, extraFaults[kind])
+		}
+	}
 	return strings.Join(out, "|")
 }
 
-// AllFaults are the kinds that the design promises to survive: all there are.
+// parseFaults is the inverse of String. The texts "" and "AllFaults" stand for all kinds in AllFaults.
+func parseFaults(text string) (f Fault, err error) {
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return r == '|' }) {
+		i := slices.Index(faultNames, word)
+		switch {
+		case word == "AllFaults":
+			f |= AllFaults
+			continue
+		case i >= 0:
+			f |= 1 << i
+			continue
+		}
+		known := false
+		for kind, name := range extraFaults {
+			if name == word {
+				f, known = f|kind, true
+			}
+		}
+		if !known {
+			return 0, fmt.Errorf("%q is no kind of fault", word)
+		}
+	}
+	return f, nil
+}
+
+// AllFaults are the kinds of faults that the design promises to survive, except the kinds whose comments say
+// that they are not in AllFaults.
 const AllFaults = lastFault - 1
 
-// Sabotage switches off one fence, to test that the simulator finds it.
+// Sabotage switches off one safety mechanism, to test that the simulator finds the broken promises that
+// follow.
 type Sabotage uint8
 
-// The fences that can be switched off.
+// The safety mechanisms that can be switched off.
 const (
 	NoSabotage        Sabotage = iota
-	NoEpochFence               // agents take orders of any epoch
-	NoGenerationFence          // agents take orders of any generation
-	NoTombstones               // agents forget what was deleted
+	NoEpochFence               // agents accept orders of any epoch
+	NoGenerationFence          // agents accept orders of any generation
+	NoTombstones               // agents forget which workloads were deleted
 	NoLeaseConfirm             // leases are extended without a Confirm
-	NoAwaitStop                // the planner does not see which nodes still run a workload
-	NoReceipts                 // request ids do not reach the log
-	ShortLeases                // the leader ends leases before the time that it told
+	NoAwaitStop                // the planner ignores which nodes still run a workload
+	NoReceipts                 // request ids are not written to the log
+	ShortLeases                // the leader ends leases before the time that it told the agents
 	AckBeforeCommit            // a user's call is acknowledged before it is committed
-	SkipAnEntry                // one replica does not apply one command
-	NoDurableEpoch             // an agent's epoch is lost when it restarts
-	NoInstanceFence            // agents take orders that are for another instance of their node
-	NoStopRetry                // the planner orders a stop once
-	NoFencer                   // fencers do nothing at the end of a lease
-	AllAtOnce                  // updates of the group go through more members than the user said
-	ShortBound                 // a node registers a fence bound that its fencers cannot keep
+	SkipAnEntry                // one replica skips one command of the log
+	NoDurableEpoch             // a restarted agent has forgotten the highest epoch that it has seen
+	NoInstanceFence            // agents accept orders that are meant for another instance of their node
+	NoStopRetry                // the planner orders a stop only once
+	NoFencer                   // fencers do not stop workloads at the end of a lease
+	AllAtOnce                  // updates of a group change more members at once than the user allowed
+	ShortBound                 // a node registers a fence bound that is shorter than its fencers need
 	AnswerBeforeStore          // agents answer an order before they store it
+	UnnoticedStall             // a leader whose disk hangs goes on leading
 )
 
 // Config determines a run completely.
 type Config struct {
 	Seed     uint64
-	Faults   Fault // 0 = AllFaults
+	Faults   Fault // kinds of faults in the run; 0 = AllFaults
 	Sabotage Sabotage
-	// Stress loses, delays and repeats more messages than a bad network would.
+	// Stress makes links lose, delay and repeat more messages than a bad network would.
 	Stress bool
-	// Trouble is how long faults and users go on; 0 = drawn, 60 s to 180 s.
+	// Trouble is the time for which faults are injected and users are active; 0 selects a random time from 60
+	// s to 180 s.
 	Trouble time.Duration
-	// Settle is how long the world may take to come to rest after the faults; 0 = 25 min.
+	// Settle is the time within which the cluster must come to rest after the faults; 0 means 25 min.
 	Settle time.Duration
-	// Check runs State.Check at every n-th entry; 0 = 8.
+	// Check runs State.Check after every n-th log entry; 0 means every 8th.
 	Check int
-	// Keep is how many trace lines are kept; 0 = 4000.
+	// Keep is the number of trace lines that are kept; 0 means 4000.
 	Keep int
 }
 
 // Violation is a broken promise.
 type Violation struct {
-	Rule     string // short and stable
+	Rule     string // stable name of the broken promise
 	Detail   string
 	Workload string
 	Node     string
-	At       time.Duration // since the start
+	At       time.Duration // time since the start of the run
 }
 
 // Report is the result of a run.
@@ -134,10 +177,11 @@ type Report struct {
 	Config    Config
 	Violation *Violation
 	Events    int
-	Drifts    int // differences that were on record and closed again
+	Stalls    int // number of leaders that gave up leadership because their disk hung
+	Drifts    int // number of drifts that were recorded and closed again
 	Entries   int
 	Virtual   time.Duration
-	Hash      uint64 // of the whole trace
+	Hash      uint64 // hash of the whole trace
 	trace     []line
 }
 
@@ -159,17 +203,17 @@ type world struct {
 	lines  []line
 
 	log      raftLog
-	truth    fsm.State // all that is committed, applied
+	truth    fsm.State // the state after all committed entries
 	oracle   oracle
 	replicas []*replica
 	machines []*machine
 	users    users
-	loss     int // messages in a thousand
+	loss     int // number of lost messages in a thousand
 	delays   int
 	dups     int
 }
 
-// Run simulates one seed.
+// Run simulates one cluster as the Config says.
 func Run(cfg Config) Report {
 	if cfg.Faults == 0 {
 		cfg.Faults = AllFaults
@@ -209,7 +253,7 @@ func Run(cfg Config) Report {
 	return w.report
 }
 
-// settle runs until the world is at rest, or the bound is reached.
+// settle runs the cluster until it is at rest or the time limit bound is reached.
 func (w *world) settle(bound int64) {
 	rested := int64(0)
 	for w.report.Violation == nil {
@@ -225,22 +269,24 @@ func (w *world) settle(bound int64) {
 			rested = w.now
 			w.users.restEntries = len(w.log.entries)
 		case why == "" && w.now-rested < 60*sec:
-			w.users.restEntries = len(w.log.entries) // late messages, explanations and forgiveness are to come
+			// The number of log entries when the cluster came to rest. Late messages, explanations and
+			// cleared failures may still add some.
+			w.users.restEntries = len(w.log.entries)
 		case why == "" && w.now-rested >= 90*sec:
 			own := 0
 			for _, e := range w.log.entries[w.users.restEntries:] {
 				if len(e.cmds[0].GetHead().GetRequest()) == 0 {
-					own++ // not a user's word that came late, or twice
+					own++ // the entry is a new decision, not a late or repeated request of a user
 				}
 			}
 			if own > 0 {
-				w.violate("quiet", "", "", "%d entries were committed in the last 30 s of a world in which all is well, the last one %s",
+				w.violate("quiet", "", "", "%d entries were committed in the last 30 s, in which the cluster was at rest, the last one by %s",
 					own, w.log.entries[len(w.log.entries)-1].cmds[0])
 			}
 			return
 		case why == "":
 		case w.now >= bound:
-			w.violate(rule, workload, node, "%s, %s after the faults stopped", why, w.cfg.Settle)
+			w.violate(rule, workload, node, "%s, %s after the last fault", why, w.cfg.Settle)
 			return
 		default:
 			rested = 0
@@ -248,7 +294,7 @@ func (w *world) settle(bound int64) {
 	}
 }
 
-// violate records the first broken promise; the run ends with it.
+// violate records the first broken promise, which ends the run.
 func (w *world) violate(rule, workload, node, format string, args ...any) {
 	if w.report.Violation != nil {
 		return
@@ -282,7 +328,7 @@ func (r Report) Trace(workload, node string, n int) string {
 	return strings.Join(out[max(0, len(out)-n):], "\n")
 }
 
-// String describes a run and its violation, with everything that is needed to repeat it.
+// String describes a run and its violation, with everything that is needed to repeat the run.
 func (r Report) String() string {
 	if r.Violation == nil {
 		return fmt.Sprintf("seed %d: %d events, %d entries, %s", r.Config.Seed, r.Events, r.Entries, r.Virtual)
@@ -293,8 +339,8 @@ func (r Report) String() string {
 		r.Trace(v.Workload, v.Node, 60))
 }
 
-// Shrink looks for a smaller Config that breaks the same promise, with fewer kinds of faults
-// and less time. It makes at most two dozen runs.
+// Shrink searches for a smaller Config that breaks the same promise, with fewer kinds of faults and less
+// time. It makes at most two dozen runs.
 func Shrink(r Report) Report {
 	if r.Violation == nil {
 		return r
@@ -321,5 +367,5 @@ func Shrink(r Report) Report {
 
 func (w *world) has(f Fault) bool { return w.cfg.Faults&f != 0 }
 
-// keys returns the keys of a map in order, so that no run depends on map order.
+// keys returns the sorted keys of a map, so that no run depends on the iteration order of a map.
 func keys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -11,10 +12,14 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/persys/compute/agent/driver"
 )
 
-// seedsAsked returns the seeds that a test runs: SIM_SEEDS of them, by default a number
-// that keeps the test short, from SIM_FROM on, by default 1.
+// seedsAsked returns the seeds that a test runs: as many as SIM_SEEDS says, beginning with SIM_FROM. By
+// default it returns the number short, which keeps the test short, beginning with 1.
 func seedsAsked(t *testing.T, short int) (from, count uint64) {
 	t.Helper()
 	read := func(name string, def int) uint64 {
@@ -24,16 +29,16 @@ func seedsAsked(t *testing.T, short int) (from, count uint64) {
 		}
 		n, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("setting %s: %v", name, err)
 		}
 		return n
 	}
 	return read("SIM_FROM", 1), read("SIM_SEEDS", short)
 }
 
-// each runs seeds on all processors and returns the reports of those that broke a promise.
-// It stops after limit of them. closed adds up Report.Drifts.
-func each(t *testing.T, from, count uint64, limit int, make func(seed uint64) Config, closed ...*atomic.Int64) []Report {
+// each simulates seeds on all processors and returns the reports of the runs that broke a promise.
+// It stops after limit such reports. The function see gets every report; calls may be concurrent.
+func each(t *testing.T, from, count uint64, limit int, make func(seed uint64) Config, see ...func(Report)) []Report {
 	t.Helper()
 	var next atomic.Uint64
 	next.Store(from)
@@ -51,8 +56,8 @@ func each(t *testing.T, from, count uint64, limit int, make func(seed uint64) Co
 					return
 				}
 				r := Run(make(seed))
-				for _, n := range closed {
-					n.Add(int64(r.Drifts))
+				for _, f := range see {
+					f(r)
 				}
 				if r.Violation != nil {
 					mu.Lock()
@@ -80,21 +85,22 @@ func TestManySeedsKeepEveryPromise(t *testing.T) {
 		if os.Getenv("SIM_RAW") == "" {
 			r = Shrink(r)
 		}
-		t.Errorf("%s", r)
+		t.Errorf("no promise may be broken, but: %s", r)
 	}
-	t.Logf("%d seeds in %s", count, time.Since(began).Round(time.Millisecond))
+	t.Logf("ran %d seeds in %s", count, time.Since(began).Round(time.Millisecond))
 }
 
 func TestASeedAlwaysGivesTheSameRun(t *testing.T) {
 	for seed := uint64(1); seed <= 3; seed++ {
 		a, b := Run(Config{Seed: seed}), Run(Config{Seed: seed})
 		if a.Hash != b.Hash || a.Events != b.Events {
-			t.Errorf("seed %d: %d events, hash %x, and then %d events, hash %x", seed, a.Events, a.Hash, b.Events, b.Hash)
+			t.Errorf("seed %d must give the same run twice, but gave %d events with hash %x, then %d events with hash %x", seed, a.Events, a.Hash, b.Events, b.Hash)
 		}
 	}
 }
 
-// TestCommittedSeeds runs the seeds that once failed, with State.Check after every entry.
+// TestCommittedSeeds runs the seeds that once failed, with State.Check after every entry. A line of
+// testdata/seeds.txt has the seed, the kinds of faults if they are not AllFaults, and the reason after #.
 func TestCommittedSeeds(t *testing.T) {
 	f, err := os.Open("testdata/seeds.txt")
 	if err != nil {
@@ -107,12 +113,14 @@ func TestCommittedSeeds(t *testing.T) {
 		if text = strings.TrimSpace(text); text == "" {
 			continue
 		}
-		seed, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
+		number, kinds, _ := strings.Cut(text, " ")
+		seed, err := strconv.ParseUint(number, 10, 64)
+		faults, wrong := parseFaults(strings.TrimSpace(kinds))
+		if err := errors.Join(err, wrong); err != nil {
 			t.Fatalf("testdata/seeds.txt: %v", err)
 		}
-		if r := Run(Config{Seed: seed, Check: 1}); r.Violation != nil {
-			t.Errorf("%s", r)
+		if r := Run(Config{Seed: seed, Faults: faults, Check: 1}); r.Violation != nil {
+			t.Errorf("no promise may be broken, but: %s", r)
 		}
 	}
 	if err := lines.Err(); err != nil {
@@ -120,25 +128,72 @@ func TestCommittedSeeds(t *testing.T) {
 	}
 }
 
-// TestASabotagedFenceIsFound switches off one fence at a time and expects a violation: a
-// simulator that finds nothing proves nothing.
+func TestFaultsAreNamed(t *testing.T) {
+	for _, f := range []Fault{ReplicaCrash, FencedReturns, AllFaults, Fencers | DiskStalls, AllFaults | Fencers | Rollouts | Drift | StopTrouble} {
+		if got, err := parseFaults(f.String()); err != nil || got != f {
+			t.Errorf("the text of faults %s was parsed as %s (error %v), want the same faults", f, got, err)
+		}
+	}
+	if f, err := parseFaults("AllFaults|Fencers"); err != nil || f != AllFaults|Fencers {
+		t.Errorf("parseFaults of AllFaults|Fencers returned %s with error %v, want both kinds", f, err)
+	}
+	if _, err := parseFaults("Fences"); err == nil {
+		t.Error("parseFaults must refuse an unknown kind of fault, but accepted it")
+	}
+}
+
+// TestOracleFindsWorkloadOnTwoNodes: the oracle finds a workload that runs on two nodes which have both held
+// their leases for long.
+func TestOracleFindsWorkloadOnTwoNodes(t *testing.T) {
+	const never = -1
+	for _, c := range []struct {
+		name   string
+		forced int64 // time since a user deleted the workload with --force; never = it was not deleted
+		found  bool
+	}{
+		{"without delete --force", never, true},
+		{"after delete --force", sec, false},
+		{"long after delete --force", overlapAllowed + sec, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := &world{hash: xxhash.New(), oracle: newOracle()}
+			w.now = start + 1000*sec
+			for _, id := range []string{"n1", "n2"} {
+				m := &machine{w: w, id: id, proc: proc{alive: true}, power: proc{alive: true}}
+				m.session = session{registered: true, heldSince: start, until: m.local(w.now + sec)}
+				m.engine = &engine{m: m, has: map[string]*instance{"w1": {id: "w1", state: driver.Running}}}
+				w.machines = append(w.machines, m)
+			}
+			if c.forced != never {
+				w.oracle.forced["w1"] = w.now - c.forced
+			}
+			w.begun(w.machines[0], w.machines[0].engine.has["w1"])
+			if v := w.report.Violation; (v != nil) != c.found {
+				t.Errorf("the oracle reported %+v, want a violation exactly in the cases that say so", v)
+			}
+		})
+	}
+}
+
+// TestASabotagedFenceIsFound switches off one safety mechanism at a time and expects a violation. If there
+// were none, clean runs would prove nothing.
 func TestASabotagedFenceIsFound(t *testing.T) {
 	late := MessageDelay | MessageDup | MessageLoss
 	for _, c := range []struct {
 		name   string
 		fence  Sabotage
 		faults Fault
-		rules  []string // any of them
-		seeds  uint64   // within so many
+		rules  []string // the violation must break one of these rules
+		seeds  uint64   // a violation must be found within this number of seeds
 	}{
 		{"agents obey any epoch", NoEpochFence, late | LeaderChange, []string{"epoch"}, 60},
 		{"agents obey any generation", NoGenerationFence, late, []string{"generation", "tombstone"}, 60},
-		{"agents forget what was deleted", NoTombstones, late | Operator, []string{"tombstone"}, 200},
+		{"agents forget tombstones", NoTombstones, late | Operator, []string{"tombstone"}, 200},
 		{"agents forget the epoch when they restart", NoDurableEpoch, ReplicaPause | ReplicaCut | LinkCut | AgentCrash, []string{"epoch"}, 300},
 		{"agents answer before they store", AnswerBeforeStore, AgentCrash, []string{"durable"}, 60},
-		{"agents obey what is meant for another instance", NoInstanceFence, late | Reinstall, []string{"exclusive"}, 600},
+		{"agents obey orders for another instance", NoInstanceFence, late | Reinstall, []string{"exclusive"}, 600},
 		{"leases are extended without a Confirm", NoLeaseConfirm, ReplicaCut | LinkCut, []string{"early expiry"}, 300},
-		{"the leader ends leases before the time that it told", ShortLeases, LinkCut | MessageLoss, []string{"early expiry"}, 60},
+		{"the leader ends leases before the promised time", ShortLeases, LinkCut | MessageLoss, []string{"early expiry"}, 60},
 		{"the planner does not wait for a stop", NoAwaitStop, Operator, []string{"await stop", "twice"}, 60},
 		{"request ids are not kept", NoReceipts, late, []string{"receipt"}, 60},
 		{"calls are acknowledged before they are committed", AckBeforeCommit, late, []string{"acknowledged"}, 60},
@@ -149,20 +204,20 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 				return Config{Seed: seed, Sabotage: c.fence, Faults: c.faults, Stress: c.faults&late == late, Check: 200}
 			})
 			if len(bad) == 0 {
-				t.Fatalf("%d seeds and nothing was noticed", c.seeds)
+				t.Fatalf("a safety mechanism is switched off, but %d seeds ran without a violation", c.seeds)
 			}
 			v := bad[0].Violation
 			if !strings.Contains(fmt.Sprint(c.rules), v.Rule) {
-				t.Fatalf("found as %q, which says little about the fence: %s", v.Rule, bad[0])
+				t.Fatalf("the violation breaks rule %q, want a rule that fits the switched-off mechanism: %s", v.Rule, bad[0])
 			}
 			t.Logf("seed %d after %s: %s: %s", bad[0].Config.Seed, v.At, v.Rule, v.Detail)
 		})
 	}
 }
 
-// TestFencersKeepExclusiveWorkloadsSingle: an exclusive workload with on_lost_lease: stop
-// moves without a person and never runs twice. Fencers that do nothing, or a bound that
-// they cannot keep, are found.
+// TestFencersKeepExclusiveWorkloadsSingle: an exclusive workload with on_lost_lease: stop moves without an
+// operator and never runs twice. The test also checks that the simulator would find fencers that do nothing,
+// and a fence bound that is too short.
 func TestFencersKeepExclusiveWorkloadsSingle(t *testing.T) {
 	from, count := seedsAsked(t, 60)
 	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Fencers} }) {
@@ -172,18 +227,18 @@ func TestFencersKeepExclusiveWorkloadsSingle(t *testing.T) {
 	for name, fence := range map[string]Sabotage{"fencers do nothing": NoFencer, "the bound is too short": ShortBound} {
 		bad := each(t, 1, 100, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: faults, Sabotage: fence} })
 		if len(bad) == 0 {
-			t.Fatalf("%s, and nothing was noticed", name)
+			t.Fatalf("%s: the simulator must find a violation, but found none", name)
 		}
 		if v := bad[0].Violation; v.Rule != "exclusive" {
-			t.Fatalf("%s: found as %q: %s", name, v.Rule, bad[0])
+			t.Fatalf("%s: the violation breaks rule %q, want exclusive: %s", name, v.Rule, bad[0])
 		}
 		t.Logf("%s: seed %d after %s: %s", name, bad[0].Config.Seed, bad[0].Violation.At, bad[0].Violation.Detail)
 	}
 }
 
-// TestStopsArriveInTheEnd: a workload that is to be stopped ends stopped, even if the first
-// order failed. A planner that orders a stop only once is found.
-func TestStopsArriveInTheEnd(t *testing.T) {
+// TestStopsAreCarriedOutEventually: a workload that is to be stopped is stopped in the end, even if the first
+// order failed. The test also checks that the simulator would find a planner that orders a stop only once.
+func TestStopsAreCarriedOutEventually(t *testing.T) {
 	from, count := seedsAsked(t, 40)
 	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | StopTrouble} }) {
 		t.Error(r)
@@ -192,30 +247,59 @@ func TestStopsArriveInTheEnd(t *testing.T) {
 		return Config{Seed: seed, Faults: StopTrouble, Sabotage: NoStopRetry, Settle: 5 * time.Minute}
 	})
 	if len(bad) == 0 {
-		t.Fatal("stops were ordered once, and nothing was noticed")
+		t.Fatal("the planner ordered stops only once, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "desired state" {
-		t.Fatalf("found as %q: %s", v.Rule, bad[0])
+		t.Fatalf("the violation breaks rule %q, want desired state: %s", v.Rule, bad[0])
 	}
-	t.Logf("ordered once: %s", bad[0].Violation.Detail)
+	t.Logf("found: %s", bad[0].Violation.Detail)
 }
 
-// TestDriftComesOnRecordAndEnds: in a world at rest after all faults, an orphan, a missing
-// workload and another revision are recorded and closed.
-func TestDriftComesOnRecordAndEnds(t *testing.T) {
+// TestDriftIsRecordedAndClosed: in a cluster that is at rest after all faults, an orphan, a missing workload
+// and an instance with another revision are recorded as drifts, and closed once they are repaired.
+func TestDriftIsRecordedAndClosed(t *testing.T) {
 	from, count := seedsAsked(t, 24)
 	var closed atomic.Int64
-	bad := each(t, from, count, 3, func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Drift} }, &closed)
+	bad := each(t, from, count, 3, func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Drift} },
+		func(r Report) { closed.Add(int64(r.Drifts)) })
 	for _, r := range bad {
 		t.Error(r)
 	}
 	if n := closed.Load(); len(bad) == 0 && n < 2*int64(count) {
-		t.Errorf("only %d differences in %d runs were on record and closed", n, count)
+		t.Errorf("only %d differences in %d runs were recorded and closed, want at least 2 per run", n, count)
 	}
 }
 
-// TestRolloutsKeepTheBound: under any faults, an update makes at most max_parallel members
-// of a group unavailable, and ends. An update with a larger bound is found.
+// TestHangingDisksBreakNothing: the disk of a replica hangs at any point, both with all other faults and with
+// none. If there are no other faults, no lease ends. The test also checks that the simulator would find a
+// leader that keeps leading while its disk hangs.
+func TestHangingDisksBreakNothing(t *testing.T) {
+	from, count := seedsAsked(t, 60)
+	var stalls atomic.Int64
+	for _, faults := range []Fault{AllFaults | Fencers | Rollouts | DiskStalls, Fencers | DiskStalls} {
+		for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: faults} },
+			func(r Report) { stalls.Add(int64(r.Stalls)) }) {
+			t.Error(r)
+		}
+	}
+	t.Logf("%d leaders gave up leadership because of a hanging disk", stalls.Load())
+	if n := stalls.Load(); n < int64(count) {
+		t.Errorf("leaders gave up leadership because of a hanging disk only %d times, want at least once per run", n)
+	}
+	bad := each(t, 1, 60, 1, func(seed uint64) Config {
+		return Config{Seed: seed, Faults: Fencers | DiskStalls, Sabotage: UnnoticedStall}
+	})
+	if len(bad) == 0 {
+		t.Fatal("leaders kept leading while their disks hung, so the simulator must find a violation, but found none")
+	}
+	if v := bad[0].Violation; v.Rule != "lease" {
+		t.Fatalf("the violation breaks rule %q, want lease: %s", v.Rule, bad[0])
+	}
+	t.Logf("keeps leading: seed %d after %s: %s", bad[0].Config.Seed, bad[0].Violation.At, bad[0].Violation.Detail)
+}
+
+// TestRolloutsKeepTheBound: under any faults, an update makes at most max_parallel members of a group
+// unavailable, and ends. The test also checks that the simulator would find an update that exceeds the bound.
 func TestRolloutsKeepTheBound(t *testing.T) {
 	from, count := seedsAsked(t, 60)
 	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Rollouts} }) {
@@ -225,10 +309,10 @@ func TestRolloutsKeepTheBound(t *testing.T) {
 		return Config{Seed: seed, Faults: Rollouts | LeaderChange, Sabotage: AllAtOnce}
 	})
 	if len(bad) == 0 {
-		t.Fatal("all members were changed at once, and nothing was noticed")
+		t.Fatal("all members were changed at once, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "rollout" {
-		t.Fatalf("found as %q: %s", v.Rule, bad[0])
+		t.Fatalf("the violation breaks rule %q, want rollout: %s", v.Rule, bad[0])
 	}
-	t.Logf("all at once: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
+	t.Logf("found an update of all members at once: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
 }

@@ -13,15 +13,15 @@ import (
 	"github.com/persys/compute/sched/control"
 )
 
-// users holds the people and programs that send requests.
+// users models the people and programs that send requests to the schedulers.
 type users struct {
-	decided     map[string]bool // orphans, by node and workload
+	decided     map[string]bool // orphans about which an operator has decided, as node/workload
 	ids         []string
-	flavours    map[string]madeOf // by content
+	flavours    map[string]madeOf // for each content hash: how an engine behaves with that specification
 	version     int
 	instances   int
 	settings    control.Settings
-	open        int // requests without an answer
+	open        int // number of requests that have no answer yet
 	old         []*request
 	restEntries int
 }
@@ -31,7 +31,7 @@ type madeOf struct {
 	ports   []uint32
 }
 
-// flavourOf returns how a specification behaves on an engine, and its ports.
+// flavourOf returns how an engine behaves with a specification, and the ports of the specification.
 func (u *users) flavourOf(content string) (string, []uint32) {
 	f := u.flavours[content]
 	return f.flavour, f.ports
@@ -39,7 +39,7 @@ func (u *users) flavourOf(content string) (string, []uint32) {
 
 func exclusive(id string) bool { return id[0] == 'x' }
 
-// build draws the world of a seed.
+// build creates the cluster for the seed of the run.
 func (w *world) build() {
 	w.users = users{decided: map[string]bool{}, flavours: map[string]madeOf{}, settings: w.settings()}
 	w.oracle = newOracle()
@@ -65,7 +65,7 @@ func (w *world) build() {
 		}
 		w.replicas = append(w.replicas, r)
 	}
-	key, err := pki.NewKey() // equal or not is all that is asked of its hashes
+	key, err := pki.NewKey() // a random key does not make runs differ, because hashes are only compared for equality
 	if err != nil {
 		w.violate("simulator", "", "", "%v", err)
 		return
@@ -104,7 +104,7 @@ func (w *world) machine(id string) *machine {
 	return nil
 }
 
-// request is one call of a user. It keeps its id when it is sent again.
+// request is one call of a user. A call that is sent again has the same request id.
 type request struct {
 	id    [16]byte
 	what  string
@@ -115,7 +115,7 @@ type request struct {
 	ended bool
 }
 
-// want makes users send requests until the world is calm.
+// want makes users send random requests until faults are no longer injected.
 func (w *world) want() {
 	if w.calm {
 		return
@@ -152,7 +152,7 @@ func (w *world) want() {
 	}
 }
 
-// operate draws an action of an operator.
+// operate makes an operator take a random action, such as a drain.
 func (w *world) operate() {
 	m := pick(&w.clock, w.machines)
 	on := w.chance(550)
@@ -168,7 +168,7 @@ func (w *world) operate() {
 	}
 }
 
-// condemn lets an operator fence or remove a machine that is known to be off.
+// condemn makes an operator fence or remove the node of a machine that is known to be off.
 func (w *world) condemn(m *machine) {
 	if m.condemned {
 		return
@@ -180,8 +180,8 @@ func (w *world) condemn(m *machine) {
 	}
 }
 
-// sentence fences or removes a machine that is off. It is repeated while the command is
-// refused because the machine's lease has not ended.
+// sentence makes an operator fence or remove the node of a machine that is off. The operator repeats the call
+// as long as it is refused because the node's lease has not ended.
 func (w *world) sentence(m *machine, what string, body func(*commandv1.Command)) {
 	if m.condemned && m.sentenced {
 		return
@@ -196,9 +196,9 @@ func (w *world) sentence(m *machine, what string, body func(*commandv1.Command))
 	}).must = true
 }
 
-// obey lets an operator fence a reinstalled machine whose registration is refused, as the
-// refusal says. An earlier fence may have been undone by a late registration of the former
-// instance.
+// obey makes an operator fence the node of a reinstalled machine whose registration was refused, as
+// the error advises. An earlier fence may have been undone by a late registration of the former
+// system.
 func (w *world) obey(m *machine) {
 	if m.fencing {
 		return
@@ -249,7 +249,8 @@ func setMode(mode string) func(*commandv1.Command) {
 	}
 }
 
-// putOf is an apply, mostly of a new specification, sometimes of the present one.
+// putOf returns the body of an apply of a workload: usually with a new specification, sometimes with the
+// present one.
 func (w *world) putOf(id string) func(*commandv1.Command) {
 	p := w.put(id, "")
 	return func(c *commandv1.Command) {
@@ -269,7 +270,7 @@ func (w *world) groupOf(n int) func(*commandv1.Command) {
 	return func(c *commandv1.Command) { c.Body = &commandv1.Command_PutWorkloads{PutWorkloads: b} }
 }
 
-// put makes a new specification, or repeats one.
+// put returns a put of a workload with a new specification, or with one that was used before.
 func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	if have, ok := w.oracle.puts[id]; ok && w.chance(200) {
 		return proto.Clone(have).(*commandv1.WorkloadPut)
@@ -313,7 +314,7 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	return p
 }
 
-// mint makes a UUIDv7 by a clock that is off by at most half a second.
+// mint makes a request id, a UUIDv7, from a clock that is off by at most half a second.
 func (w *world) mint() (id [16]byte) {
 	binary.BigEndian.PutUint64(id[:8], w.rng.Uint64())
 	binary.BigEndian.PutUint64(id[8:], w.rng.Uint64())
@@ -323,7 +324,7 @@ func (w *world) mint() (id [16]byte) {
 	return id
 }
 
-// ask sends a request until it is answered, or its sender gives up.
+// ask makes a user send a request again and again until it is answered or the user gives up.
 func (w *world) ask(what string, body func(*commandv1.Command), done func(fsm.Result)) *request {
 	rq := &request{id: w.mint(), what: what, body: body, done: done, must: w.calm}
 	w.users.open++
@@ -366,13 +367,13 @@ func (w *world) submit(rq *request) {
 	w.after(5*sec, nil, retry)
 }
 
-// again repeats an answered request.
+// again makes a user send a request a second time after it was answered. The answer must be the same.
 func (w *world) again(rq *request) {
-	w.tracef("", "", "user: %s once more (%x)", rq.what, rq.id[:4])
+	w.tracef("", "", "user: sends %s again (%x)", rq.what, rq.id[:4])
 	w.deliver(rq, func(fsm.Result, error) {})
 }
 
-// deliver carries a request to a drawn replica and the answer back.
+// deliver carries a request to a random replica, and the answer back to the user.
 func (w *world) deliver(rq *request, back func(fsm.Result, error)) {
 	a := pick(&w.clock, w.replicas)
 	open := func() bool { return true }
@@ -392,7 +393,7 @@ func (w *world) deliver(rq *request, back func(fsm.Result, error)) {
 	}, func() { answer(nil, errNotLeader) })
 }
 
-// mutate handles an API mutation at the leader.
+// mutate handles a user's mutation at the leader.
 func (l *leadership) mutate(rq *request, reply func(any, error)) {
 	cmd := &commandv1.Command{Head: &commandv1.Head{Request: rq.id[:], At: l.r.clockNow(), By: "user"}}
 	rq.body(cmd)

@@ -11,10 +11,10 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// vmImages is the folder in which agents create disks without a path (contract/wire-agent.md).
+// vmImages is the folder in which agents create disks that have no path (contract/wire-agent.md).
 const vmImages = "/var/lib/libvirt/images/"
 
-// ActualOf converts the state that an agent reports.
+// ActualOf converts the state in an agent's report to fsm.Actual.
 func ActualOf(s agentv1.ActualState) fsm.Actual {
 	switch s {
 	case agentv1.ActualState_ACTUAL_STATE_PENDING:
@@ -29,15 +29,15 @@ func ActualOf(s agentv1.ActualState) fsm.Actual {
 	return fsm.ActualUnknown
 }
 
-// AgentGeneration converts a generation for the agent API.
+// AgentGeneration converts a generation to its message in the agent API.
 func AgentGeneration(g fsm.Generation) *agentv1.Generation {
 	return &agentv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// ToAgent translates a workload and its unsealed specification into the agent's API
-// (contract/wire-agent.md). It also covers what that table leaves out: privileged, CPU quota, disks
-// of a VM, Git sources, and metadata without our own bookkeeping. The caller adds the epoch and the
-// node id, which belong to the order.
+// ToAgent translates a workload and its unsealed specification into the agent's API (contract/wire-agent.md).
+// In addition to the fields in the table of that page, it translates: privileged, CPU quota, disks of a VM,
+// Git sources, and metadata without our own entries. The caller adds the epoch and the node id, which belong
+// to the order.
 func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkloadRequest {
 	out := &agentv1.ApplyWorkloadRequest{
 		Id:           w.ID,
@@ -45,12 +45,16 @@ func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkl
 		DesiredState: agentv1.DesiredState_DESIRED_STATE_RUNNING,
 		Generation:   AgentGeneration(w.Generation),
 		Content:      w.Content,
+		Adopts:       w.Adopted != "",
 		Exclusive:    plain.GetExclusive(),
 		OnLostLease:  orElse(plain.GetOnLostLease(), fsm.OnLostLeaseKeep),
+		OnUnhealthy:  plain.GetOnUnhealthy(),
 		Labels:       plain.GetLabels(),
 		Spec:         &agentv1.WorkloadSpec{},
 	}
 	out.Spec.HealthCheck = agentHealthCheck(plain.GetHealthCheck())
+	out.Spec.Namespace = w.In()
+	out.Spec.Job = IsJob(plain)
 	if w.Desired == fsm.DesiredStopped {
 		out.DesiredState = agentv1.DesiredState_DESIRED_STATE_STOPPED
 	}
@@ -75,21 +79,23 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 		Command: c.GetCommand(),
 		Env:     c.GetEnv(),
 		Resources: &agentv1.ResourceLimits{
-			// CPU shares are for legacy v1 agents, the quota is for our agents.
+			// Legacy v1 agents use the CPU shares, our agents the quota.
 			CpuShares:     r.GetCpuMillicores(),
 			CpuMillicores: r.GetCpuMillicores(),
 			MemoryBytes:   r.GetMemoryMb() << 20,
 		},
-		RestartPolicy:  &agentv1.RestartPolicy{Policy: orElse(c.GetRestartPolicy(), "no")},
+		RestartPolicy:  &agentv1.RestartPolicy{Policy: c.GetRestartPolicy()},
 		ManagedVolumes: inPool(fromControlVolumes(c.GetManagedVolumes()), s),
 		Privileged:     c.GetPrivileged(),
 		DiskGb:         r.GetDiskGb(),
+		User:           c.GetUser(), CapAdd: c.GetCapAdd(), CapDrop: c.GetCapDrop(), SecurityOpt: c.GetSecurityOpt(), PidsLimit: c.GetPidsLimit(),
+		StopGracePeriodSeconds: c.GetStopGracePeriodSeconds(), StopSignal: c.GetStopSignal(),
 	}
 	for _, v := range c.GetVolumes() {
 		out.Volumes = append(out.Volumes, &agentv1.VolumeMount{HostPath: v.GetHostPath(), ContainerPath: v.GetContainerPath(), ReadOnly: v.GetReadOnly()})
 	}
 	for _, p := range c.GetPorts() {
-		out.Ports = append(out.Ports, &agentv1.PortMapping{HostPort: p.GetHostPort(), ContainerPort: p.GetContainerPort(), Protocol: protocolOf(p.GetProtocol())})
+		out.Ports = append(out.Ports, &agentv1.PortMapping{HostPort: p.GetHostPort(), ContainerPort: p.GetContainerPort(), Protocol: protocolOf(p.GetProtocol()), Address: p.GetAddress()})
 	}
 	for k, v := range s.GetMetadata() {
 		if shownMetadata(k, v) {
@@ -99,11 +105,12 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 			out.Labels[k] = v
 		}
 	}
+	agentOptions(c, out)
 	return out
 }
 
 func agentCompose(id string, s *controlv1.WorkloadSpec) *agentv1.ComposeSpec {
-	c, d := s.GetCompose(), DemandOf(s)
+	c, d := s.GetCompose(), DemandOf(id, s)
 	out := &agentv1.ComposeSpec{ProjectName: projectName(id), Env: c.GetEnv(), SourceType: sourceInline,
 		CpuMillicores: d.GetCpuMillicores(), MemoryMb: d.GetMemoryMib(), DiskGb: d.GetDiskGb(),
 		ManagedVolumes: inPool(fromControlVolumes(c.GetManagedVolumes()), s)}
@@ -111,12 +118,14 @@ func agentCompose(id string, s *controlv1.WorkloadSpec) *agentv1.ComposeSpec {
 		out.SourceType, out.GitRepo, out.GitRef, out.GitCredentials = sourceGit, c.GetGitRepo(), c.GetGitRef(), c.GetGitCredentials()
 		return out
 	}
-	// Base64 is the only form that every legacy v1 agent understands.
+	// Base64 is the only form of a Compose file that every legacy v1 agent understands.
+	out.MainFile = c.GetMainFile()
 	out.ComposeYaml = base64.StdEncoding.EncodeToString([]byte(plainCompose(c.GetInlineYaml())))
 	return out
 }
 
-// inPool puts local volumes into the workload's storage pool, where placement reserved their size.
+// inPool sets the workload's storage pool in its local volumes, because the planner reserved their size in
+// that pool.
 func inPool(volumes []*agentv1.ManagedVolumeSpec, s *controlv1.WorkloadSpec) []*agentv1.ManagedVolumeSpec {
 	for _, v := range volumes {
 		if driverOf(v.GetDriver()) == "local" {

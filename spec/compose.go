@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -17,8 +18,8 @@ func isGit(c *controlv1.ComposeSpec) bool {
 	return strings.EqualFold(strings.TrimSpace(c.GetSourceType()), sourceGit)
 }
 
-// plainCompose decodes base64, which some clients send. A Compose file always has a colon and
-// base64 never does.
+// plainCompose returns the text of a Compose file. Some clients send it as base64, which it decodes: a
+// Compose file always contains a colon, and base64 never does.
 func plainCompose(text string) string {
 	packed := strings.Join(strings.Fields(text), "")
 	if packed == "" || strings.ContainsRune(packed, ':') {
@@ -31,7 +32,15 @@ func plainCompose(text string) string {
 	return string(raw)
 }
 
-// composeServices checks that a text is a Compose file and returns its services.
+// InlineStack returns the text of an inline Compose file, "" for a Git source.
+func InlineStack(c *controlv1.ComposeSpec) string {
+	if c == nil || isGit(c) {
+		return ""
+	}
+	return plainCompose(c.GetInlineYaml())
+}
+
+// composeServices checks that a text is a Compose file, and returns its services.
 func composeServices(text string) (*node, error) {
 	c := chunk{text: text}
 	root, err := c.tree()
@@ -56,7 +65,7 @@ func composeServices(text string) (*node, error) {
 	return nil, fmt.Errorf("must be a Compose file: it has no services")
 }
 
-// enabledServices returns the services of an inline Compose file that its profiles enable.
+// enabledServices returns the services of an inline Compose file that are enabled by its profiles.
 func enabledServices(c *controlv1.ComposeSpec) []*node {
 	services, err := composeServices(c.GetInlineYaml())
 	if err != nil {
@@ -75,9 +84,8 @@ func enabledServices(c *controlv1.ComposeSpec) []*node {
 	return out
 }
 
-// composePorts returns the host ports and port names of the enabled services of an inline Compose
-// file. It skips ports that only the engine can resolve: variables, and ranges without a fixed
-// port.
+// composePorts returns the host ports and port names of the enabled services of an inline Compose file. It
+// skips entries whose port only the engine knows: variables, and ranges of host ports.
 func composePorts(c *controlv1.ComposeSpec) []*controlv1.Port {
 	var out []*controlv1.Port
 	for _, service := range enabledServices(c) {
@@ -97,7 +105,7 @@ func composePorts(c *controlv1.ComposeSpec) []*controlv1.Port {
 }
 
 func composePort(n *node) []*controlv1.Port {
-	published, protocol, name, target := "", "", "", int32(0)
+	published, protocol, name, address, target := "", "", "", "", int32(0)
 	if n.kind == mapping {
 		for _, e := range n.own() {
 			switch e.key {
@@ -107,6 +115,8 @@ func composePort(n *node) []*controlv1.Port {
 				protocol = e.value.text
 			case "name":
 				name = e.value.text
+			case "host_ip":
+				address = e.value.text
 			case "target":
 				if v, err := strconv.ParseUint(strings.TrimSpace(e.value.text), 10, 16); err == nil {
 					target = int32(v)
@@ -116,18 +126,27 @@ func composePort(n *node) []*controlv1.Port {
 	} else {
 		var text string
 		text, protocol, _ = strings.Cut(n.text, "/")
-		// [address:]host:container; an IPv6 address is in brackets.
+		// The form of the text is [address:]host:container. An IPv6 address is in brackets.
 		cut := strings.LastIndexByte(text, ':')
 		if cut < 0 {
 			return nil
 		}
 		published = text[:cut]
-		published = published[strings.LastIndexByte(published, ':')+1:]
+		if at := strings.LastIndexByte(published, ':'); at >= 0 {
+			published, address = published[at+1:], strings.Trim(published[:at], "[]")
+		}
 	}
+	return ComposePort(published, target, protocol, name, address)
+}
+
+// ComposePort returns the host ports, with their name, that an entry of `ports` in a Compose file claims. It
+// returns none for an entry whose port only the engine knows.
+func ComposePort(published string, target int32, protocol, name, address string) []*controlv1.Port {
+	address = hostAddress(address)
 	low, high, isRange := strings.Cut(published, "-")
 	first, err := strconv.ParseUint(strings.TrimSpace(low), 10, 16)
 	if err != nil || first == 0 {
-		if published == "" && name != "" { // the engine chooses the port; keep the name
+		if published == "" && name != "" { // keep only the name: the engine chooses the host port
 			return []*controlv1.Port{{ContainerPort: target, Protocol: protocolOf(protocol), Name: name}}
 		}
 		return nil
@@ -140,9 +159,19 @@ func composePort(n *node) []*controlv1.Port {
 	}
 	var out []*controlv1.Port
 	for p := first; p <= last; p++ {
-		out = append(out, &controlv1.Port{HostPort: int32(p), ContainerPort: target, Protocol: protocolOf(protocol), Name: name})
+		out = append(out, &controlv1.Port{HostPort: int32(p), ContainerPort: target, Protocol: protocolOf(protocol), Name: name, Address: address})
 	}
 	return out
+}
+
+// hostAddress returns the canonical form of an address at which a port is published. It returns "" for all
+// addresses, and for an address that only the engine knows.
+func hostAddress(text string) string {
+	a, err := netip.ParseAddr(strings.TrimSpace(text))
+	if err != nil || a.IsUnspecified() {
+		return ""
+	}
+	return a.Unmap().WithZone("").String()
 }
 
 // composeLimits returns the sum of the limits of the enabled services of an inline Compose file, in
@@ -167,7 +196,7 @@ func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 		for _, n := range []*node{limits.at("memory"), service.at("mem_limit")} {
 			text := textOf(n)
 			if _, err := strconv.ParseUint(text, 10, 63); err == nil {
-				text += "b" // a bare number is bytes in a Compose file
+				text += "b" // a number without a unit is in bytes
 			}
 			if v, err := quantity.Size(text, mib, "512M"); err == nil && v > 0 {
 				memory += min(v, maxComposeLimit/max(copies, 1)) * copies
@@ -178,7 +207,7 @@ func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 	return min(cpu, maxComposeLimit), min(memory, maxComposeLimit)
 }
 
-// maxComposeLimit bounds the sum of limits, so that it cannot overflow.
+// maxComposeLimit is the maximum sum of limits, so that the sum cannot overflow.
 const maxComposeLimit = 1 << 40
 
 func composeEnabled(profiles *node, enabled map[string]bool) bool {
@@ -193,7 +222,7 @@ func composeEnabled(profiles *node, enabled map[string]bool) bool {
 	return false
 }
 
-// at returns the value at a path of keys, nil if there is none.
+// at returns the YAML value at a path of keys; nil if there is none.
 func (n *node) at(keys ...string) *node {
 	for _, key := range keys {
 		if n == nil || n.kind != mapping {
@@ -217,9 +246,9 @@ func textOf(n *node) string {
 	return n.text
 }
 
-// splitGit cuts the credentials out of a repository URL. The user part is secret if it holds a
-// password or if the scheme is http(s), where a user without password is a token. The user of ssh
-// URLs and of git@host:path is not secret.
+// splitGit cuts the credentials out of a repository URL. The user part is secret if it contains a password,
+// or if the scheme is http(s), where a user without a password is a token. The user of an ssh URL and of
+// git@host:path is not secret.
 func splitGit(repo string) (before, secret, after string) {
 	u, err := url.Parse(repo)
 	if err != nil || u.User == nil || u.Host == "" {

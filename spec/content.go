@@ -18,16 +18,16 @@ type Sealer interface {
 	// Seal encrypts plaintext and binds it to context; Open needs the same context.
 	Seal(plaintext, context []byte) (string, error)
 	Open(sealed string, context []byte) ([]byte, error)
-	// ContentHash returns a keyed hash, so that nobody without the key can guess a short secret
-	// from its digest.
+	// ContentHash returns a keyed hash, so that a short secret cannot be guessed from its digest without
+	// the key.
 	ContentHash() hash.Hash
 }
 
 // ErrNoKey is returned if the specification holds secrets and there is no key to seal them.
 var ErrNoKey = errors.New("the specification holds secrets, and this scheduler has no sealing key")
 
-// contentHeader is the version of the encoding below. Stored contents are compared for years, so a
-// new encoding needs a new header and prefix.
+// contentHeader is the version of the encoding of contents. Contents are stored for years and compared with
+// new ones, so a new encoding needs a new header and a new prefix.
 const contentHeader = "persys content 1\n"
 
 // Content identifies what a node runs: "c1:" and 64 hex digits. The package comment lists what it
@@ -41,13 +41,14 @@ func Content(s *controlv1.WorkloadSpec, key Sealer) (string, error) {
 	return contentWith(s, key, fullImage(s.GetContainer().GetImage()))
 }
 
-// contentWith is Content with the image already spelled out.
+// contentWith is Content for a caller that has the full image reference, image.
 func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, error) {
 	e := encoders.Get().(*encoder)
 	defer e.release()
 	e.key = key
 	e.buf = append(e.buf, contentHeader...)
 	e.text("type", s.GetType())
+	e.text("kind", s.GetKind())
 	switch s.GetType() {
 	case TypeContainer:
 		e.container(s, image)
@@ -57,6 +58,7 @@ func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, e
 		e.vm(s)
 	}
 	e.healthCheck(s.GetHealthCheck())
+	e.text("on_unhealthy", s.GetOnUnhealthy())
 	var labels map[string]string
 	for k, v := range s.GetMetadata() {
 		if shownMetadata(k, v) {
@@ -76,23 +78,23 @@ func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, e
 	return string(content[:]), nil
 }
 
-// encoders reuses buffers.
+// encoders is a pool of encoders, so that their buffers are used again.
 var encoders = sync.Pool{New: func() any { return &encoder{buf: make([]byte, 0, 1024)} }}
 
-// maxReused is the largest buffer in bytes that is reused.
+// maxReused is the size in bytes of the largest buffer that is used again.
 const maxReused = 64 << 10
 
 func (e *encoder) release() {
 	if cap(e.buf) > maxReused {
 		return
 	}
-	clear(e.buf) // it may hold private data
+	clear(e.buf) // clear the buffer, which may hold private data of a specification
 	*e = encoder{buf: e.buf[:0]}
 	encoders.Put(e)
 }
 
-// shownMetadata reports whether a metadata entry becomes a label of the container. Blank values and
-// keys with our own prefix do not.
+// shownMetadata reports whether a metadata entry becomes a label of the container. Entries with a blank value
+// or a key with our own prefix do not.
 func shownMetadata(k, v string) bool {
 	return !strings.HasPrefix(k, "persys.") && strings.TrimSpace(v) != ""
 }
@@ -106,7 +108,7 @@ type encoder struct {
 
 func (e *encoder) record(path string, kind byte, value string) { e.recordAt(path, "", kind, value) }
 
-// recordAt records the path "path.key", or path if key is empty.
+// recordAt adds a record with the path "path.key", or path if key is empty.
 func (e *encoder) recordAt(path, key string, kind byte, value string) {
 	n := len(path)
 	if key != "" {
@@ -141,7 +143,7 @@ func (e *encoder) flag(path string, v bool) {
 	}
 }
 
-// secret records the keyed hash of path and value. The path is included so that equal secrets in
+// secret adds a record with the keyed hash of path and value. The path is included so that equal secrets in
 // two fields have different hashes.
 func (e *encoder) secret(path, value string) { e.secretAt(path, "", value) }
 
@@ -168,7 +170,8 @@ func (e *encoder) secretAt(path, key, value string) {
 	e.recordAt(path, key, 's', string(e.mac.Sum(sum[:0])))
 }
 
-// pairs records the size and every key, so that an empty value differs from a missing key.
+// pairs adds records for the size of a map and for every key, so that an empty value differs from a missing
+// key.
 func (e *encoder) pairs(path string, m map[string]string, secret bool) {
 	if len(m) == 0 {
 		return
@@ -188,7 +191,7 @@ func (e *encoder) pairs(path string, m map[string]string, secret bool) {
 
 func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 	c := s.GetContainer()
-	// CPU and memory become limits of the container.
+	// CPU and memory are part of the content, because they become limits of the container.
 	e.number("cpu_millicores", s.GetResources().GetCpuMillicores())
 	e.number("memory_mb", s.GetResources().GetMemoryMb())
 	e.text("image", image)
@@ -209,9 +212,37 @@ func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 		e.text("volumes.container", v.GetContainerPath())
 		e.flag("volumes.read_only", v.GetReadOnly())
 	}
-	e.text("restart_policy", c.GetRestartPolicy())
+	// The engine restarts a container neither with the policy "" nor with "no", so both are recorded as "no".
+	// The flag run_once below tells them apart.
+	e.text("restart_policy", orElse(c.GetRestartPolicy(), "no"))
 	e.flag("privileged", c.GetPrivileged())
 	e.volumes(c.GetManagedVolumes())
+	// These fields were added in a later version. They have no record when unset, so that contents from
+	// before stay equal. Defaults of the agents are not part of the content, so a new default does not
+	// recreate a container.
+	e.flag("run_once", c.GetRestartPolicy() == "no")
+	e.text("user", c.GetUser())
+	e.words("cap_add", c.GetCapAdd())
+	e.words("cap_drop", c.GetCapDrop())
+	e.words("security_opt", c.GetSecurityOpt())
+	e.number("pids_limit", c.GetPidsLimit())
+	e.number("stop_grace_period_seconds", int64(c.GetStopGracePeriodSeconds()))
+	e.text("stop_signal", c.GetStopSignal())
+	for i, p := range c.GetPorts() {
+		if p.GetAddress() != "" {
+			e.recordAt("ports.address", strconv.Itoa(i), 't', p.GetAddress())
+		}
+	}
+	e.options(c)
+}
+
+// words adds records for a list that was added in a later version. An empty list has none, so that contents
+// from before stay equal.
+func (e *encoder) words(path string, list []string) {
+	e.number(path+".#", int64(len(list)))
+	for _, w := range list {
+		e.record(path, 't', w)
+	}
 }
 
 func (e *encoder) volumes(volumes []*controlv1.ManagedVolumeSpec) {
@@ -234,16 +265,18 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	e.text("git_ref", c.GetGitRef())
 	e.secret("inline_yaml", c.GetInlineYaml())
 	e.pairs("env", c.GetEnv(), true)
-	// Fields that were added later have no record when empty, so that older contents stay equal.
+	// This field was added in a later version. It has no record when it is empty, so that contents from
+	// before stay equal.
 	if name := c.GetGitCredentials(); name != "" {
 		e.text("git_credentials", name)
 	}
 	if len(c.GetManagedVolumes()) > 0 {
 		e.volumes(c.GetManagedVolumes())
 	}
+	e.text("bundle", c.GetBundle()) // also added later
 }
 
-// vm encodes the effective VM, so that both forms of the same VM have the same content.
+// vm adds records of the VM that the node gets, so that a VM has the same content in both forms.
 func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	v, fromMetadata := vmOf(s)
 	if v == nil {
@@ -251,7 +284,8 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	}
 	e.text("name", v.GetName())
 	e.number("vcpus", int64(v.GetVcpus()))
-	// Older contents lack the quota, so a VM with a quota is recreated when it is applied again.
+	// In former versions the content did not include the quota. So a VM with a quota is recreated when it is
+	// applied again.
 	e.number("cpu_millicores", vmQuota(s, v))
 	e.number("memory_mb", v.GetMemoryMb())
 	e.text("os_image", v.GetOsImage())
@@ -265,7 +299,7 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 		e.flag("disks.boot", d.GetBoot())
 		if !fromMetadata {
 			e.text("disks.pool_name", s.GetVm().GetDisks()[i].GetPoolName())
-		} else if d.GetPool() != "" { // a later field, see compose
+		} else if d.GetPool() != "" { // no record if unset, because this field was added in a later version (see the method compose)
 			e.text("disks.pool_name", d.GetPool())
 		}
 	}
@@ -279,7 +313,7 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	for _, part := range cloudInitParts(v.GetCloudInitConfig()) {
 		e.secret("cloud_init."+part.name, *part.text)
 	}
-	if l := v.GetLogin(); l != nil { // a later field, see compose
+	if l := v.GetLogin(); l != nil { // login was added in a later version, so it has no record if it is unset (see the method compose)
 		e.text("login.user", l.GetUser())
 		e.secret("login.password", l.GetPassword())
 		for _, k := range l.GetSshAuthorizedKeys() {

@@ -11,14 +11,13 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// DemandOf returns the demand of a plain, normalised specification, which is all that the planner
-// sees (spec/DESIGN.md). Every list is sorted.
+// DemandOf returns the demand of a plain, normalised specification. The planner sees only the demand
+// (spec/DESIGN.md). Every list is sorted.
 //
-// A VM without resources of its own reserves those of its guest, and never less memory than the
-// guest has. An inline Compose stack reserves the limits of its services. Labels are requirements
-// on the node (contract/semantics.md section 4). The storage driver local is left out, because
-// every node has it.
-func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
+// A VM without `resources` reserves the CPU and memory of its guest. It never reserves less memory than the
+// guest has. An inline Compose stack reserves the limits of its services. Labels are requirements on the node
+// (contract/semantics.md section 4). The storage driver local is left out, because every node has it.
+func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 	r := s.GetResources()
 	d := &commandv1.Demand{
 		Type:          s.GetType(),
@@ -30,6 +29,13 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 		Exclusive:     s.GetExclusive(),
 		OnLostLease:   orElse(s.GetOnLostLease(), fsm.OnLostLeaseKeep),
 		Priority:      s.GetPriority(),
+		LocalData:     localData(s),
+		Job:           jobDemand(s),
+		Template:      templateDemand(s),
+		Placement:     placementDemand(s),
+	}
+	for _, k := range sortedKeys(s.GetTags()) {
+		d.Tags = append(d.Tags, &commandv1.Label{Key: k, Value: s.GetTags()[k]})
 	}
 	var ports []*controlv1.Port
 	volumes := fromControlVolumes(s.GetContainer().GetManagedVolumes())
@@ -52,7 +58,7 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 		v, _ := vmOf(s)
 		volumes = v.GetManagedVolumes()
 		d.CpuMillicores = cmp.Or(d.CpuMillicores, v.GetCpuMillicores(), int64(v.GetVcpus())*1000)
-		// A guest needs all of its memory.
+		// The guest of a VM needs all of its memory.
 		d.MemoryMib = max(d.MemoryMib, v.GetMemoryMb())
 		if d.DiskGb == 0 {
 			for _, disk := range v.GetDisks() {
@@ -69,6 +75,25 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	}
 	slices.Sort(d.StorageDrivers)
 	d.StorageDrivers = slices.Compact(d.StorageDrivers)
+	SetPorts(d, ports)
+	for _, k := range sortedKeys(s.GetLabels()) {
+		d.Labels = append(d.Labels, &commandv1.Label{Key: k, Value: s.GetLabels()[k]})
+	}
+	for _, c := range s.GetConstraints() {
+		d.Constraints = append(d.Constraints, &commandv1.Constraint{Key: c.GetKey(), Op: c.GetOperator(), Values: slices.Clone(c.GetValues())})
+	}
+	for _, a := range asksOf(id, s) {
+		d.Asks = append(d.Asks, fsm.AskPB(a))
+	}
+	for _, t := range s.GetTolerations() {
+		d.Tolerations = append(d.Tolerations, &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect()})
+	}
+	return d
+}
+
+// SetPorts sets the host ports and the names of ports of a demand.
+func SetPorts(d *commandv1.Demand, ports []*controlv1.Port) {
+	d.PortNames, d.HostPorts = nil, nil
 	for _, p := range ports {
 		if bounds.ValidServiceName(p.GetName()) && p.GetContainerPort() > 0 {
 			d.PortNames = append(d.PortNames, &commandv1.PortName{
@@ -84,25 +109,12 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	d.PortNames = slices.CompactFunc(d.PortNames, func(a, b *commandv1.PortName) bool { return named(a, b) == 0 })
 	for _, p := range ports {
 		if p.GetHostPort() > 0 {
-			d.HostPorts = append(d.HostPorts, &commandv1.Port{Port: uint32(p.GetHostPort()), Protocol: protocolOf(p.GetProtocol())})
+			d.HostPorts = append(d.HostPorts, &commandv1.Port{Port: uint32(p.GetHostPort()), Protocol: protocolOf(p.GetProtocol()), Address: p.GetAddress()})
 		}
 	}
 	order := func(a, b *commandv1.Port) int {
-		if c := cmp.Compare(a.Port, b.Port); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Protocol, b.Protocol)
+		return cmp.Or(cmp.Compare(a.Port, b.Port), strings.Compare(a.Protocol, b.Protocol), strings.Compare(a.Address, b.Address))
 	}
 	slices.SortFunc(d.HostPorts, order)
 	d.HostPorts = slices.CompactFunc(d.HostPorts, func(a, b *commandv1.Port) bool { return order(a, b) == 0 })
-	for _, k := range sortedKeys(s.GetLabels()) {
-		d.Labels = append(d.Labels, &commandv1.Label{Key: k, Value: s.GetLabels()[k]})
-	}
-	for _, c := range s.GetConstraints() {
-		d.Constraints = append(d.Constraints, &commandv1.Constraint{Key: c.GetKey(), Op: c.GetOperator(), Values: slices.Clone(c.GetValues())})
-	}
-	for _, t := range s.GetTolerations() {
-		d.Tolerations = append(d.Tolerations, &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect()})
-	}
-	return d
 }

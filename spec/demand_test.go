@@ -12,31 +12,31 @@ func TestDemandOfAStack(t *testing.T) {
 		cpu, memory int64
 		ports       int
 	}{
-		{"limits of every copy", "id: s\ncompose:\n  inline: |\n    services:\n      a: {image: x, deploy: {replicas: 3, resources: {limits: {cpus: '0.5', memory: 64M}}}}\n      b: {image: x, cpus: 0.25, mem_limit: 1g}\n", 1750, 192 + 1024, 0},
+		{"limits count once per replica", "id: s\ncompose:\n  inline: |\n    services:\n      a: {image: x, deploy: {replicas: 3, resources: {limits: {cpus: '0.5', memory: 64M}}}}\n      b: {image: x, cpus: 0.25, mem_limit: 1g}\n", 1750, 192 + 1024, 0},
 		{"bytes without unit are rounded up", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, mem_limit: 1048577}}\n", 0, 2, 0},
-		{"a profile that is off reserves nothing", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p], ports: ['9229:9229']}, b: {image: x, cpus: 2, ports: ['80:80']}}\n", 2000, 0, 1},
-		{"a profile that is on", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, p'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p], ports: ['9229:9229']}, b: {image: x, cpus: 2, ports: ['80:80']}}\n", 3000, 0, 2},
-		{"all profiles are on", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, *'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p]}, b: {image: x, cpus: 2}}\n", 3000, 0, 0},
-		{"a service of all profiles", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: ['*']}, b: {image: x, cpus: 2}}\n", 3000, 0, 0},
-		{"resources of the workload win", "id: s\nresources: {cpu: 100m}\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, mem_limit: 5m}}\n", 100, 5, 0},
-		{"a variable is left to the node", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: '${CPUS}'}}\n", 0, 0, 0},
+		{"a service of an inactive profile reserves nothing", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p], ports: ['9229:9229']}, b: {image: x, cpus: 2, ports: ['80:80']}}\n", 2000, 0, 1},
+		{"a service of an active profile counts", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, p'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p], ports: ['9229:9229']}, b: {image: x, cpus: 2, ports: ['80:80']}}\n", 3000, 0, 2},
+		{"with COMPOSE_PROFILES=* every service counts", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, *'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p]}, b: {image: x, cpus: 2}}\n", 3000, 0, 0},
+		{"a service of the profile * counts", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: ['*']}, b: {image: x, cpus: 2}}\n", 3000, 0, 0},
+		{"resources of the workload take precedence", "id: s\nresources: {cpu: 100m}\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, mem_limit: 5m}}\n", 100, 5, 0},
+		{"a limit with a variable is ignored", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: '${CPUS}'}}\n", 0, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := parseOne(t, c.text).Spec
-			s.Type = TypeCompose // as after normalising
-			d := DemandOf(s)
+			s.Type = TypeCompose // set the type here, as Normalise would
+			d := DemandOf("w", s)
 			if len(d.HostPorts) != c.ports {
-				t.Errorf("ports %v, want %d", d.HostPorts, c.ports)
+				t.Errorf("the demand has the host ports %v, want %d", d.HostPorts, c.ports)
 			}
 			if d.CpuMillicores != c.cpu || d.MemoryMib != c.memory {
-				t.Errorf("%d millicores, %d MiB; want %d, %d", d.CpuMillicores, d.MemoryMib, c.cpu, c.memory)
+				t.Errorf("the demand of the stack is %d millicores and %d MiB, want %d and %d", d.CpuMillicores, d.MemoryMib, c.cpu, c.memory)
 			}
 		})
 	}
 }
 
-// Ports may have names in the mapping form of a container's ports and in the long form of an inline
-// Compose file. Other names in a Compose file are left to Compose.
+// Port names can be set in the mapping form of a container's ports and in the long form of a port in an
+// inline Compose file. In other forms of a Compose file, names are ignored.
 func TestPortNames(t *testing.T) {
 	names := func(text string) string {
 		s := parseOne(t, text).Spec
@@ -45,7 +45,7 @@ func TestPortNames(t *testing.T) {
 			s.Type = TypeCompose
 		}
 		var out []string
-		for _, p := range DemandOf(s).PortNames {
+		for _, p := range DemandOf("w", s).PortNames {
 			out = append(out, fmt.Sprintf("%s=%d:%d/%s", p.Name, p.HostPort, p.ContainerPort, p.Protocol))
 		}
 		return strings.Join(out, " ")
@@ -56,16 +56,16 @@ func TestPortNames(t *testing.T) {
 			"b: {image: x, ports: [{target: 80, published: \"8081\", name: http}, {target: 9090, name: Metrics Of B}]}}'\n": "dns=0:53/udp http=8080:80/tcp http=8081:80/tcp",
 	} {
 		if got := names(text); got != want {
-			t.Errorf("%s: %s, want %s", text, got, want)
+			t.Errorf("case %s: the port names are %s, want %s", text, got, want)
 		}
 	}
 	for _, name := range []string{"Http", "80", "a--b", "-a", "a-", "sixteen-letters-", "a_b"} {
 		_, err := Parse("t.yaml", []byte("id: w\ncontainer: {image: x, ports: [{container: 80, name: '"+name+"'}]}\n"), Options{})
 		if err == nil || !strings.Contains(err.Error(), "ports[0].name") || !strings.Contains(err.Error(), name) {
-			t.Errorf("%q: %v", name, err)
+			t.Errorf("with port name %q Parse returned %v, want an error that names ports[0].name and the name", name, err)
 		}
 	}
-	// A new port name does not recreate the container.
+	// A change of a port name must not recreate the container, so the content stays the same.
 	content := func(name string) string {
 		c, err := Content(parseOne(t, "id: w\ncontainer: {image: x, ports: [{container: 80, name: "+name+"}]}\n").Spec, nil)
 		if err != nil {
@@ -74,6 +74,6 @@ func TestPortNames(t *testing.T) {
 		return c
 	}
 	if content("http") != content("web") {
-		t.Error("another name of a port is another content")
+		t.Error("a new port name must not change the content, but did")
 	}
 }

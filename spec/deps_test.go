@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Clients import this package, so it must not depend on server code.
+// Clients import package spec, so it must not depend on packages of the server.
 func TestImportsNoServer(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

@@ -6,19 +6,20 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Difference is a field that differs between two specifications, by its wire path. An unset side is
-// empty.
+// Difference is a field that differs between two specifications. Field is its wire path. Before and After are
+// its texts; "" if the field is not set.
 type Difference struct{ Field, Before, After string }
 
-// Diff compares two specifications field by field and returns the differences sorted by path. Nil
-// is an empty specification. Redact both before showing the result to users; then differing secrets
-// are not listed.
+// Diff compares two specifications field by field and returns the differences sorted by path. nil stands for
+// an empty specification. Redact both specifications before the result is shown to users; secrets that differ
+// are then not listed.
 func Diff(before, after *controlv1.WorkloadSpec) []Difference {
 	a, b := flat(before), flat(after)
 	var out []Difference
@@ -36,7 +37,7 @@ func Diff(before, after *controlv1.WorkloadSpec) []Difference {
 	return out
 }
 
-// flat returns the path and text of each field that is set.
+// flat returns the text of each field that is set, by its path.
 func flat(s *controlv1.WorkloadSpec) map[string]string {
 	out := map[string]string{}
 	if s == nil {
@@ -44,7 +45,7 @@ func flat(s *controlv1.WorkloadSpec) map[string]string {
 	}
 	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(s)
 	if err != nil {
-		return out // invalid UTF-8 cannot have been stored
+		return out // no error is possible: only invalid UTF-8 causes one, and a stored specification has none
 	}
 	var tree any
 	if json.Unmarshal(text, &tree) == nil {
@@ -65,7 +66,12 @@ func walk(out map[string]string, at string, v any) {
 		}
 	case []any:
 		for i, below := range x {
-			walk(out, at+"["+strconv.Itoa(i)+"]", below)
+			key := strconv.Itoa(i)
+			if file, ok := below.(map[string]any); ok && strings.HasSuffix(at, "compose.files") {
+				key = fmt.Sprint(file["path"]) // files are named by their path, so that an added file does not change the names of those after it
+				delete(file, "path")
+			}
+			walk(out, at+"["+key+"]", below)
 		}
 	default:
 		out[at] = fmt.Sprint(x)

@@ -7,7 +7,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-func TestDiff(t *testing.T) {
+func TestDiffListsChangedFields(t *testing.T) {
 	with := func(f func(*controlv1.WorkloadSpec)) *controlv1.WorkloadSpec {
 		s := &controlv1.WorkloadSpec{Type: "container", Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{
 			Image: "a:1", Command: []string{"run", "fast"}, Env: map[string]string{"A": "1"},
@@ -21,17 +21,17 @@ func TestDiff(t *testing.T) {
 		to   *controlv1.WorkloadSpec
 		want []Difference
 	}{
-		{"the same", with(func(*controlv1.WorkloadSpec) {}), nil},
+		{"the same specification has no differences", with(func(*controlv1.WorkloadSpec) {}), nil},
 		{"a changed, a new and a dropped field, by path", with(func(s *controlv1.WorkloadSpec) {
 			s.GetContainer().Image, s.GetContainer().Command, s.Priority = "a:2", []string{"run"}, 3
 		}), []Difference{{"container.command[1]", "fast", ""}, {"container.image", "a:1", "a:2"}, {"priority", "", "3"}}},
 		{"a redacted secret that differs", Redact(with(func(s *controlv1.WorkloadSpec) { s.GetContainer().Env["A"] = "2" })), []Difference{{"container.env.A", "1", "***"}}},
 	} {
 		if got := Diff(base, c.to); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.fact, got, c.want)
+			t.Errorf("%s: Diff returns %v, want %v", c.fact, got, c.want)
 		}
 	}
 	if got := len(Diff(nil, base)); got != 5 {
-		t.Errorf("beside nothing there are %d differences, want all 5 fields", got)
+		t.Errorf("Diff with nil returns %d differences, want all 5 fields", got)
 	}
 }

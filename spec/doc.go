@@ -25,10 +25,18 @@
 //	  image: nginx:1.27
 //	  command: [nginx, -g, daemon off;]        # or one string, split as a shell does
 //	  env: {MODE: demo}                        # or ["MODE=demo"]
-//	  ports: ["8080:80", "53:53/udp", "9000", {host: 443, container: 8443, protocol: tcp, name: https}]
+//	  ports: ["8080:80", "53:53/udp", "9000", "127.0.0.1:81:80", "8000-8010:8000-8010", {host: 443, container: 8443, name: https}]
 //	  volumes: ["/srv/www:/usr/share/nginx/html:ro", {host: /a, container: /b, read_only: true}]
-//	  restart: always                          # no, always, on-failure, unless-stopped
+//	  restart: always                          # always, unless-stopped; on-failure: until it ends with 0; no: once
 //	  privileged: false
+//	  user: "1000:1000"                        # default: the user of the image
+//	  cap_add: [NET_ADMIN]                     # and cap_drop: [ALL]
+//	  security_opt: [no-new-privileges=false]  # default: no new privileges, the engine's seccomp profile
+//	  pids_limit: 100                          # 0: the agents' default; -1: no limit
+//	  stop_grace_period: 1m30s                 # time to stop before it is killed; default 30s, at most 10m
+//	  stop_signal: SIGQUIT                     # default: that of the image, or SIGTERM
+//	  hostname: web                            # and the other words of a Compose service that one container
+//	                                           # can have: docs/reference/workload.md
 //	  managed_volumes: [{name: data, driver: local, size: 10Gi, path: /data, retain: Retain}]
 //	compose:                     # instead of container
 //	  inline: "services: …"      # or file: docker-compose.yml, or git: URL#ref, or git: {repo, ref}
@@ -45,6 +53,11 @@
 //	labels: {zone: a}            # required on the node (contract/semantics.md section 4)
 //	constraints: ["region = eu", "disk in ssd,nvme", "gpu exists", {key, operator, values}]
 //	tolerations: ["dedicated=web:NoSchedule", {key, value, effect}]
+//	spread: [{by: zone, max_skew: 1, when: must}] # of the group's members; or just zone, which is preferred
+//	affinity: [{node: "disk = ssd", weight: 80}, {workload: db, by: zone, when: must}]
+//	anti_affinity: [{group: web, by: host, when: must}, {tag: tier=batch}] # nodes and workloads to stay away from
+//	tags: {tier: front}          # by which the rules of other workloads name this one
+//	placement_policy: spread     # or binpack; default is the policy of the cluster
 //	group: front                 # members are spread over nodes
 //	namespace: shop              # default is "default"
 //	count: 3                     # web-0, web-1, web-2 in group web
@@ -68,8 +81,8 @@
 //
 // Content decides whether a node has to recreate a workload (spec/DESIGN.md). It covers the fields that
 // the node runs: type, full image reference,
-// command, environment, ports, volumes, restart policy, privileged, the CPU and
-// memory limits of a container, metadata that becomes labels, a Compose file
+// command, environment, ports, volumes, restart policy, privileged, user, capabilities, security
+// options, the other words of Compose, the CPU, memory and pids limits of a container (not the agents' defaults for them), metadata that becomes labels, a Compose file
 // or Git source, a VM's hardware and CPU quota, disks, networks and cloud-init.
 //
 // It does not cover:
@@ -78,7 +91,7 @@
 //   - the desired state: starting and stopping recreates nothing
 //   - the caller's revision: legacy v1 CLIs send a constant
 //   - the fields that only the planner reads: group, namespace, count, priority, labels, constraints,
-//     tolerations, exclusive, on_lost_lease, disk, storage_pool, and the other resources of a Compose
+//     tolerations, spread, affinity, anti_affinity, tags, placement_policy, exclusive, on_lost_lease, disk, storage_pool, and the other resources of a Compose
 //     project or VM. They are in the demand.
 //
 // So a put is a change if and only if content, demand or desired state differ from the record. The
@@ -90,7 +103,7 @@
 //
 // # Secrets
 //
-// Environment values, the text of a Compose file, credentials in a Git URL,
+// Environment values, options of a log driver, the text of a Compose file, credentials in a Git URL,
 // cloud-init, and a VM under the reserved key are sealed before they go to the log. Each sealed value
 // is bound to its workload and field. Views show "***" instead. Validate refuses that marker, because
 // applying a view would replace every secret by it.

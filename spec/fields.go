@@ -1,15 +1,21 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
+	composego "github.com/compose-spec/compose-go/v2/types"
+
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/engine"
 	"github.com/persys/compute/spec/quantity"
 )
 
-// arms holds the alternatives of a document before the given one becomes the oneof.
+// arms holds the alternatives container, compose and vm of a document. The alternative that the document sets
+// becomes the oneof of the request.
 type arms struct {
 	container *controlv1.ContainerSpec
 	compose   *controlv1.ComposeSpec
@@ -18,8 +24,8 @@ type arms struct {
 
 var desiredWords = []string{"running", "stopped", "stop", "deleted", "delete"}
 
-// document decodes one request in the flat form, in the nested form of the wire, or in a mix that
-// sets no field twice.
+// document decodes one request. The document may have the flat form, the nested form of the wire, or a mix of
+// both that sets no field twice.
 func (d *decoder) document(n *node) *controlv1.ApplyWorkloadRequest {
 	d.places[""] = place{line: n.line, col: n.col}
 	req, s, a := &controlv1.ApplyWorkloadRequest{}, &controlv1.WorkloadSpec{}, &arms{}
@@ -67,8 +73,8 @@ func (d *decoder) document(n *node) *controlv1.ApplyWorkloadRequest {
 	return req
 }
 
-// desired accepts the words of the contract only. Over the wire any other word means Running; in a
-// file it is an error.
+// desired reads a desired state. It accepts only the words of the contract. In an API request any other word
+// means Running; in a file it is an error.
 func (d *decoder) desired(n *node, here where) string {
 	word := strings.ToLower(strings.TrimSpace(d.str(n, here)))
 	for _, w := range desiredWords {
@@ -78,7 +84,7 @@ func (d *decoder) desired(n *node, here where) string {
 	}
 	if n.kind == scalar {
 		d.errs = append(d.errs, FieldError{Line: n.line, Column: n.col, Field: here.shown, path: here.wire,
-			Rule: "must be running, stopped or deleted", Value: n.text, Suggestion: nearest(word, desiredWords)})
+			Rule: "must be running, stopped or deleted", Value: n.text, Suggestion: engine.Nearest(word, desiredWords)})
 	}
 	return ""
 }
@@ -86,31 +92,41 @@ func (d *decoder) desired(n *node, here where) string {
 func (d *decoder) specFields(s *controlv1.WorkloadSpec, a *arms) []field {
 	return []field{
 		{"type", "spec.type", func(_ string, n *node, at where) { s.Type = d.str(n, at) }},
-		{"resources", "spec.resources", func(_ string, n *node, at where) { s.Resources = d.resources(n, at) }},
-		{"container", "spec.container", func(_ string, n *node, at where) { a.container = d.container(n, at) }},
+		{"resources", "spec.resources", func(_ string, n *node, at where) { d.resources(resourcesOf(s), n, at) }},
+		{"container", "spec.container", func(_ string, n *node, at where) { a.container = d.container(s, n, at) }},
 		{"compose", "spec.compose", func(_ string, n *node, at where) { a.compose = d.compose(n, at) }},
 		{"vm", "spec.vm", func(_ string, n *node, at where) { a.vm = d.vm(n, at) }},
 		{"metadata", "spec.metadata", func(_ string, n *node, at where) { s.Metadata = d.pairs(n, at, false) }},
 		{"labels", "spec.labels", func(_ string, n *node, at where) { s.Labels = d.pairs(n, at, false) }},
 		{"group", "spec.group", func(_ string, n *node, at where) { s.Group = d.str(n, at) }},
 		{"namespace", "spec.namespace", func(_ string, n *node, at where) { s.Namespace = d.str(n, at) }},
-		{"count replicas", "spec.count", func(_ string, n *node, at where) { s.Count = int32(d.integer(n, at, 32)) }},
+		{"count replicas", "spec.count", func(_ string, n *node, at where) { s.Count = new(int32(d.integer(n, at, 32))) }},
+		{"kind", "spec.kind", func(_ string, n *node, at where) { s.Kind = d.str(n, at) }},
+		{"job", "spec.job", func(_ string, n *node, at where) { s.Job = d.job(n, at) }},
+		{"cron", "spec.cron", func(_ string, n *node, at where) { s.Cron = d.cron(n, at) }},
 		{"update", "spec.update", func(_ string, n *node, at where) { s.Update = d.update(n, at) }},
 		{"constraints", "spec.constraints", func(_ string, n *node, at where) { s.Constraints = d.constraints(n, at) }},
 		{"tolerations", "spec.tolerations", func(_ string, n *node, at where) { s.Tolerations = d.tolerations(n, at) }},
+		{"spread", "spec.spread", func(_ string, n *node, at where) { s.Spread = d.spread(n, at) }},
+		{"affinity", "spec.affinity", func(_ string, n *node, at where) { s.Affinity = d.affinity(n, at) }},
+		{"anti_affinity", "spec.anti_affinity", func(_ string, n *node, at where) { s.AntiAffinity = d.affinity(n, at) }},
+		{"tags", "spec.tags", func(_ string, n *node, at where) { s.Tags = d.pairs(n, at, false) }},
+		{"placement_policy policy", "spec.placement_policy", func(_ string, n *node, at where) { s.PlacementPolicy = d.str(n, at) }},
 		{"exclusive", "spec.exclusive", func(_ string, n *node, at where) { s.Exclusive = d.boolean(n, at) }},
 		{"on_lost_lease", "spec.on_lost_lease", func(_ string, n *node, at where) { s.OnLostLease = d.str(n, at) }},
 		{"health_check healthcheck", "spec.health_check", func(_ string, n *node, at where) { s.HealthCheck = d.healthCheck(n, at) }},
+		{"on_unhealthy", "spec.on_unhealthy", func(_ string, n *node, at where) { s.OnUnhealthy = d.str(n, at) }},
 		{"priority", "spec.priority", func(_ string, n *node, at where) { s.Priority = int32(d.integer(n, at, 32)) }},
 	}
 }
 
 const (
-	mib = 20 // shift from bytes to MiB
+	mib = 20 // shift that converts bytes to MiB
 	gib = 30
 )
 
-// size reads a quantity with a unit, or a plain number if the field has its wire name.
+// size reads a quantity with a unit. If the document uses the API's name of the field, a number without a
+// unit is accepted too.
 func (d *decoder) size(name string, n *node, here where, shift uint, example string) int64 {
 	if strings.HasSuffix(name, "_mb") || strings.HasSuffix(name, "_gb") {
 		return d.integer(n, here, 64)
@@ -122,48 +138,71 @@ func (d *decoder) size(name string, n *node, here where, shift uint, example str
 	return v
 }
 
-func (d *decoder) resources(n *node, here where) *controlv1.ResourceRequirements {
-	r := &controlv1.ResourceRequirements{}
+func (d *decoder) resources(r *controlv1.ResourceRequirements, n *node, here where) {
 	d.object(n, here, []field{
 		{"cpu cpu_millicores cpus", here.wire + ".cpu_millicores", func(name string, n *node, at where) {
 			if name == "cpu_millicores" {
 				r.CpuMillicores = d.integer(n, at, 64)
 				return
 			}
-			v, err := quantity.CPU(d.str(n, at))
-			if err != nil {
-				d.fail(n, at, err.Error(), n.text)
-			}
-			r.CpuMillicores = v
+			r.CpuMillicores = d.cores(n, at)
 		}},
 		{"memory memory_mb", here.wire + ".memory_mb", func(name string, n *node, at where) { r.MemoryMb = d.size(name, n, at, mib, "128Mi") }},
 		{"disk disk_gb", here.wire + ".disk_gb", func(name string, n *node, at where) { r.DiskGb = d.size(name, n, at, gib, "1Gi") }},
 		{"storage_pool", here.wire + ".storage_pool", func(_ string, n *node, at where) { r.StoragePool = d.str(n, at) }},
 	})
-	return r
 }
 
-func (d *decoder) container(n *node, here where) *controlv1.ContainerSpec {
+// cores reads a number of CPU cores, such as 0.25 or 250m, and returns millicores.
+func (d *decoder) cores(n *node, here where) int64 {
+	v, err := quantity.CPU(d.str(n, here))
+	if err != nil {
+		d.fail(n, here, err.Error(), n.text)
+	}
+	return v
+}
+
+func (d *decoder) container(s *controlv1.WorkloadSpec, n *node, here where) *controlv1.ContainerSpec {
 	c := &controlv1.ContainerSpec{}
 	w := here.wire
-	d.object(n, here, []field{
+	d.envFile = nil
+	d.object(n, here, append(d.composeWords(s, c, w), []field{
 		{"image", w + ".image", func(_ string, n *node, at where) { c.Image = d.str(n, at) }},
 		{"command", w + ".command", func(_ string, n *node, at where) { c.Command = d.command(n, at) }},
 		{"env environment", w + ".env", func(_ string, n *node, at where) { c.Env = d.pairs(n, at, true) }},
 		{"ports", w + ".ports", func(_ string, n *node, at where) {
-			d.list(n, at, func(n *node, at where) { c.Ports = append(c.Ports, d.port(n, at)) })
+			d.list(n, at, func(n *node, at where) { c.Ports = append(c.Ports, d.port(n, at)...) })
 		}},
 		{"volumes", w + ".volumes", func(_ string, n *node, at where) {
 			d.list(n, at, func(n *node, at where) { c.Volumes = append(c.Volumes, d.volume(n, at)) })
 		}},
 		{"restart restart_policy", w + ".restart_policy", func(_ string, n *node, at where) { c.RestartPolicy = d.str(n, at) }},
 		{"privileged", w + ".privileged", func(_ string, n *node, at where) { c.Privileged = d.boolean(n, at) }},
+		{"user", w + ".user", func(_ string, n *node, at where) { c.User = d.str(n, at) }},
+		{"cap_add", w + ".cap_add", func(_ string, n *node, at where) { c.CapAdd = d.words(n, at) }},
+		{"cap_drop", w + ".cap_drop", func(_ string, n *node, at where) { c.CapDrop = d.words(n, at) }},
+		{"security_opt", w + ".security_opt", func(_ string, n *node, at where) { c.SecurityOpt = d.words(n, at) }},
+		{"pids_limit", w + ".pids_limit", func(_ string, n *node, at where) { c.PidsLimit = d.integer(n, at, 64) }},
+		{"stop_grace_period stop_grace_period_seconds", w + ".stop_grace_period_seconds", d.grace(&c.StopGracePeriodSeconds)},
+		{"stop_signal", w + ".stop_signal", func(_ string, n *node, at where) { c.StopSignal = d.str(n, at) }},
 		{"managed_volumes", w + ".managed_volumes", func(_ string, n *node, at where) { c.ManagedVolumes = d.managed(n, at) }},
-	})
+	}...))
+	c.Env = with(d.envFile, c.Env)
 	return c
 }
 
-// command reads a list, or one string that it splits at blanks outside of quotes, as Compose does.
+// grace reads a stop grace period. An explicit 0 is refused, because in an API request 0 means the default.
+func (d *decoder) grace(into *int32) func(string, *node, where) {
+	read := d.seconds(into)
+	return func(name string, n *node, at where) {
+		faults := len(d.errs)
+		if read(name, n, at); *into == 0 && len(d.errs) == faults {
+			d.fail(n, at, "must be at least 1s; to kill the container at once: stop_signal: SIGKILL", n.text)
+		}
+	}
+}
+
+// command reads a list of words, or one string, which it splits at blanks outside of quotes, as Compose does.
 func (d *decoder) command(n *node, here where) []string {
 	if n.kind != scalar {
 		return d.words(n, here)
@@ -206,7 +245,7 @@ func splitWords(s string) ([]string, error) {
 		}
 	}
 	if quote != 0 || escaped {
-		return nil, fmt.Errorf("has an open quote or a trailing backslash; a list of words avoids quoting")
+		return nil, fmt.Errorf("has an open quote or a trailing backslash; a list of words needs no quotes")
 	}
 	if started {
 		out = append(out, word.String())
@@ -214,42 +253,71 @@ func splitWords(s string) ([]string, error) {
 	return out, nil
 }
 
-// port reads "8080:80", "53:53/udp", "80" (the engine chooses the host port), or a mapping.
-func (d *decoder) port(n *node, here where) *controlv1.Port {
-	p := &controlv1.Port{}
+// port reads a port: "8080:80", "53:53/udp", "127.0.0.1:8080:80", "[::1]:8080:80", "80" (the engine chooses the
+// host port), a range such as "8000-8010:8000-8010", or a mapping. Compose-go reads addresses and ranges. Numbers
+// alone are read here, so that one out of bounds is reported as such, together with the other problems of the file.
+func (d *decoder) port(n *node, here where) []*controlv1.Port {
 	if n.kind == mapping {
+		p := &controlv1.Port{}
 		d.object(n, here, []field{
 			{"host host_port published", here.wire + ".host_port", func(_ string, n *node, at where) { p.HostPort = int32(d.integer(n, at, 32)) }},
 			{"container container_port target", here.wire + ".container_port", func(_ string, n *node, at where) { p.ContainerPort = int32(d.integer(n, at, 32)) }},
 			{"protocol", here.wire + ".protocol", func(_ string, n *node, at where) { p.Protocol = d.str(n, at) }},
 			{"name", here.wire + ".name", func(_ string, n *node, at where) { p.Name = d.str(n, at) }},
+			{"address host_ip", here.wire + ".address", func(_ string, n *node, at where) { p.Address = d.str(n, at) }},
 		})
-		return p
+		return []*controlv1.Port{p}
 	}
-	const rule = `must be "host:container", "container", either with "/tcp" or "/udp", or a mapping with host, container, protocol and name`
 	text := strings.TrimSpace(d.str(n, here))
+	if n.probe != nil {
+		return nil
+	}
+	unread := []*controlv1.Port{{ContainerPort: 1}}
 	ports, protocol, _ := strings.Cut(text, "/")
-	parts := strings.Split(ports, ":")
-	if len(parts) > 2 {
-		d.fail(n, here, "must not hold an address: ports are published on all of the node's addresses", text)
-		p.ContainerPort = 1
-		return p
+	if p := plainPort(ports); p != nil {
+		p.Protocol = protocol
+		return []*controlv1.Port{p}
 	}
-	var numbers [2]int64
-	for i, part := range parts {
-		v, err := strconv.ParseInt(strings.TrimSpace(part), 10, 32)
-		if err != nil {
-			d.fail(n, here, rule, text)
-			p.ContainerPort = 1
-			return p
+	parsed, err := composego.ParsePortConfig(ports)
+	if err != nil || len(parsed) > maxEntriesOf {
+		d.fail(n, here, `must be "host:container" or "container", with "/tcp" or "/udp", ranges of ports of the same length, and "ADDRESS:" before the host port; or a mapping with host, container, protocol, address and name`, text)
+		return unread
+	}
+	var out []*controlv1.Port
+	for _, c := range parsed {
+		p := &controlv1.Port{ContainerPort: int32(c.Target), Protocol: protocol, Address: c.HostIP}
+		if c.Published != "" {
+			host, err := strconv.ParseUint(c.Published, 10, 16)
+			if err != nil {
+				d.fail(n, here, "must not have several host ports for one port of the container: write one of them, or none, so that the engine chooses", text)
+				return unread
+			}
+			p.HostPort = int32(host)
 		}
-		numbers[2-len(parts)+i] = v
+		out = append(out, p)
 	}
-	p.HostPort, p.ContainerPort, p.Protocol = int32(numbers[0]), int32(numbers[1]), protocol
-	return p
+	slices.SortFunc(out, func(a, b *controlv1.Port) int { return cmp.Compare(a.ContainerPort, b.ContainerPort) })
+	return out
 }
 
-// volume reads "/host:/container", the same with ":ro" or ":rw", or a mapping.
+// plainPort reads "80" and "8080:80". It returns nil if text is anything else than one or two numbers.
+func plainPort(text string) *controlv1.Port {
+	host, container, two := strings.Cut(text, ":")
+	if !two {
+		host, container = "0", host
+	}
+	h, err := strconv.ParseInt(strings.TrimSpace(host), 10, 32)
+	if err != nil {
+		return nil
+	}
+	c, err := strconv.ParseInt(strings.TrimSpace(container), 10, 32)
+	if err != nil {
+		return nil
+	}
+	return &controlv1.Port{HostPort: int32(h), ContainerPort: int32(c)}
+}
+
+// volume reads a bind mount: "/host:/container", the same with ":ro" or ":rw", or a mapping.
 func (d *decoder) volume(n *node, here where) *controlv1.VolumeMount {
 	v := &controlv1.VolumeMount{}
 	if n.kind == mapping {
@@ -295,7 +363,7 @@ func (d *decoder) managed(n *node, here where) []*controlv1.ManagedVolumeSpec {
 func (d *decoder) readFile(n *node, here where) string {
 	path := d.str(n, here)
 	if d.options.ReadFile == nil {
-		d.fail(n, here, "files are read by persysctl only: give the text itself", path)
+		d.fail(n, here, "only persysctl reads files: give the text itself", path)
 		return ""
 	}
 	data, err := d.options.ReadFile(path)
@@ -306,14 +374,40 @@ func (d *decoder) readFile(n *node, here where) string {
 		d.fail(n, here, "cannot be read: "+err.Error(), path)
 		return ""
 	}
+	if line, column, rule := engine.NotText(data); rule != "" {
+		d.fail(n, here, fmt.Sprintf("line %d:%d of the file: %s", line, column, rule), path)
+		return ""
+	}
 	return string(data)
 }
 
 func (d *decoder) compose(n *node, here where) *controlv1.ComposeSpec {
 	c, w := &controlv1.ComposeSpec{}, here.wire
+	if n.kind == mapping && n.probe == nil { // `persysctl get -o yaml` shows bind mounts as mappings
+		entries := n.own()
+		own := *n
+		own.entries = nil
+		for _, e := range entries {
+			switch snake(e.key) {
+			case "files", "bundle":
+				d.fail(&node{line: e.line, col: e.col}, here.key(e.key), filesRule, "")
+			case "main_file":
+			default:
+				own.entries = append(own.entries, e)
+			}
+		}
+		n = &own
+	}
 	d.object(n, here, []field{
-		{"inline inline_yaml", w + ".inline_yaml", func(_ string, n *node, at where) { c.InlineYaml = d.str(n, at) }},
-		{"file", w + ".inline_yaml", func(_ string, n *node, at where) { c.InlineYaml = d.readFile(n, at) }},
+		{"inline inline_yaml", w + ".inline_yaml", func(_ string, n *node, at where) {
+			c.InlineYaml, d.inline = d.str(n, at), -1
+			if n.block {
+				d.inline = n.line
+			}
+		}},
+		{"file", w + ".inline_yaml", func(_ string, n *node, at where) {
+			d.beside, d.inline, c.InlineYaml = d.str(n, at), 0, d.readFile(n, at)
+		}},
 		{"git", w + ".git_repo", func(_ string, n *node, at where) {
 			c.SourceType = sourceGit
 			if n.kind == scalar {
@@ -368,6 +462,7 @@ func (d *decoder) vm(n *node, here where) *controlv1.VMSpec {
 						{"network bridge", w + ".bridge", func(_ string, n *node, at where) { nic.Bridge = d.str(n, at) }},
 						{"dhcp", w + ".dhcp", func(_ string, n *node, at where) { nic.Dhcp = d.boolean(n, at) }},
 						{"ip static_ip", w + ".static_ip", func(_ string, n *node, at where) { nic.StaticIp = d.str(n, at) }},
+						{"mac mac_address", w + ".mac_address", func(_ string, n *node, at where) { nic.MacAddress = d.str(n, at) }},
 					})
 				}
 				v.Networks = append(v.Networks, nic)
@@ -414,29 +509,36 @@ func (d *decoder) cloudInit(n *node, here where, c *controlv1.CloudInitConfig) {
 func (d *decoder) constraints(n *node, here where) []*controlv1.Constraint {
 	var out []*controlv1.Constraint
 	d.list(n, here, func(n *node, here where) {
-		c, w := &controlv1.Constraint{}, here.wire
-		if n.kind == mapping {
-			d.object(n, here, []field{
-				{"key label", w + ".key", func(_ string, n *node, at where) { c.Key = d.str(n, at) }},
-				{"operator op", w + ".operator", func(_ string, n *node, at where) { c.Operator = d.str(n, at) }},
-				{"values value", w + ".values", func(_ string, n *node, at where) {
-					if n.kind == scalar {
-						c.Values = []string{n.text}
-						return
-					}
-					c.Values = d.words(n, at)
-				}},
-			})
-		} else if err := parseConstraint(d.str(n, here), c); err != nil {
-			d.fail(n, here, err.Error(), n.text)
-			return
+		if c := d.constraint(n, here); c != nil {
+			out = append(out, c)
 		}
-		out = append(out, c)
 	})
 	return out
 }
 
-// parseConstraint reads "region = eu", "disk in ssd,nvme", "gpu exists".
+// constraint reads one condition on the labels of a node. It returns nil if the condition cannot be read.
+func (d *decoder) constraint(n *node, here where) *controlv1.Constraint {
+	c, w := &controlv1.Constraint{}, here.wire
+	if n.kind == mapping {
+		d.object(n, here, []field{
+			{"key label", w + ".key", func(_ string, n *node, at where) { c.Key = d.str(n, at) }},
+			{"operator op", w + ".operator", func(_ string, n *node, at where) { c.Operator = d.str(n, at) }},
+			{"values value", w + ".values", func(_ string, n *node, at where) {
+				if n.kind == scalar {
+					c.Values = []string{n.text}
+					return
+				}
+				c.Values = d.words(n, at)
+			}},
+		})
+	} else if err := parseConstraint(d.str(n, here), c); err != nil {
+		d.fail(n, here, err.Error(), n.text)
+		return nil
+	}
+	return c
+}
+
+// parseConstraint reads a constraint such as "region = eu", "disk in ssd,nvme" or "gpu exists" into c.
 func parseConstraint(s string, c *controlv1.Constraint) error {
 	s = strings.TrimSpace(s)
 	for _, op := range []string{"!=", "==", "="} {
@@ -465,7 +567,8 @@ func parseConstraint(s string, c *controlv1.Constraint) error {
 	return nil
 }
 
-// tolerations reads "key", "key=value", either with ":NoSchedule", or mappings.
+// tolerations reads a list of tolerations: "key" or "key=value", both optionally with ":NoSchedule", or
+// mappings.
 func (d *decoder) tolerations(n *node, here where) []*controlv1.Toleration {
 	var out []*controlv1.Toleration
 	d.list(n, here, func(n *node, here where) {

@@ -8,7 +8,8 @@ import (
 	"github.com/persys/compute/spec/quantity"
 )
 
-// FuzzCompose: Compose files come from users; the test covers the treatment of keys and the demand.
+// FuzzCompose: whatever text a user sends as a Compose file, the number of its keys is limited, and the ports
+// and limits that are derived from it are valid.
 func FuzzCompose(f *testing.F) {
 	f.Add("services:\n  web:\n    image: x\n    ports: ['8080:80', {target: 1, published: '2-3'}]\n    deploy: {resources: {limits: {cpus: '0.5', memory: 1G}}, replicas: 2}\n")
 	f.Add("x: &a {<<: *a}\nservices: {<<: [*a, *a]}\n")
@@ -19,37 +20,37 @@ func FuzzCompose(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		keys, err := composefile.Keys(text)
 		if err == nil && len(keys) >= 50_000 {
-			t.Fatalf("%d keys", len(keys))
+			t.Fatalf("Keys returned %d keys, want fewer than 50,000", len(keys))
 		}
 		plain := plainCompose(text)
 		_, _ = composeServices(plain)
 		c := &controlv1.ComposeSpec{InlineYaml: plain, Env: map[string]string{"COMPOSE_PROFILES": "b"}}
 		for _, p := range composePorts(c) {
 			if p.GetHostPort() < 0 || p.GetHostPort() > 65535 || p.GetContainerPort() < 0 || p.GetContainerPort() > 65535 {
-				t.Fatalf("port %v", p)
+				t.Fatalf("a derived port must be valid, but is not: %v", p)
 			}
 		}
 		if cpu, memory := composeLimits(c); cpu < 0 || memory < 0 {
-			t.Fatalf("limits %d, %d", cpu, memory)
+			t.Fatalf("limits must not be negative, but are %d millicores and %d MiB", cpu, memory)
 		}
 	})
 }
 
-// FuzzQuantity: an amount is either refused or a valid whole number of units.
+// FuzzQuantity: a quantity is either refused, or it becomes a valid whole number of units.
 func FuzzQuantity(f *testing.F) {
 	for _, s := range []string{"250m", "0.25", "1.5GiB", "1e9", "-1", ".", "-.5Gi", "999999999999999999999999p", "0", " 1 k "} {
 		f.Add(s, uint8(20))
 	}
 	f.Fuzz(func(t *testing.T, s string, shift uint8) {
 		if n, err := quantity.CPU(s); err == nil && n < 0 && s[0] != '-' && s[0] != ' ' {
-			t.Fatalf("%q is %d", s, n)
+			t.Fatalf("quantity %q was parsed as %d", s, n)
 		}
 		low, err := quantity.Size(s, uint(shift%40), "1Gi")
 		if err != nil {
 			return
 		}
 		if bytes, err := quantity.Size(s, 0, "1Gi"); err == nil && low >= 0 && bytes > 0 && low == 0 {
-			t.Fatalf("%q is rounded down to nothing", s)
+			t.Fatalf("size %q was rounded down to 0", s)
 		}
 	})
 }

@@ -10,7 +10,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// healthCheck reads a check: `health_check: {http: /ready, port: 8080, interval: 5s}`.
+// healthCheck reads a health check, such as `health_check: {http: /ready, port: 8080, interval: 5s}`.
 func (d *decoder) healthCheck(n *node, here where) *controlv1.HealthCheck {
 	c := &controlv1.HealthCheck{}
 	w := here.wire
@@ -28,7 +28,8 @@ func (d *decoder) healthCheck(n *node, here where) *controlv1.HealthCheck {
 	return c
 }
 
-// seconds reads a duration such as 10s, or a whole number if the field has its wire name.
+// seconds reads a duration such as 10s. If the document uses the API's name of the field, a whole number is
+// accepted too.
 func (d *decoder) seconds(into *int32) func(string, *node, where) {
 	return func(name string, n *node, at where) {
 		if strings.HasSuffix(name, "_seconds") {
@@ -44,7 +45,7 @@ func (d *decoder) seconds(into *int32) func(string, *node, where) {
 	}
 }
 
-// healthCheck validates a health check.
+// healthCheck checks the fields of a health check.
 func (e *Errors) healthCheck(s *controlv1.WorkloadSpec) {
 	c := s.GetHealthCheck()
 	if c == nil {
@@ -71,6 +72,8 @@ func (e *Errors) healthCheck(s *controlv1.WorkloadSpec) {
 		e.add(at+".command", "cannot be run in a virtual machine: use http or tcp", "")
 	case len(c.GetCommand()) > maxEntriesOf:
 		e.addf(at+".command", "", "has %d words, at most %d", len(c.GetCommand()), maxEntriesOf)
+	case c.GetCommand()[0] == "":
+		e.add(at+".command", "must begin with a program", "")
 	default:
 		for i, word := range c.GetCommand() {
 			if !isText(word) {
@@ -87,8 +90,8 @@ func (e *Errors) healthCheck(s *controlv1.WorkloadSpec) {
 	e.between(at+".start_period_seconds", int64(c.GetStartPeriodSeconds()), 0, 3600, "")
 }
 
-// healthCheck adds the check to the content, so that a changed check reaches the agent. The agent
-// does not recreate the workload for it.
+// healthCheck adds the health check to the content, so that a changed health check reaches the agent. The
+// agent does not recreate the workload for it.
 func (e *encoder) healthCheck(c *controlv1.HealthCheck) {
 	if c == nil {
 		return

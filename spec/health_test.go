@@ -16,11 +16,11 @@ func TestHealthCheck(t *testing.T) {
 	}
 	b, err := Content(checked.GetSpec(), nil)
 	if err != nil || a == b {
-		t.Errorf("a check must change the content, or it would never reach an agent: %s, %s, %v", a, b, err)
+		t.Errorf("a changed health check must change the content, so that the agent gets it: %s, %s, error %v", a, b, err)
 	}
 	got := ToAgent(fsm.Bare("web"), checked.GetSpec()).GetSpec().GetHealthCheck()
 	if strings.Join(got.GetCommand(), "|") != "pg_isready|-q" || got.GetIntervalSeconds() != 60 || got.GetTimeoutSeconds() != 4 || got.GetRetries() != 2 {
-		t.Errorf("the agent is told %v", got)
+		t.Errorf("ToAgent translates the check to %v, want pg_isready -q every 60 s with timeout 4 s and 2 retries", got)
 	}
 	for check, want := range map[string]string{
 		"{port: 80}":                        "exactly one of",
@@ -32,10 +32,10 @@ func TestHealthCheck(t *testing.T) {
 		"{tcp: true, port: 1, retries: -1}": "health_check.retries",
 	} {
 		if _, err := Parse("t.yaml", []byte(web+"health_check: "+check+"\n"), Options{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want something of %q", check, err, want)
+			t.Errorf("check %s: the error is %v, want it to contain %q", check, err, want)
 		}
 	}
 	if _, err := Parse("t.yaml", []byte(web+"health_check: {tcp: true, port: 80, interval: 1500ms}\n"), Options{}); err == nil || !strings.Contains(err.Error(), "interval") {
-		t.Errorf("half seconds: %v", err)
+		t.Errorf("a health check interval of 1.5 s must be refused, but got error %v", err)
 	}
 }

@@ -7,9 +7,9 @@ import (
 )
 
 // readImage returns an image reference with registry and tag, so that "nginx" and
-// "docker.io/library/nginx:latest" have the same content. The library decides which references are
-// valid. Its regular expressions cost more than the rest of an apply, so the common form is parsed
-// here.
+// "docker.io/library/nginx:latest" have the same content. The library for image references decides which ones
+// are valid. Its regular expressions take longer than the rest of an apply, so references in the common form
+// are parsed here.
 func readImage(image string) (string, error) {
 	if full, ok := plainImage(image); ok {
 		return full, nil
@@ -21,13 +21,14 @@ func readImage(image string) (string, error) {
 	return reference.TagNameOnly(named).String(), nil
 }
 
-// maxPlain is far below the library's limit on names.
+// maxPlain is the maximum length in bytes of a reference that plainImage parses. It is far below the
+// library's limit.
 const maxPlain = 200
 
-// plainImage parses [domain/]path[:tag][@sha256:digest] with lower-case names and single
-// separators. It returns false for every other reference, valid or not.
+// plainImage parses an image reference of the form [domain/]path[:tag][@sha256:digest] with lower-case names
+// and single separators. It returns false for every other reference, valid or not.
 func plainImage(image string) (full string, ok bool) {
-	if len(image) > maxPlain || len(image) == 64 { // 64 hex digits are an image id
+	if len(image) > maxPlain || len(image) == 64 { // 64 hex digits are an image id and not a name
 		return "", false
 	}
 	name, digest, pinned := strings.Cut(image, "@")
@@ -43,7 +44,7 @@ func plainImage(image string) (full string, ok bool) {
 	case !slash:
 		path, prefix = name, "docker.io/library/"
 	case domain == "docker.io" || domain == "index.docker.io" || domain == "localhost":
-		return "", false // these forms have other rules
+		return "", false // leave these references to the library
 	case strings.ContainsAny(domain, ".:"):
 		host, port, hasPort := strings.Cut(domain, ":")
 		if hasPort && (port == "" || strings.Trim(port, "0123456789") != "") || !plainName(host, '.', '-', '-') {
@@ -71,9 +72,9 @@ func plainImage(image string) (full string, ok bool) {
 	return full, true
 }
 
-// plainName reports whether s is lower-case letters and digits with single separators between them.
+// plainName reports whether s consists of lower-case letters and digits, with single separators between them.
 func plainName(s string, separators ...byte) bool {
-	last := true // a name may not begin with a separator
+	last := true // whether the last character was a separator; true at the start, because a name must not begin with one
 	for i := 0; i < len(s); i++ {
 		c := s[i]
 		sep := c == separators[0] || c == separators[1] || c == separators[2]

@@ -15,7 +15,7 @@ func byLibrary(image string) (string, error) {
 	return reference.TagNameOnly(named).String(), nil
 }
 
-// FuzzReadImage: our parser and the library agree.
+// FuzzReadImage: our parser and the library for image references give the same results.
 func FuzzReadImage(f *testing.F) {
 	sum := "@sha256:" + strings.Repeat("0a", 32)
 	for _, s := range []string{
@@ -32,12 +32,12 @@ func FuzzReadImage(f *testing.F) {
 		want, werr := byLibrary(image)
 		got, err := readImage(image)
 		if got != want || (err == nil) != (werr == nil) {
-			t.Errorf("%q: %q, %v; the library says %q, %v", image, got, err, want, werr)
+			t.Errorf("image %q is read as %q, %v; the library reads %q, %v, want the same", image, got, err, want, werr)
 		}
 	})
 }
 
-// TestPlainImages: the common forms do not need the library.
+// TestPlainImages: references in the common forms are parsed without the library.
 func TestPlainImages(t *testing.T) {
 	for image, want := range map[string]string{
 		"nginx":                          "docker.io/library/nginx:latest",
@@ -47,7 +47,7 @@ func TestPlainImages(t *testing.T) {
 		"ghcr.io/x/y@sha256:" + strings.Repeat("0a", 32): "ghcr.io/x/y@sha256:" + strings.Repeat("0a", 32),
 	} {
 		if got, ok := plainImage(image); !ok || got != want {
-			t.Errorf("%q: %q, %v; want %q", image, got, ok, want)
+			t.Errorf("image %q is read as %q, %v; want %q", image, got, ok, want)
 		}
 	}
 }

@@ -1,15 +1,17 @@
 package spec
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/policy/asks"
 )
 
-// Normalise rewrites a valid specification in place to the stored form: defaults filled in, words
-// in lower case, unordered lists sorted, and a VM from the reserved key in canonical form. It is
+// Normalise rewrites a valid specification in place to the stored form: defaults filled in, words in lower
+// case, unordered lists sorted, and a VM that is stored in the metadata in its canonical form. It is
 // idempotent and does not change the meaning. It keeps the order of commands, disks and networks.
 func Normalise(s *controlv1.WorkloadSpec) {
 	if s == nil {
@@ -35,21 +37,17 @@ func Normalise(s *controlv1.WorkloadSpec) {
 	} else {
 		delete(s.Metadata, MetadataVMSpec)
 	}
+	normaliseJob(s)
+	s.OnUnhealthy = normalOnUnhealthy(s.OnUnhealthy)
 	s.Group = strings.TrimSpace(s.Group)
 	s.Namespace = strings.TrimSpace(s.Namespace)
 	s.OnLostLease = orElse(strings.ToLower(strings.TrimSpace(s.OnLostLease)), "keep")
 	if s.Type == TypeVM {
-		s.Exclusive = true // sched/DESIGN.md
+		s.Exclusive = true // a VM must never run twice (sched/DESIGN.md)
 	}
-	for _, c := range s.Constraints {
-		c.Key, c.Operator = strings.TrimSpace(c.Key), operatorOf(c.Operator)
-		for i := range c.Values {
-			c.Values[i] = strings.TrimSpace(c.Values[i])
-		}
-		if c.Operator == "in" || c.Operator == "not-in" {
-			slices.Sort(c.Values)
-			c.Values = slices.Compact(c.Values)
-		}
+	normaliseRules(s)
+	for i, c := range s.Constraints {
+		s.Constraints[i] = normalConstraint(c)
 	}
 	slices.SortStableFunc(s.Constraints, compareConstraints)
 	s.Constraints = slices.CompactFunc(s.Constraints, func(a, b *controlv1.Constraint) bool { return compareConstraints(a, b) == 0 })
@@ -65,6 +63,22 @@ func Normalise(s *controlv1.WorkloadSpec) {
 	if len(s.Labels) == 0 {
 		s.Labels = nil
 	}
+}
+
+// normalConstraint returns a constraint, which may be nil, in the stored form.
+func normalConstraint(c *controlv1.Constraint) *controlv1.Constraint {
+	if c == nil {
+		return nil
+	}
+	out := &controlv1.Constraint{Key: strings.TrimSpace(c.Key), Operator: operatorOf(c.Operator), Values: slices.Clone(c.Values)}
+	for i := range out.Values {
+		out.Values[i] = strings.TrimSpace(out.Values[i])
+	}
+	if out.Operator == "in" || out.Operator == "not-in" {
+		slices.Sort(out.Values)
+		out.Values = slices.Compact(out.Values)
+	}
+	return out
 }
 
 func compareConstraints(a, b *controlv1.Constraint) int {
@@ -99,7 +113,13 @@ func canonicalWord(s string, known []string) string {
 
 func normaliseContainer(c *controlv1.ContainerSpec) {
 	c.Image = strings.TrimSpace(c.Image)
-	c.RestartPolicy = orElse(strings.ToLower(strings.TrimSpace(c.RestartPolicy)), "no")
+	c.RestartPolicy = strings.ToLower(strings.TrimSpace(c.RestartPolicy))
+	c.User = strings.TrimSpace(c.User)
+	c.CapAdd, c.CapDrop = normaliseWords(c.CapAdd, asks.Capability), normaliseWords(c.CapDrop, asks.Capability)
+	c.SecurityOpt = normaliseWords(c.SecurityOpt, asks.SecurityOption)
+	c.PidsLimit = max(c.PidsLimit, -1)
+	c.StopSignal = strings.ToUpper(strings.TrimSpace(c.StopSignal))
+	normaliseOptions(c)
 	for _, p := range c.Ports {
 		p.Protocol = protocolOf(p.Protocol)
 	}
@@ -110,7 +130,7 @@ func normaliseContainer(c *controlv1.ContainerSpec) {
 		case a.ContainerPort != b.ContainerPort:
 			return int(a.ContainerPort) - int(b.ContainerPort)
 		}
-		return strings.Compare(a.Protocol, b.Protocol)
+		return cmp.Or(strings.Compare(a.Protocol, b.Protocol), strings.Compare(a.Address, b.Address))
 	})
 	for _, v := range c.Volumes {
 		v.HostPath, v.ContainerPath = cleanPath(v.HostPath), cleanPath(v.ContainerPath)
@@ -122,6 +142,20 @@ func normaliseContainer(c *controlv1.ContainerSpec) {
 	}
 }
 
+// normaliseWords applies the function word to each entry of a list and sorts the list, because its order has
+// no meaning.
+func normaliseWords(list []string, word func(string) string) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]string, len(list))
+	for i, w := range list {
+		out[i] = word(w)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 func cleanPath(p string) string {
 	if p == "" {
 		return ""
@@ -131,7 +165,7 @@ func cleanPath(p string) string {
 
 func normaliseCompose(c *controlv1.ComposeSpec) {
 	if isGit(c) {
-		c.SourceType, c.InlineYaml = sourceGit, ""
+		c.SourceType, c.InlineYaml, c.MainFile = sourceGit, "", ""
 		c.GitRepo, c.GitRef = strings.TrimSpace(c.GitRepo), strings.TrimSpace(c.GitRef)
 	} else {
 		c.SourceType, c.GitRepo, c.GitRef, c.GitCredentials = sourceInline, "", "", ""
@@ -143,7 +177,8 @@ func normaliseCompose(c *controlv1.ComposeSpec) {
 	}
 }
 
-// normaliseVMSpec leaves one form of the VM: vm, or the reserved key with vm as its copy for views.
+// normaliseVMSpec leaves only one form of the VM: the field vm, or the VM under the reserved metadata key, of
+// which vm is then a copy for views.
 func normaliseVMSpec(s *controlv1.WorkloadSpec) {
 	v, fromMetadata := vmOf(s)
 	if v == nil {
@@ -165,7 +200,7 @@ func normaliseVMSpec(s *controlv1.WorkloadSpec) {
 	for i, n := range vm.Networks {
 		n.Bridge, n.StaticIp = v.Networks[i].Network, v.Networks[i].IpAddress
 		if n.StaticIp == "" {
-			n.Dhcp = true // the contract's default
+			n.Dhcp = true // default value according to the contract
 		}
 	}
 	if v.CloudInitConfig == nil {

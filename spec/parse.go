@@ -8,39 +8,79 @@ import (
 	"strings"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/engine"
 )
 
-// Limits of the input.
+// Limits of the input of Parse.
 const (
-	// MaxSpec is the largest encoded WorkloadSpec, in bytes (RULES, "Sizes").
+	// MaxSpec is the largest encoded WorkloadSpec, in bytes (docs/RULES.md, "Sizes").
 	MaxSpec = 512 << 10
 	// MaxFile is the largest text that Parse accepts, in bytes.
 	MaxFile = 4 << 20
 )
 
-// Options of Parse.
+// Options holds the optional inputs of Parse.
 type Options struct {
-	// ReadFile reads the files that `compose: {file: …}` and `cloud_init: {user_data_file: …}`
-	// name, relative to the specification. If it is nil, such fields are refused: a server must not
-	// read files for a caller.
+	// ReadFile reads a file that `compose: {file: …}` and `cloud_init: {user_data_file: …}` names. The path
+	// is relative to the specification. If ReadFile is nil, such fields are refused: a server must not read
+	// files for a caller.
 	ReadFile func(path string) ([]byte, error)
-	// Name is the name of the stack that a Compose file becomes. It takes precedence over the
-	// `name` in the file, and DefaultName is used if there is neither.
-	Name, DefaultName string
-	// Env returns the variables of a Compose file, from the file .env beside it. It may be nil.
-	Env func() (map[string]string, error)
+	// Name is the name for the stack of a plain Compose file. It takes precedence over the name that Stack
+	// returns and over `name` in the file.
+	Name string
+	// Stack loads a Compose file on the machine of its author. If it is nil, variables in a Compose file are
+	// not resolved, and other files that it refers to are not read.
+	Stack func(StackText) (Stack, error)
 }
 
-// Parse reads one or more YAML or JSON documents, checks them, and returns one request for each, in
-// order. Its error is Errors: every fault of every document, with file, line and column. The
-// requests are not normalised; Prepare does that.
+// StackText is a Compose file to load: a document of its own, or the file of `compose: {file: …}`.
+type StackText struct {
+	File string // file name in the specification; empty for a document of its own
+	Text string
+	// Name and Env are the name and the environment in the specification. Env is nil for a document of its
+	// own.
+	Name string
+	Env  map[string]string
+}
+
+// Stack is the result of loading a Compose file: the name of the stack, the environment that it
+// needs, and the files beside the Compose file.
+type Stack struct {
+	Name string
+	Env  map[string]string
+	// MainFile is the name of the Compose file in its folder; empty if the file has no folder. Files is the
+	// archive of the files beside it that the stack needs; nil if it needs none.
+	MainFile string
+	Files    []byte
+}
+
+// Parse reads one or more YAML or JSON documents, checks them, and returns one request for each, in order.
+// Its error is Errors, with file, line and column of every fault in every document. The requests are not
+// normalised; Prepare does that.
 func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloadRequest, error) {
+	docs, err := Documents(file, data, options)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*controlv1.ApplyWorkloadRequest, len(docs))
+	for i := range docs {
+		out[i] = docs[i].Request
+	}
+	return out, nil
+}
+
+// Documents does the same as Parse, but also returns the positions of all fields, so that later errors can be
+// located in the file.
+func Documents(file string, data []byte, options Options) ([]Document, error) {
 	var all Errors
 	if len(data) > MaxFile {
 		all = append(all, FieldError{File: file, Rule: fmt.Sprintf("file is %d bytes, at most %d are read", len(data), MaxFile)})
 		return nil, all
 	}
-	var out []*controlv1.ApplyWorkloadRequest
+	if line, column, rule := engine.NotText(data); rule != "" {
+		return nil, append(all, FieldError{File: file, Line: line, Column: column, Rule: rule})
+	}
+	var out []Document
 	ids := map[string]int{}
 	for _, c := range documents(strings.TrimPrefix(string(data), "\ufeff")) {
 		if len(all) >= maxErrors {
@@ -74,6 +114,7 @@ func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloa
 				req = d.stack(n, c)
 			} else {
 				req = d.document(n)
+				d.fileStack(req)
 			}
 			if len(d.errs) == 0 {
 				d.validate(req)
@@ -91,10 +132,19 @@ func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloa
 			}
 			d.errs.byPlace()
 			for _, e := range d.errs {
-				e.File = file
+				if e.File == "" {
+					e.File = file
+				}
 				all = append(all, e)
 			}
-			out = append(out, req)
+			doc := Document{Request: req, file: file, places: d.places}
+			if text := req.GetSpec().GetCompose().GetInlineYaml(); text != "" {
+				doc.stack = stackPlace{text, d.beside, d.inline}
+				if isCompose {
+					doc.stack.lines = c.line
+				}
+			}
+			out = append(out, doc)
 		}
 	}
 	if len(out) == 0 && len(all) == 0 {
@@ -106,7 +156,7 @@ func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloa
 	return out, nil
 }
 
-// addMissed adds those faults whose position has no fault yet.
+// addMissed adds those of the given faults to d.errs at whose line and column no fault is reported yet.
 func (d *decoder) addMissed(faults Errors) {
 	for _, f := range faults {
 		near := func(e FieldError) bool { return e.Line == f.Line && e.Column == f.Column }
@@ -121,22 +171,27 @@ type place struct {
 	shown     string
 }
 
-// decoder turns one document into a request. It records the position of each field, so that faults
-// found by Validate get a line.
+// decoder turns one document into a request. It records the position of each field, so that the faults that
+// Validate finds later get a line.
 type decoder struct {
 	file    string
 	options Options
 	errs    Errors
-	places  map[string]place  // by wire path
-	seen    map[string]string // wire path to the name that was used in the document
+	places  map[string]place  // positions of the fields, by wire path
+	seen    map[string]string // for each wire path: the name that the author used for the field
+	beside  string            // the file that compose.file names
+	envFile map[string]string // variables of env_file
+	inline  int               // number of lines before the text of compose.inline, see stackPlace
 
-	// Used only to generate the schema (schema.go).
+	// The next fields are used only to generate the JSON Schema (schema.go).
 	notes   map[string]note
-	defs    *definitions // shared schemas of fields
+	defs    *definitions // schemas that are used by several fields
 	visited func(wire string)
+	// documented is called with each field and its schema.
+	documented func(f *field, s object)
 }
 
-// where is a path in the document: the wire path and the path as the author wrote it.
+// where is the path of a value in a document: in wire names, and as the author wrote it.
 type where struct{ wire, shown string }
 
 func (a where) index(i int) where {
@@ -153,8 +208,8 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// field is a possible entry of a mapping. names holds our name first, then those of the wire and of
-// other tools, separated by blanks. set is called with the name that was used.
+// field is an entry that a mapping may have. names holds, separated by blanks, our name of the field, then
+// its name in the API and in other tools. set is called with the name that the document uses.
 type field struct {
 	names string
 	wire  string
@@ -163,14 +218,14 @@ type field struct {
 
 func (d *decoder) fail(n *node, at where, rule, value string) {
 	if n.probe != nil {
-		return // a probe has no value
+		return // a probe (schema.go) stands for any value, so there is none to check
 	}
 	if len(d.errs) < maxErrors {
 		d.errs = append(d.errs, FieldError{Line: n.line, Column: n.col, Field: at.shown, Rule: rule, Value: value, path: at.wire})
 	}
 }
 
-// object decodes a mapping with a table of fields.
+// object decodes a mapping. fields lists the entries that it may have.
 func (d *decoder) object(n *node, here where, fields []field) {
 	if n.probe != nil {
 		n.probe.object(d, n.kind, fields)
@@ -198,7 +253,7 @@ func (d *decoder) object(n *node, here where, fields []field) {
 		if f == nil {
 			if len(d.errs) < maxErrors {
 				d.errs = append(d.errs, FieldError{Line: e.line, Column: e.col, Field: here.shown,
-					Rule: fmt.Sprintf("unknown field %q", shorten(e.key)), Suggestion: nearest(name, known)})
+					Rule: fmt.Sprintf("unknown field %q", shorten(e.key)), Suggestion: engine.Nearest(name, known)})
 			}
 			continue
 		}
@@ -208,7 +263,7 @@ func (d *decoder) object(n *node, here where, fields []field) {
 			continue
 		}
 		if e.value.kind == null {
-			continue // null leaves the field unset
+			continue // null: the field is not set
 		}
 		d.seen[f.wire] = sub.shown
 		d.places[f.wire] = place{e.value.line, e.value.col, sub.shown}
@@ -216,7 +271,7 @@ func (d *decoder) object(n *node, here where, fields []field) {
 	}
 }
 
-// snake converts the lowerCamelCase of protobuf's JSON to wire names.
+// snake converts a lowerCamelCase name of protobuf's JSON to the snake_case name of the API.
 func snake(s string) string {
 	if len(s) > 64 || strings.IndexFunc(s, func(r rune) bool { return r >= 'A' && r <= 'Z' }) < 0 {
 		return s
@@ -234,7 +289,7 @@ func snake(s string) string {
 	return b.String()
 }
 
-// list calls item for each entry of a list.
+// list reads a list from a document and calls item for each entry.
 func (d *decoder) list(n *node, here where, item func(n *node, at where)) {
 	if n.probe != nil {
 		n.probe.takes(n.kind == sequence, func() object {
@@ -300,14 +355,14 @@ func (d *decoder) boolean(n *node, here where) bool {
 	return false
 }
 
-// words reads a list of strings.
+// words reads a list of strings from a document.
 func (d *decoder) words(n *node, here where) []string {
 	var out []string
 	d.list(n, here, func(n *node, at where) { out = append(out, d.str(n, at)) })
 	return out
 }
 
-// pairs reads a map of strings: a mapping, or a list of KEY=VALUE.
+// pairs reads a map of strings: a mapping, or a list of KEY=VALUE strings.
 func (d *decoder) pairs(n *node, here where, secret bool) map[string]string {
 	if n.probe != nil {
 		n.probe.takes(n.kind != scalar, func() object { return pairsOf(n.kind) })
@@ -359,7 +414,7 @@ func (d *decoder) pairs(n *node, here where, secret bool) map[string]string {
 	return out
 }
 
-// place returns the position of a field by its wire path, or that of the nearest enclosing field.
+// place returns the position of a field by its wire path, or of the nearest field around it.
 func (d *decoder) place(path string) place {
 	for p := path; p != ""; {
 		if at, ok := d.places[p]; ok {

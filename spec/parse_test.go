@@ -22,10 +22,10 @@ func parseOne(t *testing.T, text string) *controlv1.ApplyWorkloadRequest {
 	t.Helper()
 	got, err := Parse("t.yaml", []byte(text), Options{})
 	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
+		t.Fatalf("Parse returned %v\n%s", err, text)
 	}
 	if len(got) != 1 {
-		t.Fatalf("%d requests", len(got))
+		t.Fatalf("Parse returned %d requests, want 1", len(got))
 	}
 	return got[0]
 }
@@ -91,25 +91,25 @@ func wire(t *testing.T, text string) *controlv1.ApplyWorkloadRequest {
 func same(t *testing.T, got, want proto.Message) {
 	t.Helper()
 	if !proto.Equal(got, want) {
-		t.Errorf("got  %v\nwant %v", protojson.Format(got), protojson.Format(want))
+		t.Errorf("Parse returned\n     %v\nwant %v", protojson.Format(got), protojson.Format(want))
 	}
 }
 
 func TestFlatAndWireFormsAgree(t *testing.T) {
 	want := wire(t, everyFieldWire)
-	t.Run("flat YAML", func(t *testing.T) { same(t, parseOne(t, everyField), want) })
-	t.Run("snake_case JSON", func(t *testing.T) { same(t, parseOne(t, everyFieldWire), want) })
-	t.Run("protojson", func(t *testing.T) {
+	t.Run("YAML with flat fields", func(t *testing.T) { same(t, parseOne(t, everyField), want) })
+	t.Run("JSON in snake case", func(t *testing.T) { same(t, parseOne(t, everyFieldWire), want) })
+	t.Run("JSON as protobuf writes it", func(t *testing.T) {
 		same(t, parseOne(t, "\t"+protojson.MarshalOptions{Multiline: true, Indent: "\t"}.Format(want)), want)
 	})
-	t.Run("environment as a list", func(t *testing.T) {
+	t.Run("an environment as a list", func(t *testing.T) {
 		text := strings.Replace(everyField, `{A: 1, B: true, C: "x y", D: }`, `[A=1, B=true, "C=x y", D=]`, 1)
 		same(t, parseOne(t, text), want)
 	})
 }
 
 func TestEveryFieldOfTheWireHasAName(t *testing.T) {
-	// A new field of the API must be added here too.
+	// This list has every field of the API. Add a new field here.
 	known := map[string]bool{}
 	d := &decoder{places: map[string]place{}, seen: map[string]string{}}
 	for _, f := range d.specFields(&controlv1.WorkloadSpec{}, &arms{}) {
@@ -120,62 +120,62 @@ func TestEveryFieldOfTheWireHasAName(t *testing.T) {
 	fields := (&controlv1.WorkloadSpec{}).ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
 		if name := string(fields.Get(i).Name()); !known[name] {
-			t.Errorf("WorkloadSpec.%s cannot be written in a file", name)
+			t.Errorf("the field WorkloadSpec.%s must be settable in a file, but is not", name)
 		}
 	}
 }
 
-func TestOtherForms(t *testing.T) {
-	t.Run("compose", func(t *testing.T) {
+func TestOtherFormsOfADocument(t *testing.T) {
+	t.Run("a Compose file in the document", func(t *testing.T) {
 		req := parseOne(t, "id: s\ncompose:\n  git: https://example.com/a.git#main\n  env: [A=b]\n")
 		same(t, req.Spec.GetCompose(), &controlv1.ComposeSpec{SourceType: "git", GitRepo: "https://example.com/a.git", GitRef: "main", Env: map[string]string{"A": "b"}})
 		req = parseOne(t, "id: s\ncompose:\n  git: {repo: 'git@example.com:a/b.git', ref: v1}\n")
 		same(t, req.Spec.GetCompose(), &controlv1.ComposeSpec{SourceType: "git", GitRepo: "git@example.com:a/b.git", GitRef: "v1"})
 	})
-	t.Run("compose from a repository on the node", func(t *testing.T) {
+	t.Run("a Compose file from a repository on the node", func(t *testing.T) {
 		req := parseOne(t, "id: s\ncompose:\n  git: {repo: 'file:///srv/s.git', credentials: team}\n")
 		same(t, req.Spec.GetCompose(), &controlv1.ComposeSpec{SourceType: "git", GitRepo: "file:///srv/s.git", GitCredentials: "team"})
 	})
-	t.Run("vm", func(t *testing.T) {
+	t.Run("a virtual machine", func(t *testing.T) {
 		req := parseOne(t, "id: v\nvm:\n  cpus: 2\n  memory: 2Gi\n  image: /i.qcow2\n  disks: [{size: 10Gi}, {device: vdc}]\n  networks: [br0, {network: lan, ip: 10.0.0.5}]\n  cloud_init: |\n    #cloud-config\n    a: b\n")
 		same(t, req.Spec.GetVm(), &controlv1.VMSpec{Vcpus: 2, MemoryMb: 2048, OsImage: "/i.qcow2",
 			Disks:     []*controlv1.DiskConfig{{SizeGb: 10}, {MountPoint: "vdc"}},
 			Networks:  []*controlv1.NetworkConfig{{Bridge: "br0", Dhcp: true}, {Bridge: "lan", StaticIp: "10.0.0.5"}},
 			CloudInit: &controlv1.CloudInitConfig{UserData: "#cloud-config\na: b\n"}})
 	})
-	t.Run("vm with a login and a pool", func(t *testing.T) {
+	t.Run("a virtual machine with a login and a pool", func(t *testing.T) {
 		req := parseOne(t, "id: v\nvm:\n  cpus: 1\n  memory: 1Gi\n  disks: [{size: 1Gi, pool: fast}]\n  login: {user: ops, ssh_keys: ['ssh-ed25519 AAAA me']}\n")
 		same(t, req.Spec.GetVm(), &controlv1.VMSpec{Vcpus: 1, MemoryMb: 1024, Disks: []*controlv1.DiskConfig{{SizeGb: 1, PoolName: "fast"}},
 			Login: &controlv1.VMLogin{User: "ops", SshAuthorizedKeys: []string{"ssh-ed25519 AAAA me"}}})
 		sent := agentVM("v", req.Spec)
 		if d := sent.GetDisks()[0]; d.GetPool() != "fast" || d.GetPath() != "" {
-			t.Errorf("the agent is sent disk %v, want it in the pool and without a path", d)
+			t.Errorf("the agent is sent the disk %v, want it in the storage pool and without a path", d)
 		}
 		if sent.GetLogin().GetUser() != "ops" {
-			t.Errorf("the agent is sent login %v", sent.GetLogin())
+			t.Errorf("the agent is sent login %v, want user ops", sent.GetLogin())
 		}
 	})
-	t.Run("desired state only", func(t *testing.T) {
+	t.Run("a document with only a desired state", func(t *testing.T) {
 		req := parseOne(t, "id: web\ndesired: stop\n")
 		if req.Spec != nil || req.DesiredState != "stop" {
-			t.Errorf("%v", req)
+			t.Errorf("Parse returned the request %v, want no specification and the desired state stop", req)
 		}
 	})
-	t.Run("anchors and merges", func(t *testing.T) {
+	t.Run("a document with anchors and merge keys", func(t *testing.T) {
 		text := "id: a\ncontainer: &c\n  image: x\n  env: &e {A: one, B: two}\n---\nid: b\ncontainer:\n  image: y\n  env:\n    <<: &d {A: base, C: three}\n    A: own\n"
 		got, err := Parse("t", []byte(text), Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if env := got[1].Spec.GetContainer().Env; len(env) != 2 || env["A"] != "own" || env["C"] != "three" {
-			t.Errorf("%v", env)
+			t.Errorf("the merged environment is %v, want A=own and C=three only", env)
 		}
 		env := parseOne(t, "id: a\ncontainer:\n  image: x\n  env:\n    <<: {A: base, <<: {A: below, B: two}}\n    C: own\n").Spec.GetContainer().Env
 		if len(env) != 3 || env["A"] != "base" || env["B"] != "two" || env["C"] != "own" {
-			t.Errorf("merges in a merge: %v", env)
+			t.Errorf("YAML merge keys inside a merged mapping must work, but: %v", env)
 		}
 	})
-	t.Run("files", func(t *testing.T) {
+	t.Run("a Compose file that the document names", func(t *testing.T) {
 		read := func(p string) ([]byte, error) {
 			if p == "stack.yml" {
 				return []byte("services: {a: {image: x}}"), nil
@@ -184,90 +184,119 @@ func TestOtherForms(t *testing.T) {
 		}
 		got, err := Parse("t", []byte("id: s\ncompose: {file: stack.yml}\n"), Options{ReadFile: read})
 		if err != nil || got[0].Spec.GetCompose().InlineYaml != "services: {a: {image: x}}" {
-			t.Errorf("%v %v", got, err)
+			t.Errorf("Parse returned %v, error %v, want 3 requests, the last for workload c", got, err)
 		}
 		_, err = Parse("t", []byte("id: s\ncompose: {file: no.yml}\n"), Options{ReadFile: read})
 		if err == nil || !strings.Contains(err.Error(), "cannot be read") {
-			t.Errorf("%v", err)
+			t.Errorf("Parse with a missing file returned %v, want that the file cannot be read", err)
 		}
 	})
-	t.Run("list of documents, BOM, comments, end marks", func(t *testing.T) {
+	t.Run("a list of documents with a byte order mark, comments and end marks", func(t *testing.T) {
 		got, err := Parse("t", []byte("\ufeff# c\n---\n- {id: a, desired: stop}\n- {id: b, desired: stop}\n...\n--- {id: c, desired: stop}\n---\n"), Options{})
 		if err != nil || len(got) != 3 || got[2].WorkloadId != "c" {
-			t.Errorf("%v %v", got, err)
+			t.Errorf("Parse returned %v, error %v", got, err)
 		}
 	})
 }
 
 func TestParseErrors(t *testing.T) {
 	container := func(line string) string { return "id: web\ncontainer:\n  image: nginx\n  " + line + "\n" }
+	vm := func(line string) string { return "id: vm\nvm:\n  cpus: 1\n  memory: 1Gi\n  " + line + "\n" }
 	cases := []struct{ name, text, want string }{
-		{"unknown field", "id: web\ncontainer:\n  imge: nginx\n", `t.yaml:3:3: container: unknown field "imge", did you mean "image"?`},
-		{"unknown field at the top", "id: web\ncontaner: {}\n", `t.yaml:2:1: unknown field "contaner", did you mean "container"?`},
-		{"unknown field, nothing near", "id: web\nqqqqqq: 1\n", `t.yaml:2:1: unknown field "qqqqqq"`},
-		{"unknown field in wire form", `{"workload_id":"w","spec":{"containr":{}}}`, `t.yaml:1:28: spec: unknown field "containr", did you mean "container"?`},
+		{"an unknown field", "id: web\ncontainer:\n  imge: nginx\n", `t.yaml:3:3: container: unknown field "imge", did you mean "image"?`},
+		{"an unknown field at the top level", "id: web\ncontaner: {}\n", `t.yaml:2:1: unknown field "contaner", did you mean "container"?`},
+		{"an unknown field without a similar name", "id: web\nqqqqqq: 1\n", `t.yaml:2:1: unknown field "qqqqqq"`},
+		{"an unknown field in wire form", `{"workload_id":"w","spec":{"containr":{}}}`, `t.yaml:1:28: spec: unknown field "containr", did you mean "container"?`},
 		{"syntax", "id: web\ncontainer: [\n", `t.yaml:2:12: not valid YAML or JSON`},
-		{"scalar document", "hello\n", `t.yaml:1:1: must be a mapping, not a value, got "hello"`},
+		{"Latin-1", "id: web\ncontainer: {env: {N: caf\xe9}}\n", `t.yaml:2:25: is not UTF-8: byte 0xe9; convert the file, for example: iconv -f ISO-8859-1 -t UTF-8`},
+		{"UTF-16", "\xff\xfei\x00d\x00", `t.yaml:1:1: is UTF-16`},
+		{"UTF-16 without a mark", "i\x00d\x00", `t.yaml:1:2: contains a NUL byte`},
+		{"two merge keys in one mapping", container("env:\n    <<: {A: b}\n    <<: {C: d}"), `t.yaml:6:5: << is set twice, first on line 5; merge several mappings as a list`},
+		{"a range of ports", container(`ports: ["9000-9002:80"]`), `t.yaml:4:11: container.ports[0]: must not have several host ports for one port of the container`},
+		{"a check without a program", container("user: a\nhealth_check: {command: [\"\"]}"), `t.yaml:5:25: health_check.command: must begin with a program`},
+		{"a negative UID", container(`user: "-1"`), `t.yaml:4:9: container.user: must have a UID or GID of 0 to 2147483647`},
+		{"a volume with a wrong file system", container("managed_volumes: [{name: d, size: 1Gi, path: /d, fs_type: fat}]"), `container.managed_volumes[0].fs_type: must be one of ext4, xfs`},
+		{"a volume of ceph without a size", container("managed_volumes: [{name: d, driver: ceph-rbd, path: /d}]"), `must be set: a volume of a virtual machine or of ceph-rbd`},
+		{"a device that is no disk", vm("disks: [{size: 1Gi, device: data1}]"), `t.yaml:5:31: vm.disks[0].device: must be a device name such as vda`},
+		{"an address of a group", vm("networks: [{network: lan, ip: 224.0.0.1}]"), `t.yaml:5:33: vm.networks[0].ip: must be the address of one machine`},
+		{"an address of two network cards", vm("networks: [{network: lan, ip: 10.0.0.5}, {network: lan, ip: 10.0.0.5/24}]"), `vm.networks[1].ip: is already that of`},
+		{"an address of several machines", vm("networks: [{network: lan, ip: 10.0.0.5}]\ncount: 2"), `is for one machine, and count makes 2`},
+		{"an Ethernet address of two network cards", vm("networks:\n    - {network: lan, mac: 52:54:00:00:00:01}\n    - {network: lan, mac: 52-54-00-00-00-01}"), `t.yaml:7:27: vm.networks[1].mac: is already that of`},
+		{"an Ethernet address of several machines", vm("networks: [{network: lan, mac: 52:54:00:00:00:01}]\ncount: 2"), `t.yaml:5:34: vm.networks[0].mac: is for one machine, and count makes 2`},
+		{"a multicast Ethernet address", vm("networks: [{network: lan, mac: 01:00:5e:00:00:01}]"), `t.yaml:5:34: vm.networks[0].mac: is a multicast address`},
+		{"an Ethernet address of zero", vm("networks: [{network: lan, mac: 00:00:00:00:00:00}]"), `t.yaml:5:34: vm.networks[0].mac: must not be zero`},
+		{"a text that is no Ethernet address", vm("networks: [{network: lan, mac: 52:54}]"), `t.yaml:5:34: vm.networks[0].mac: must be like 52:54:00:12:34:56, got "52:54"`},
+		{"a volume of a machine without a size", vm("managed_volumes: [{name: d, path: /d}]"), `vm.managed_volumes[0].size_gb: must be set`},
+		{"a private key", vm("login: {user: ops, ssh_keys: [\"-----BEGIN OPENSSH PRIVATE KEY-----\"]}"), `this is a private key: never send it`},
+		{"a bad name of a variable", "id: web\ncontainer:\n  image: x\n  env:\n    A: b\n    \"C D\": e\n", `t.yaml:6:5: container.env.C D: names must be`},
+		{"a document that is a scalar", "hello\n", `t.yaml:1:1: must be a mapping, not a value, got "hello"`},
 		{"nothing", "# only a comment\n", `t.yaml: holds no workload`},
-		{"empty spec", "id: web\nspec: {}\n", `t.yaml:2:7: spec: is empty`},
-		{"no id", "container: {image: x}\n", `t.yaml:1:1: workload_id: must not be empty`},
-		{"bad id", "id: -web\ncontainer: {image: x}\n", `t.yaml:1:5: id: must be a letter or digit`},
+		{"an empty specification", "id: web\nspec: {}\n", `t.yaml:2:7: spec: is empty`},
+		{"a document without an id", "container: {image: x}\n", `t.yaml:1:1: workload_id: must not be empty`},
+		{"an invalid id", "id: -web\ncontainer: {image: x}\n", `t.yaml:1:5: id: must be a letter or digit`},
 		{"desired", "id: web\ndesired: runing\n", `t.yaml:2:10: desired: must be running, stopped or deleted, got "runing", did you mean "running"?`},
-		{"set twice", "id: web\nworkload_id: x\ndesired: stop\n", `t.yaml:2:1: workload_id: is set twice, first as "id"`},
-		{"same key twice", "id: web\nid: x\ndesired: stop\n", `t.yaml:2:1: id: is set twice`},
-		{"two arms", "id: w\ncontainer: {image: x}\nvm: {cpus: 1, memory: 1Gi}\n", `t.yaml:3:6: vm: only one of container, compose and vm`},
-		{"type against arm", "id: w\ntype: vm\ncontainer: {image: x}\n", `t.yaml:2:7: type: does not match what is given, which is container, got "vm"`},
+		{"an id set under two names", "id: web\nworkload_id: x\ndesired: stop\n", `t.yaml:2:1: workload_id: is set twice, first as "id"`},
+		{"the same key twice", "id: web\nid: x\ndesired: stop\n", `t.yaml:2:1: id: is set twice`},
+		{"both container and vm", "id: w\ncontainer: {image: x}\nvm: {cpus: 1, memory: 1Gi}\n", `t.yaml:3:6: vm: only one of container, compose and vm`},
+		{"a type that does not match the given alternative", "id: w\ntype: vm\ncontainer: {image: x}\n", `t.yaml:2:7: type: does not match the given alternative, which is container, got "vm"`},
 		{"type", "id: w\ntype: containr\ncontainer: {image: x}\n", `type: must be container, compose or vm, got "containr", did you mean "container"?`},
 		{"cpu", "id: w\nresources: {cpu: lots}\ncontainer: {image: x}\n", `t.yaml:2:18: resources.cpu: must be cores such as`},
-		{"cpu decimals", "id: w\nresources: {cpu: 0.0001}\ncontainer: {image: x}\n", `whole millicores`},
-		{"cpu range", "id: w\nresources: {cpu: -1}\ncontainer: {image: x}\n", `t.yaml:2:18: resources.cpu: must be 0 to 1024000 millicores, got "-1000"`},
-		{"memory unit", "id: w\nresources: {memory: 128}\ncontainer: {image: x}\n", `t.yaml:2:21: resources.memory: needs a unit, such as "128Mi", got "128"`},
-		{"memory range", "id: w\nresources: {memory: 100Pi}\ncontainer: {image: x}\n", `resources.memory: must be 0 to 67108864 MiB`},
+		{"a fraction of a millicore", "id: w\nresources: {cpu: 0.0001}\ncontainer: {image: x}\n", `whole millicores`},
+		{"a negative CPU amount", "id: w\nresources: {cpu: -1}\ncontainer: {image: x}\n", `t.yaml:2:18: resources.cpu: must be 0 to 1024000 millicores, got "-1000"`},
+		{"memory without a unit", "id: w\nresources: {memory: 128}\ncontainer: {image: x}\n", `t.yaml:2:21: resources.memory: needs a unit, such as "128Mi", got "128"`},
+		{"memory above the limit", "id: w\nresources: {memory: 100Pi}\ncontainer: {image: x}\n", `resources.memory: must be 0 to 67108864 MiB`},
 		{"image", container("") + "# x\n---\nid: b\ncontainer: {image: 'UPPER case'}\n", `t.yaml:8:20: container.image: is no image reference`},
-		{"port range", container("ports: ['70000:80']"), `t.yaml:4:11: container.ports[0]`},
-		{"port text", container("ports: [http]"), `t.yaml:4:11: container.ports[0]: must be "host:container"`},
-		{"port address", container("ports: ['127.0.0.1:80:80']"), `must not hold an address`},
+		{"a port above 65535", container("ports: ['70000:80']"), `t.yaml:4:11: container.ports[0].host_port: must be 0 to 65535`},
+		{"a port above 65535 of an address", container("ports: ['127.0.0.1:70000:80']"), `t.yaml:4:11: container.ports[0]: must be "host:container"`},
+		{"a port above 65535 beside another problem", "id: a b\ncontainer: {image: x, ports: ['70000:80/udp']}\n", `t.yaml:1:5: id: must be`},
+		{"a port that is no number", container("ports: [http]"), `t.yaml:4:11: container.ports[0]: must be "host:container"`},
+		{"a port with a wrong address", container(`ports: [{host: 80, container: 80, address: web}]`), `container.ports[0].address: must be an IP address of the node`},
 		{"duplicate host port", container("ports: ['80:80', '80:81']"), `container.ports[1]`},
 		{"protocol", container("ports: ['80:80/tpc']"), `must be one of tcp, udp, got "tpc", did you mean "tcp"?`},
+		{"restart with a count", container("restart: on-failure:3"), `t.yaml:4:12: container.restart: takes no number of attempts: write on-failure, got "on-failure:3"`},
 		{"restart", container("restart: allways"), `t.yaml:4:12: container.restart: must be one of no, always, on-failure, unless-stopped, got "allways", did you mean "always"?`},
+		{"a stop grace period above the maximum", container("stop_grace_period: 11m"), `container.stop_grace_period: must be 0 to 600, the maximum in any cluster`},
+		{"a stop grace period without a unit", container("stop_grace_period: 90"), `t.yaml:4:22: container.stop_grace_period: must be whole seconds such as 10s or 1m`},
+		{"stop grace period of zero", container("stop_grace_period: 0s"), `must be at least 1s; to kill the container at once: stop_signal: SIGKILL`},
+		{"an unknown stop signal", container("stop_signal: SIGTREM"), `container.stop_signal: must be a signal of Linux, such as SIGTERM, SIGQUIT or 15, got "SIGTREM"`},
 		{"volume", container("volumes: [data]"), `t.yaml:4:13: container.volumes[0]: must be "/host/path:/container/path"`},
-		{"relative path", container("volumes: ['data:/c']"), `must be an absolute path, got "data"`},
-		{"duplicate mount", container("volumes: ['/a:/c', '/b:/c/']"), `is already mounted by`},
+		{"a relative path of a volume", container("volumes: ['data:/c']"), `must be an absolute path, got "data"`},
+		{"two volumes at one path", container("volumes: ['/a:/c', '/b:/c/']"), `is already mounted by`},
 		{"boolean", container("privileged: yes"), `t.yaml:4:15: container.privileged: must be true or false, got "yes"`},
-		{"env entry", container("env: [SECRET]"), `t.yaml:4:9: container.env[0]: must be KEY=VALUE`},
-		{"env redacted", container("env: {PASSWORD: '***'}"), `container.env.PASSWORD: is the marker ***`},
+		{"an environment entry without a value", container("env: [SECRET]"), `t.yaml:4:9: container.env[0]: must be KEY=VALUE`},
+		{"the redaction marker as a value", container("env: {PASSWORD: '***'}"), `container.env.PASSWORD: is the marker ***`},
 		{"constraint", "id: w\nconstraints: [region]\ncontainer: {image: x}\n", `t.yaml:2:15: constraints[0]: must be like "region = eu"`},
-		{"constraint operator", "id: w\nconstraints: [a within b]\ncontainer: {image: x}\n", `must be one of =, !=, in`},
-		{"exists with value", "id: w\nconstraints: [gpu exists 2]\ncontainer: {image: x}\n", `exists takes no value`},
+		{"an unknown operator of a constraint", "id: w\nconstraints: [a within b]\ncontainer: {image: x}\n", `must be one of =, !=, in`},
+		{"the operator exists with a value", "id: w\nconstraints: [gpu exists 2]\ncontainer: {image: x}\n", `exists takes no value`},
 		{"count", "id: w\ncount: 1001\ncontainer: {image: x}\n", `t.yaml:2:8: count: must be 0 to 1000, got "1001"`},
-		{"count overflow", "id: w\ncount: 99999999999\ncontainer: {image: x}\n", `count: is out of range`},
+		{"a count that overflows", "id: w\ncount: 99999999999\ncontainer: {image: x}\n", `count: is out of range`},
 		{"priority", "id: w\npriority: 1001\ncontainer: {image: x}\n", `priority: must be -1000 to 1000`},
-		{"on_lost_lease alone", "id: w\non_lost_lease: stop\ncontainer: {image: x}\n", `on_lost_lease: is for exclusive workloads only`},
+		{"on_lost_lease of a workload that is not exclusive", "id: w\non_lost_lease: stop\ncontainer: {image: x}\n", `on_lost_lease: is for exclusive workloads only`},
 		{"compose without services", "id: w\ncompose: {inline: 'a: b'}\n", `compose.inline: must be a Compose file: it has no services`},
-		{"compose syntax", "id: w\ncompose:\n  inline: |\n    services: [\n", `compose.inline: line 1`},
-		{"git scheme", "id: w\ncompose: {git: 'ftp://host/etc'}\n", `must be an https, http, file, ssh or git URL`},
+		{"a Compose file with a syntax error", "id: w\ncompose:\n  inline: |\n    services: [\n", `compose.inline: line 1`},
+		{"a Git URL of an unsupported scheme", "id: w\ncompose: {git: 'ftp://host/etc'}\n", `must be an https, http, file, ssh or git URL`},
 		{"git file on another host", "id: w\ncompose: {git: 'file://host/etc'}\n", `must name an absolute path on the nodes`},
 		{"git credentials are a name", "id: w\ncompose: {git: {repo: 'https://h/x.git', credentials: 'user:hunter2'}}\n", `must name an entry of the agents' credentials file`},
-		{"compose file on a server", "id: w\ncompose: {file: x}\n", `files are read by persysctl only`},
+		{"compose file on a server", "id: w\ncompose: {file: x}\n", `only persysctl reads files`},
 		{"vm without memory", "id: w\nvm: {cpus: 1}\n", `vm.memory_mb: must be 1 to`},
 		{"vm device twice", "id: w\nvm: {cpus: 1, memory: 1Gi, disks: [{device: vda}, {device: vda}]}\n", `t.yaml:2:60: vm.disks[1].device: is already the device of disks[0], got "vda"`},
-		{"unknown alias", "id: *x\n", `no anchor &x`},
-		{"aliases of aliases", "id: a\nx0: &x0 [" + strings.Repeat("a,", 100) + "]\nx1: &x1 [" + strings.Repeat("*x0,", 100) + "]\nx2: [" + strings.Repeat("*x1,", 20) + "]\n", `more than 200000 values, with what aliases stand for`},
-		{"merges", "id: a\nx: &x {" + strings.Repeat("a: b, ", 100) + "}\ny: {<<: [" + strings.Repeat("*x,", 1000) + "]}\n", `more than 200000 values, with what aliases stand for`},
-		{"services that share", "id: a\ncompose:\n  inline: |\n    x: &x [" + strings.Repeat("a,", 4000) + "]\n    services:\n" + strings.Repeat("      s: {image: x, profiles: *x}\n", 400), `more than 200000 values, with what aliases stand for`},
+		{"an unknown alias", "id: *x\n", `no anchor &x`},
+		{"aliases of aliases", "id: a\nx0: &x0 [" + strings.Repeat("a,", 100) + "]\nx1: &x1 [" + strings.Repeat("*x0,", 100) + "]\nx2: [" + strings.Repeat("*x1,", 20) + "]\n", `more than 200000 values, including those that aliases stand for`},
+		{"merges", "id: a\nx: &x {" + strings.Repeat("a: b, ", 100) + "}\ny: {<<: [" + strings.Repeat("*x,", 1000) + "]}\n", `more than 200000 values, including those that aliases stand for`},
+		{"services that share a large anchor", "id: a\ncompose:\n  inline: |\n    x: &x [" + strings.Repeat("a,", 4000) + "]\n    services:\n" + strings.Repeat("      s: {image: x, profiles: *x}\n", 400), `more than 200000 values, including those that aliases stand for`},
 		{"id twice in a file", "id: w\ndesired: stop\n---\nid: w\ndesired: stop\n", `t.yaml:4:5: id: is used twice in this file, first on line 1, got "w"`},
 		{"deep", strings.Repeat("[", 100000), `nested deeper than`},
-		{"deep lists", strings.Repeat("- ", 100000), `nested deeper than`},
+		{"deeply nested lists", strings.Repeat("- ", 100000), `nested deeper than`},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Parse("t.yaml", []byte(c.text), Options{})
 			var all Errors
 			if !errors.As(err, &all) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got  %v\nwant %s", err, c.want)
+				t.Errorf("Parse returned\n     %v\nwant %s", err, c.want)
 			}
 			if got != nil {
-				t.Error("requests beside an error")
+				t.Error("after an error Parse must return no requests, but did")
 			}
 		})
 	}
@@ -285,18 +314,18 @@ func TestAllErrorsOfAllDocuments(t *testing.T) {
 		lines = append(lines, fmt.Sprint(e.Line))
 	}
 	if got := strings.Join(lines, " "); got != "2 5 6 8 11" {
-		t.Errorf("lines %s in\n%v", got, err)
+		t.Errorf("the faults are on lines %s, want 2 5 6 8 11, in\n%v", got, err)
 	}
 }
 
-func TestTooLarge(t *testing.T) {
+func TestParseRefusesLargeFiles(t *testing.T) {
 	big := "id: w\ncontainer:\n  image: x\n  env:\n    A: " + strings.Repeat("a", MaxSpec) + "\n"
 	_, err := Parse("f", []byte(big), Options{})
 	if err == nil || !strings.Contains(err.Error(), "spec: is 5243") || !strings.Contains(err.Error(), "at most 524288") {
-		t.Errorf("%.200v", err)
+		t.Errorf("Parse of a text above the limit returned %.200v, want that it is too large", err)
 	}
 	if _, err := Parse("f", make([]byte, MaxFile+1), Options{}); err == nil || !strings.Contains(err.Error(), "at most 4194304") {
-		t.Errorf("%.200v", err)
+		t.Errorf("Parse of a specification above the limit returned %.200v, want that it is too large", err)
 	}
 }
 
@@ -304,14 +333,14 @@ func TestSecretsAreNotInErrors(t *testing.T) {
 	text := "id: w\ncontainer:\n  image: x\n  env: ['hunter2-without-name']\n  bogus: 1\n---\nid: v\ncontainer: {image: x, env: {A: \"hunter2\\u0000\"}}\n---\nid: g\ncompose: {git: 'ftp://user:hunter2@host/x'}\n"
 	_, err := Parse("f", []byte(text), Options{})
 	if err == nil || strings.Contains(err.Error(), "hunter2") {
-		t.Errorf("%v", err)
+		t.Errorf("the error must not contain a secret, but does: %v", err)
 	}
 }
 
-func TestExamples(t *testing.T) {
+func TestExamplesAreValid(t *testing.T) {
 	files, err := filepath.Glob("../examples/*")
 	if err != nil || len(files) < 5 {
-		t.Fatalf("%v %v", files, err)
+		t.Fatalf("the examples are %v, error %v", files, err)
 	}
 	for _, f := range files {
 		if ext := filepath.Ext(f); ext != ".yaml" && ext != ".json" {
@@ -335,18 +364,18 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-func TestQuantities(t *testing.T) {
+func TestQuantitiesAreParsed(t *testing.T) {
 	cpus := map[string]int64{"250m": 250, "0.25": 250, "1": 1000, " 2 ": 2000, "1.5": 1500, "0": 0}
 	for text, want := range cpus {
 		if got, err := quantity.CPU(text); err != nil || got != want {
-			t.Errorf("cpu %q: %d, %v; want %d", text, got, err, want)
+			t.Errorf("the CPU quantity %q is read as %d, error %v; want %d", text, got, err, want)
 		}
 	}
 	sizes := map[string]int64{"128Mi": 128, "128m": 128, "128MB": 128, "1Gi": 1024, "1G": 1024, "1gb": 1024, "1.5GiB": 1536, "1Ti": 1 << 20, "512Ki": 1, "1": -1, "0": 0, "1b": 1, "0b": 0, "x": -1, "1e9": -1, "1e9Mi": -1, "Mi": -1, ".": -1, "99999999999999999999Pi": -1}
 	for text, want := range sizes {
 		got, err := quantity.Size(text, mib, "128Mi")
 		if (err != nil) != (want < 0) || err == nil && got != want {
-			t.Errorf("size %q: %d, %v; want %d", text, got, err, want)
+			t.Errorf("the size %q is read as %d, error %v; want %d", text, got, err, want)
 		}
 	}
 }
@@ -361,13 +390,13 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			var all Errors
 			if !errors.As(err, &all) || len(all) == 0 {
-				t.Fatalf("not Errors: %v", err)
+				t.Fatalf("the error of Parse must be of type Errors, but is: %v", err)
 			}
 			_ = err.Error()
 		}
 		for _, r := range reqs {
 			if _, err := Prepare(r, fuzzKey); err != nil {
-				t.Fatalf("parsed but not prepared: %v", err)
+				t.Fatalf("Prepare must accept every request that Parse accepted, but refused one: %v", err)
 			}
 		}
 	})

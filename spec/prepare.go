@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -10,23 +11,23 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// MaxCommand is the largest encoded body of a command, in bytes. A command with its head may have 1
-// MiB (RULES, "Sizes").
+// MaxCommand is the largest encoded body of a command, in bytes. With its head, a command may have 1 MiB
+// (docs/RULES.md, "Sizes").
 const MaxCommand = 1<<20 - 4<<10
 
-// Prepared is an apply that is ready for the log.
+// Prepared is a request whose command is ready for the log.
 type Prepared struct {
 	// Command has a body (PutWorkloads, SetDesired or DeleteWorkload). The caller sets its head:
 	// request id, epoch and time.
 	Command *commandv1.Command
-	// IDs are the ids of the workloads in the command: one, or the members of a count.
+	// IDs are the ids of the workloads in the command: one workload, or the members that `count` creates.
 	IDs []string
-	// Content is empty if only the desired state changes.
+	// Content is the content hash of the specification; empty if only the desired state changes.
 	Content string
 }
 
-// DesiredState reads the word of the contract in any case: stopped or stop, deleted or delete. Any
-// other text, also an empty one, means Running.
+// DesiredState converts a word of the contract to a desired state, in any case: "stopped" or "stop",
+// "deleted" or "delete". Any other text, including an empty one, means Running.
 func DesiredState(word string) fsm.Desired {
 	switch strings.ToLower(strings.TrimSpace(word)) {
 	case "stopped", "stop":
@@ -37,10 +38,64 @@ func DesiredState(word string) fsm.Desired {
 	return fsm.DesiredRunning
 }
 
-// Prepare turns a request into a command: it checks and normalises the request, computes its
-// content, seals its secrets and makes the members of a count. The request is not changed. Errors
-// are ErrBlankID, Errors (with every fault) or ErrNoKey.
+// Prepare turns a request into a command: it checks and normalises the request, computes its content, seals
+// its secrets and makes the members that `count` asks for. The request is not changed. It returns ErrBlankID,
+// Errors (with every fault) or ErrNoKey.
 func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) {
+	return PrepareWith(req, key, Defaults{})
+}
+
+// Defaults are the resources of a container or a stack that sets none, in millicores and MiB; 0 means no
+// default.
+type Defaults struct {
+	CPU, Memory int64
+	// Limits loads an inline Compose stack and returns the sums of its services' limits. If it is nil, or
+	// returns nil, the limits are read from the text of the Compose file. Limits that are variables or in
+	// included files are then not found.
+	Limits func() (*Limits, error)
+	// Cluster is the cluster id. Agents derive the Ethernet addresses of virtual machines from it. Empty means
+	// that the addresses are unknown.
+	Cluster string
+}
+
+// Limits are sums of the limits of services, in millicores and MiB; 0 = no limit.
+type Limits struct{ CPU, Memory int64 }
+
+// limits returns the limits of a loaded stack; nil for other workloads.
+func (d Defaults) limits(s *controlv1.WorkloadSpec) (*Limits, error) {
+	if d.Limits == nil || s.GetType() != TypeCompose || isGit(s.GetCompose()) {
+		return nil, nil
+	}
+	return d.Limits()
+}
+
+// into adds the default resources d to the normalised specification of a workload. loaded has the
+// limits of a loaded stack; nil for other workloads.
+func (d Defaults) into(id string, s *controlv1.WorkloadSpec, loaded *Limits) {
+	if d.CPU == 0 && d.Memory == 0 || s.GetType() == TypeVM {
+		return
+	}
+	has := demandWith(id, s, loaded) // the demand of a stack already includes the limits of its services
+	if has.GetCpuMillicores() == 0 {
+		s.Resources.CpuMillicores = d.CPU
+	}
+	if has.GetMemoryMib() == 0 {
+		s.Resources.MemoryMb = d.Memory
+	}
+}
+
+// demandWith does the same as DemandOf, but uses the limits of the loaded stack, unless loaded is nil.
+func demandWith(id string, s *controlv1.WorkloadSpec, loaded *Limits) *commandv1.Demand {
+	d := DemandOf(id, s)
+	if loaded != nil {
+		d.CpuMillicores = cmp.Or(s.GetResources().GetCpuMillicores(), loaded.CPU)
+		d.MemoryMib = cmp.Or(s.GetResources().GetMemoryMb(), loaded.Memory)
+	}
+	return d
+}
+
+// PrepareWith does the same as Prepare, and fills in default resources.
+func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defaults) (Prepared, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
 		return Prepared{}, ErrBlankID
@@ -51,9 +106,12 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 	}
 	desired := DesiredState(req.GetDesiredState())
 	if desired == fsm.DesiredDeleted {
-		if n := int(req.GetSpec().GetCount()); n > 0 {
-			// A count of 0 deletes all members of the group.
-			return Prepared{Command: putCommand(&commandv1.PutWorkloads{GroupOf: id, Namespace: strings.TrimSpace(req.GetSpec().GetNamespace())}), IDs: members(id, n)}, nil
+		if n, _ := membersOf(req.GetSpec()); n > 0 {
+			// A deleted group keeps no member, so the command lists none.
+			return Prepared{
+				Command: putCommand(&commandv1.PutWorkloads{GroupOf: id, ListDeleted: true, Namespace: strings.TrimSpace(req.GetSpec().GetNamespace())}),
+				IDs:     members(id, n),
+			}, nil
 		}
 		return Prepared{
 			Command: &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id}}},
@@ -69,42 +127,76 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 
 	s := req.Spec.CloneVT()
 	Normalise(s)
-	ids, put := []string{id}, &commandv1.PutWorkloads{}
-	if n := int(s.Count); n > 0 {
-		ids = members(id, n)
-		// A member is stored as a single workload.
-		put.Update = updatePolicy(s.GetUpdate())
-		s.Count, s.Group, s.Update, put.GroupOf = 0, id, nil, id
+	loaded, err := defaults.limits(s)
+	if err != nil {
+		return Prepared{}, err
 	}
-	// The namespace is stored in the record. The state machine determines it if the request names
-	// none.
+	defaults.into(id, s, loaded)
+	if s.GetCron().GetSuspend() {
+		desired, s.Cron.Suspend = fsm.DesiredStopped, false // the record has the desired state; a suspended cron is stopped
+	}
+	ids, put := []string{id}, &commandv1.PutWorkloads{}
+	if n, ok := membersOf(s); ok {
+		if n == 0 {
+			// With `count: 0` no member runs, and the stopped first member keeps the specification.
+			n, desired = 1, fsm.DesiredStopped
+		}
+		ids = members(id, n)
+		// Each member is stored as a workload of its own, without `count`.
+		put.Update, put.ListDeleted = updatePolicy(s.GetUpdate()), true
+		s.Count, s.Group, s.Update, put.GroupOf = nil, id, nil, id
+		if s.Job != nil {
+			s.Job.Completions = nil
+		}
+	}
+	if OnEveryNode(s) {
+		put.Update = systemUpdate(s)
+		s.Group, s.Update = "", nil
+	}
+	// The namespace is stored in the workload's record, not in the specification. If the request names none,
+	// the state machine determines it.
 	namespace := s.Namespace
 	s.Namespace = ""
+	files, err := withFiles(s.GetCompose(), req.GetFiles(), key)
+	if err != nil {
+		return Prepared{}, err
+	}
+	if files != nil {
+		put.Bundles = []*commandv1.Bundle{files}
+	}
 	content, err := contentWith(s, key, image)
 	if err != nil {
 		return Prepared{}, err
 	}
-	demand := DemandOf(s) // shared by all members, because commands are not modified
-	size := 0
+	demand := demandWith(id, s, loaded) // all members may share one demand, because commands are never modified
+	size := len(files.GetData())
 	for i, member := range ids {
 		plain := s
 		if i < len(ids)-1 {
 			plain = s.CloneVT()
+		}
+		if s.GetType() == TypeVM {
+			if member != id {
+				demand = DemandOf(member, plain) // the paths of a member's disks may contain its id
+			}
+			demand.MacAddresses = guestMACs(defaults.Cluster, member, plain)
 		}
 		stored, err := sealInPlace(member, plain, key)
 		if err != nil {
 			return Prepared{}, err
 		}
 		if size += len(stored); size > MaxCommand {
-			return Prepared{}, tooLarge(len(ids), len(stored)*len(ids))
+			return Prepared{}, tooLarge(len(ids), len(stored)*len(ids)+len(files.GetData()))
 		}
 		put.Workloads = append(put.Workloads, &commandv1.WorkloadPut{
 			Id: member, Spec: stored, Content: content, CallerRevision: req.GetRevisionId(),
-			Demand: demand, Desired: string(desired), Namespace: namespace,
+			Demand: demand, Desired: string(desired), Namespace: namespace, DiscardData: req.GetDiscardData(),
+			MaxAttempts: maxAttempts(plain),
+			Bundle:      files.GetDigest(),
 		})
 	}
 	cmd := putCommand(put)
-	// The exact size costs as much as encoding, so it is computed only near the limit.
+	// The exact size takes as long to compute as the encoding, so it is computed only near the limit.
 	if size > MaxCommand/4 || len(ids) > 1 {
 		if n := cmd.SizeVT(); n > MaxCommand {
 			return Prepared{}, tooLarge(len(ids), n)
@@ -130,10 +222,10 @@ func tooLarge(count, size int) error {
 	if count > 1 {
 		e.addf("spec.count", strconv.Itoa(count), "makes a command of %d bytes, at most %d: use a smaller count or specification", size, MaxCommand)
 	} else {
-		e.addf("spec", "", "is %d bytes with its secrets sealed, at most %d", size, MaxCommand)
+		e.addf("spec", "", "is %d bytes with its secrets and files sealed, at most %d", size, MaxCommand)
 	}
 	return e
 }
 
-// memberID returns the id of the i-th workload of a count, from 0.
+// memberID returns the id of member number i of a group, counted from 0.
 func memberID(id string, i int) string { return fmt.Sprintf("%s-%d", id, i) }

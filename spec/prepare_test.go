@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash"
 	"os"
+	"slices"
 	"sort"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/engine"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 )
@@ -34,7 +36,7 @@ func testKey(t *testing.T) *pki.Key {
 	return k
 }
 
-// fixedKey has a constant content hash, for golden contents.
+// fixedKey is a key with constant content hashes, so that golden files can hold contents.
 type fixedKey struct{}
 
 var fuzzKey fixedKey
@@ -76,7 +78,7 @@ const (
 	vm    = "id: v\nvm:\n  cpus: 2\n  memory: 1Gi\n  disks: [{}, {size: 5Gi}]\n  networks: [default]\n  cloud_init: {user_data: '#cloud-config'}\n  managed_volumes: [{name: d, size: 3Gi, path: /d}]\n"
 )
 
-// vmB64 is the same VM as vm in the agent API.
+// vmB64 returns the same VM as the function vm, in the form of the agent API as base64.
 func vmB64() string {
 	return base64.StdEncoding.EncodeToString([]byte(`{"vcpus":2,"memory_mb":1024,"disks":[{"device":"vda","size_gb":20},{"device":"vdb","size_gb":5,"format":"qcow2"}],
 	"networks":[{"network":"default"}],"cloud_init":"#cloud-config","managed_volumes":[{"name":"d","size_gb":3,"mount_path":"/d"}],"unheard_of":1}`))
@@ -86,8 +88,8 @@ func withB64() *controlv1.WorkloadSpec {
 	return &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: vmB64()}}
 }
 
-// The golden contents must not change, because agents compare them with workloads that they started
-// long ago. New lines may be added.
+// TestContentGolden: golden contents must not change, because agents compare them with workloads that they
+// started long ago. New lines may be added.
 func TestContentGolden(t *testing.T) {
 	got := map[string]string{
 		"web": contentOf(t, specOf(t, web)), "stack": contentOf(t, specOf(t, stack)), "git": contentOf(t, specOf(t, gitS)),
@@ -109,37 +111,39 @@ func TestContentGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text != string(want) {
-		t.Errorf("got\n%swant\n%s", text, want)
+		t.Errorf("the contents are\n%swant\n%s", text, want)
 	}
 }
 
-func TestWhatContentCovers(t *testing.T) {
+func TestContentHashCoversTheseFields(t *testing.T) {
 	base := contentOf(t, specOf(t, web))
 	cases := []struct {
 		name, from, to string
 		changes        bool
 	}{
 		{"image", "image: nginx", "image: nginx:1", true},
-		{"default tag", "image: nginx", "image: docker.io/library/nginx:latest", false},
-		{"environment value", "A: one", "A: uno", true},
-		{"environment order", "{A: one, B: two}", "{B: two, A: one}", false},
-		{"environment key", "A: one", "AA: one", true},
+		{"an image without and with the default tag", "image: nginx", "image: docker.io/library/nginx:latest", false},
+		{"another environment value", "A: one", "A: uno", true},
+		{"the order of environment entries", "{A: one, B: two}", "{B: two, A: one}", false},
+		{"another environment key", "A: one", "AA: one", true},
 		{"port", "80:8080", "81:8080", true},
-		{"port order and default protocol", "['80:8080', '53:53/udp']", "['53:53/UDP', '80:8080/tcp']", false},
+		{"the order of ports and the default protocol", "['80:8080', '53:53/udp']", "['53:53/UDP', '80:8080/tcp']", false},
 		{"volume", ":/c:ro", ":/c", true},
-		{"path spelling", "/h:/c:ro", "/h/:/c/.:ro", false},
+		{"another spelling of a path", "/h:/c:ro", "/h/:/c/.:ro", false},
 		{"metadata", "app: web", "app: shop", true},
-		{"blank metadata", "{app: web}", "{app: web, x: ''}", false},
-		{"our own metadata", "{app: web}", "{app: web, persys.node_id: n}", false},
-		{"cpu limit", "cpu: 250m", "cpu: 251m", true},
-		{"cpu spelling", "cpu: 250m", "cpu: 0.25", false},
-		{"memory limit", "memory: 64Mi", "memory: 65Mi", true},
-		{"disk is placement", "cpu: 250m", "disk: 5Gi, cpu: 250m", false},
+		{"a blank metadata entry", "{app: web}", "{app: web, x: ''}", false},
+		{"a metadata entry with our own prefix", "{app: web}", "{app: web, persys.node_id: n}", false},
+		{"another CPU limit", "cpu: 250m", "cpu: 251m", true},
+		{"another spelling of the CPU limit", "cpu: 250m", "cpu: 0.25", false},
+		{"another memory limit", "memory: 64Mi", "memory: 65Mi", true},
+		{"disk size, which only placement reads", "cpu: 250m", "disk: 5Gi, cpu: 250m", false},
 		{"command", "image: nginx", "image: nginx\n  command: [a]", true},
 		{"restart", "image: nginx", "image: nginx\n  restart: always", true},
-		{"default restart", "image: nginx", "image: nginx\n  restart: 'no'", false},
+		{"the restart policy no", "image: nginx", "image: nginx\n  restart: 'no'", true},
 		{"privileged", "image: nginx", "image: nginx\n  privileged: true", true},
-		{"managed volume", "image: nginx", "image: nginx\n  managed_volumes: [{name: a, path: /a}]", true},
+		{"a stop grace period", "image: nginx", "image: nginx\n  stop_grace_period: 90s", true},
+		{"a stop signal", "image: nginx", "image: nginx\n  stop_signal: SIGQUIT", true},
+		{"a managed volume", "image: nginx", "image: nginx\n  managed_volumes: [{name: a, path: /a}]", true},
 		{"id", "id: web", "id: other", false},
 		{"desired", "id: web", "id: web\ndesired: stopped", false},
 		{"revision", "id: web", "id: web\nrevision: r2", false},
@@ -155,45 +159,45 @@ func TestWhatContentCovers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			text := strings.Replace(web, c.from, c.to, 1)
 			if text == web {
-				t.Fatal("the case changes nothing")
+				t.Fatal("the case of this test must change the document, but does not")
 			}
 			if got := contentOf(t, specOf(t, text)) != base; got != c.changes {
-				t.Errorf("changes: %v, want %v", got, c.changes)
+				t.Errorf("the content changes: %v, want %v", got, c.changes)
 			}
 		})
 	}
-	t.Run("either form of a VM", func(t *testing.T) {
+	t.Run("both forms of a VM have the same content", func(t *testing.T) {
 		if contentOf(t, withB64()) != contentOf(t, specOf(t, vm)) {
-			t.Error("differ")
+			t.Error("the two forms of a VM must have the same content, but differ")
 		}
 		quota := specOf(t, vm+"resources: {cpu: 1500m, memory: 4Gi}\n")
 		inKey := withB64()
 		inKey.Resources = quota.Resources
 		if contentOf(t, quota) == contentOf(t, specOf(t, vm)) || contentOf(t, quota) != contentOf(t, inKey) {
-			t.Error("a CPU quota does not count")
+			t.Error("a CPU quota must change the content in both forms of a VM alike, but does not")
 		}
 		if contentOf(t, specOf(t, vm+"resources: {cpu: 2, memory: 4Gi}\n")) != contentOf(t, specOf(t, vm)) {
-			t.Error("what is no quota counts")
+			t.Error("resources without a CPU quota must not change the content, but do")
 		}
 	})
-	t.Run("either form of a Compose file", func(t *testing.T) {
+	t.Run("a Compose file as text and in base64 has the same content", func(t *testing.T) {
 		a := specOf(t, stack)
 		b := proto.CloneOf(a)
 		b.GetCompose().InlineYaml = base64.StdEncoding.EncodeToString([]byte(a.GetCompose().InlineYaml))
 		if contentOf(t, a) != contentOf(t, b) {
-			t.Error("differ")
+			t.Error("the text and its base64 form must have the same content, but differ")
 		}
 	})
-	t.Run("the key", func(t *testing.T) {
+	t.Run("the content depends on the sealing key", func(t *testing.T) {
 		s := specOf(t, web)
 		Normalise(s)
 		a, _ := Content(s, testKey(t))
 		b, _ := Content(s, testKey(t))
 		if a == b {
-			t.Error("the hash of a secret does not depend on the key")
+			t.Error("the hash of a secret must depend on the key, but does not")
 		}
 		if _, err := Content(s, nil); !errors.Is(err, ErrNoKey) {
-			t.Errorf("without a key: %v", err)
+			t.Errorf("Content of a specification with secrets and no key returned %v, want ErrNoKey", err)
 		}
 	})
 }
@@ -202,7 +206,7 @@ func put(t *testing.T, p Prepared) *commandv1.PutWorkloads {
 	t.Helper()
 	b, ok := p.Command.GetBody().(*commandv1.Command_PutWorkloads)
 	if !ok {
-		t.Fatalf("%T", p.Command.GetBody())
+		t.Fatalf("the command has type %T, want PutWorkloads", p.Command.GetBody())
 	}
 	return b.PutWorkloads
 }
@@ -215,15 +219,15 @@ func TestPrepareCount(t *testing.T) {
 	}
 	w := put(t, p)
 	if fmt.Sprint(p.IDs) != "[web-0 web-1 web-2]" || w.GroupOf != "web" || len(w.Workloads) != 3 {
-		t.Fatalf("%v %v", p.IDs, w.GroupOf)
+		t.Fatalf("the members have ids %v in group %v, want web-0 to web-2 in group web", p.IDs, w.GroupOf)
 	}
 	for i, one := range w.Workloads {
 		if one.Id != p.IDs[i] || one.Content != p.Content || one.Demand.Group != "web" || one.Desired != "Stopped" || one.CallerRevision != "r1" {
-			t.Errorf("%v", one)
+			t.Errorf("a member is stored as %v, want the group, the content and the desired state of the request", one)
 		}
 		s, err := Unseal(one.Id, one.Spec, key)
-		if err != nil || s.Count != 0 || s.Group != "web" || s.GetContainer().Env["A"] != "one" {
-			t.Errorf("%v %v", s, err)
+		if err != nil || s.Count != nil || s.Group != "web" || s.GetContainer().Env["A"] != "one" {
+			t.Errorf("the specification of a member is %v, error %v, want group web without a count", s, err)
 		}
 	}
 }
@@ -238,7 +242,7 @@ func TestPrepareOtherCommands(t *testing.T) {
 		t.Run(c.state, func(t *testing.T) {
 			p, err := Prepare(&controlv1.ApplyWorkloadRequest{WorkloadId: " w ", DesiredState: c.state}, nil)
 			if got := strings.ReplaceAll(p.Command.String(), "  ", " "); err != nil || got != c.want {
-				t.Errorf("%s, %v; want %s", got, err, c.want)
+				t.Errorf("the command is %s, error %v; want %s", got, err, c.want)
 			}
 		})
 	}
@@ -250,7 +254,7 @@ func TestPrepareDeletesAGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w := put(t, p); w.GroupOf != "web" || len(w.Workloads) != 0 || fmt.Sprint(p.IDs) != "[web-0 web-1]" {
-		t.Errorf("%v %v", w, p.IDs)
+		t.Errorf("the command is %v for ids %v, want none, and ids web-0 and web-1", w, p.IDs)
 	}
 }
 
@@ -269,34 +273,55 @@ func TestPrepareRefuses(t *testing.T) {
 		want string
 	}{
 		{"id", over(func(r *controlv1.ApplyWorkloadRequest) { r.WorkloadId = "a/b" }), `workload_id: must be a letter`},
-		{"empty spec", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{}}, "spec: is empty"},
-		{"type without arm", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: "vm"}}, "type is vm, but no vm is given"},
-		{"arm without type", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Type = "" }), "spec.type: must be container"},
-		{"alias of a type", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Type = "docker-container" }), "spec.type: must be container"},
-		{"negative memory", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.MemoryMb = -1 }), `spec.resources.memory_mb: must be 0 to 67108864 MiB, got "-1"`},
-		{"absurd disk", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.DiskGb = 1 << 40 }), "spec.resources.disk_gb: must be"},
-		{"no image", container(func(c *controlv1.ContainerSpec) { c.Image = " " }), "spec.container.image: must not be empty"},
-		{"container port", container(func(c *controlv1.ContainerSpec) { c.Ports[0].ContainerPort = 0 }), "spec.container.ports[0].container_port: must be 1 to 65535"},
-		{"two ephemeral", container(func(c *controlv1.ContainerSpec) { c.Ports = []*controlv1.Port{{ContainerPort: 1}, {ContainerPort: 1}} }), "already given an ephemeral host port"},
+		{"an empty specification", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{}}, "spec: is empty"},
+		{"a type without its alternative", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: "vm"}}, "type is vm, but no vm is given"},
+		{"a container without a type", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Type = "" }), "spec.type: must be container"},
+		{"an alias of a type", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Type = "docker-container" }), "spec.type: must be container"},
+		{"a negative amount of memory", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.MemoryMb = -1 }), `spec.resources.memory_mb: must be 0 to 67108864 MiB, got "-1"`},
+		{"a disk above the limit", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.DiskGb = 1 << 40 }), "spec.resources.disk_gb: must be"},
+		{"a container without an image", container(func(c *controlv1.ContainerSpec) { c.Image = " " }), "spec.container.image: must not be empty"},
+		{"the container port 0", container(func(c *controlv1.ContainerSpec) { c.Ports[0].ContainerPort = 0 }), "spec.container.ports[0].container_port: must be 1 to 65535"},
+		{"two equal container ports without a host port", container(func(c *controlv1.ContainerSpec) { c.Ports = []*controlv1.Port{{ContainerPort: 1}, {ContainerPort: 1}} }), "already given an ephemeral host port"},
 		{"redacted", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "***" }), "spec.container.env.A: is the marker ***"},
 		{"sealed", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "sealed:1:0123456789abcdef:xx" }), "spec.container.env.A: is a sealed value"},
-		{"env name", container(func(c *controlv1.ContainerSpec) { c.Env["A=B"] = "" }), "spec.container.env: names must be"},
-		{"root mount", container(func(c *controlv1.ContainerSpec) { c.Volumes[0].ContainerPath = "/." }), "must not be the root"},
+		{"an environment name with =", container(func(c *controlv1.ContainerSpec) { c.Env["A=B"] = "" }), "spec.container.env: names must be"},
+		{"a mount at the root of the container", container(func(c *controlv1.ContainerSpec) { c.Volumes[0].ContainerPath = "/." }), "must not be the root"},
 		{"label", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Labels = map[string]string{"a b": "c"} }), "spec.labels: keys"},
-		{"group of another", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Count, r.Spec.Group = 2, "x" }), `spec.group: must be empty or "web"`},
-		{"long id with count", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Count, r.WorkloadId = 11, strings.Repeat("a", 126) }), "is too long to make <id>-<n>"},
-		{"toleration effect", over(func(r *controlv1.ApplyWorkloadRequest) {
-			r.Spec.Tolerations = []*controlv1.Toleration{{Key: "a", Effect: "NoExecute"}}
+		{"a count with the group of another workload", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Count, r.Spec.Group = new(int32(2)), "x" }), `spec.group: must be empty or "web"`},
+		{"an id that is too long for a count", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.Count, r.WorkloadId = new(int32(11)), strings.Repeat("a", 126)
+		}), "is too long to make the ids <id>-<n>"},
+		{"an unknown effect of a toleration", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.Tolerations = []*controlv1.Toleration{{Key: "a", Effect: "Never"}}
 		}), "spec.tolerations[0].effect: must be one of"},
-		{"count times size", over(func(r *controlv1.ApplyWorkloadRequest) {
-			r.Spec.Count = 1000
+		{"a command that is too large because of its count", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.Count = new(int32(1000))
 			r.Spec.GetContainer().Env["BIG"] = strings.Repeat("x", 2000)
 		}), "spec.count: makes a command of"},
-		{"sealed vm", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "***"}}}, "is the marker"},
-		{"undecodable vm", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "!"}}}, "is not base64, and no vm is given"},
-		{"cloud-init size", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM,
+		{"memory below the engine's least", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.Resources = &controlv1.ResourceRequirements{MemoryMb: 4}
+		}), "must be 0 or at least 6 MiB"},
+		{"a variable longer than Linux takes", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.GetContainer().Env["BIG"] = strings.Repeat("x", engine.MaxArg)
+		}), "spec.container.env.BIG: is 131075 bytes with its name, and Linux takes at most 131071"},
+		{"an unknown capability", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().CapAdd = []string{"NET_ADMN"} }), "did you mean NET_ADMIN?"},
+		{"a UID that is too large", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().User = "2147483648" }), "must have a UID or GID of 0 to 2147483647"},
+		{"a wrong security option", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.GetContainer().SecurityOpt = []string{"no-new-privileges=maybe"}
+		}), "must be no-new-privileges=true or no-new-privileges=false"},
+		{"a seccomp profile of the node", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.GetContainer().SecurityOpt = []string{"seccomp=/etc/profile.json"}
+		}), "must be an option of the engine"},
+		{"a number of restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:3" }), "takes no number of attempts: write on-failure"},
+		{"an image in upper case", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().Image = "Team/Web:1" }), `did you mean "team/web:1"?`},
+		{"an argument longer than Linux takes", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.GetContainer().Command = []string{strings.Repeat("x", engine.MaxArg+1)}
+		}), "spec.container.command[0]: is 131072 bytes"},
+		{"a sealed VM in the metadata", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "***"}}}, "is the marker"},
+		{"a VM in the metadata that cannot be decoded", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "!"}}}, "is not base64, and no vm is given"},
+		{"cloud-init data above the limit", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM,
 			Workload: &controlv1.WorkloadSpec_Vm{Vm: &controlv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: &controlv1.CloudInitConfig{UserData: strings.Repeat("a", maxCloudInit+1)}}}}}, "spec.vm.cloud_init.user_data: cloud-init-invalid"},
-		{"redacted token in a URL", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeCompose,
+		{"a redacted token in a Git URL", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeCompose,
 			Workload: &controlv1.WorkloadSpec_Compose{Compose: &controlv1.ComposeSpec{SourceType: "GIT", GitRepo: "https://***@h/x"}}}}, "is the marker"},
 	}
 	for _, c := range cases {
@@ -304,15 +329,15 @@ func TestPrepareRefuses(t *testing.T) {
 			_, err := Prepare(c.req, fixedKey{})
 			var all Errors
 			if !errors.As(err, &all) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got  %v\nwant %s", err, c.want)
+				t.Errorf("Prepare returned\n     %v\nwant %s", err, c.want)
 			}
 		})
 	}
 	if _, err := Prepare(&controlv1.ApplyWorkloadRequest{WorkloadId: "\t"}, nil); !errors.Is(err, ErrBlankID) {
-		t.Errorf("blank id: %v", err)
+		t.Errorf("Prepare of a blank id returned %v, want ErrBlankID", err)
 	}
 	if _, err := Prepare(parseOne(t, web), nil); !errors.Is(err, ErrNoKey) {
-		t.Errorf("no key: %v", err)
+		t.Errorf("Prepare without a key returned %v, want ErrNoKey", err)
 	}
 }
 
@@ -332,10 +357,10 @@ func TestSecretsAtRest(t *testing.T) {
 		"compose":   specOf(t, strings.Replace(stack, "T: secret", "T: hunter2", 1)),
 		"inline":    specOf(t, strings.Replace(stack, "image: x", "image: hunter2", 1)),
 		"git":       specOf(t, gitS),
-		"vm":        specOf(t, strings.Replace(vm, "#cloud-config", "hunter2", 1)),
+		"vm":        specOf(t, strings.Replace(vm, "#cloud-config", "#!hunter2", 1)),
 		"vm login":  specOf(t, "id: v\nvm: {cpus: 1, memory: 1Gi, login: {user: ops, password: hunter2}}\n"),
 		"vm key": {Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: base64.StdEncoding.EncodeToString(
-			[]byte(`{"vcpus":1,"memory_mb":64,"cloud_init_config":{"user_data":"hunter2"}}`))}},
+			[]byte(`{"vcpus":1,"memory_mb":64,"cloud_init_config":{"user_data":"#!hunter2"}}`))}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			Normalise(s)
@@ -349,13 +374,13 @@ func TestSecretsAtRest(t *testing.T) {
 			}
 			same(t, back, s)
 			if strings.Contains(string(stored), "hunter2") || strings.Contains(string(stored), base64.StdEncoding.EncodeToString([]byte("hunter2"))[:8]) {
-				t.Errorf("secret in %q", stored)
+				t.Errorf("the stored form must not hold a secret in plain text, but does: %q", stored)
 			}
 			if _, err := Unseal("other", stored, key); !errors.Is(err, pki.ErrTampered) {
-				t.Errorf("moved to another workload: %v", err)
+				t.Errorf("a sealed value must not open under another workload, but: %v", err)
 			}
 			if _, err := Unseal("w", stored, testKey(t)); !errors.Is(err, pki.ErrWrongKey) {
-				t.Errorf("another key: %v", err)
+				t.Errorf("a sealed value must not open with another key, but: %v", err)
 			}
 			sealed := &controlv1.WorkloadSpec{}
 			if err := proto.Unmarshal(stored, sealed); err != nil {
@@ -363,15 +388,15 @@ func TestSecretsAtRest(t *testing.T) {
 			}
 			shown := Redact(sealed)
 			if text := shown.String(); strings.Contains(text, "hunter2") || strings.Contains(text, "sealed:") || !strings.Contains(text, "***") {
-				t.Errorf("view: %s", text)
+				t.Errorf("the redacted view must show *** for secrets, but is: %s", text)
 			}
 			_, err = Prepare(&controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: shown}, key)
 			if err == nil || !strings.Contains(err.Error(), "is the marker ***") {
-				t.Errorf("a view was applied: %v", err)
+				t.Errorf("Validate must refuse a redacted view, but returned: %v", err)
 			}
 			for _, detail := range []Detail{Brief, Full} {
 				if v := WorkloadView(&fsm.Workload{ID: "w", Spec: stored, Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}, detail).String(); strings.Contains(v, "hunter2") || strings.Contains(v, "sealed:") {
-					t.Errorf("workload view: %s", v)
+					t.Errorf("the workload view must not hold a secret, but does: %s", v)
 				}
 			}
 		})
@@ -382,10 +407,12 @@ func demand(t *testing.T, s *controlv1.WorkloadSpec) *commandv1.Demand {
 	t.Helper()
 	s = proto.CloneOf(s)
 	Normalise(s)
-	return DemandOf(s)
+	d := DemandOf("w", s)
+	d.Asks = nil // leave the asks out: TestAsksOfSpecifications checks them
+	return d
 }
 
-func TestDemand(t *testing.T) {
+func TestDemandOfSpecifications(t *testing.T) {
 	same(t, demand(t, specOf(t, everyField)), &commandv1.Demand{
 		Type: "container", CpuMillicores: 250, MemoryMib: 1024, DiskGb: 2, StoragePool: "fast", StorageDrivers: []string{"nfs"},
 		HostPorts: []*commandv1.Port{{Port: 53, Protocol: "udp"}, {Port: 443, Protocol: "tcp"}, {Port: 8080, Protocol: "tcp"}},
@@ -395,9 +422,11 @@ func TestDemand(t *testing.T) {
 		Tolerations: []*commandv1.Taint{{Key: "dedicated"}, {Key: "team", Value: "a", Effect: "NoSchedule"}},
 		Group:       "front", Exclusive: true, OnLostLease: "stop", Priority: -5,
 	})
-	same(t, demand(t, specOf(t, stack)), &commandv1.Demand{Type: "compose", OnLostLease: "keep",
-		HostPorts: []*commandv1.Port{{Port: 443, Protocol: "tcp"}, {Port: 8080, Protocol: "tcp"}, {Port: 9000, Protocol: "udp"}, {Port: 9001, Protocol: "udp"}}})
-	want := &commandv1.Demand{Type: "vm", CpuMillicores: 2000, MemoryMib: 1024, DiskGb: 28, Exclusive: true, OnLostLease: "keep"}
+	addresses := strings.Replace(stack, `"70"`, `"70", "[::1]:8080:80", "0.0.0.0:8081:80"`, 1)
+	same(t, demand(t, specOf(t, addresses)), &commandv1.Demand{Type: "compose", OnLostLease: "keep",
+		HostPorts: []*commandv1.Port{{Port: 443, Protocol: "tcp"}, {Port: 8080, Protocol: "tcp", Address: "127.0.0.1"}, {Port: 8080, Protocol: "tcp", Address: "::1"}, {Port: 8081, Protocol: "tcp"}, {Port: 9000, Protocol: "udp"}, {Port: 9001, Protocol: "udp"}}})
+	want := &commandv1.Demand{Type: "vm", CpuMillicores: 2000, MemoryMib: 1024, DiskGb: 28, Exclusive: true, OnLostLease: "keep",
+		LocalData: []*commandv1.LocalData{{Name: "disk vda"}, {Name: "disk vdb"}, {Name: "volume d"}}}
 	same(t, demand(t, specOf(t, vm)), want)
 	same(t, demand(t, withB64()), want)
 	for _, c := range []struct {
@@ -405,7 +434,7 @@ func TestDemand(t *testing.T) {
 		cpu, memory int64
 	}{
 		{"{cpu: 500m}", 500, 1024}, {"{cpu: 3, memory: 2Gi}", 3000, 2048},
-		{"{memory: 512Mi}", 2000, 1024}, // the guest has its memory all the same
+		{"{memory: 512Mi}", 2000, 1024}, // the guest's memory, because it is more than the specification reserves
 	} {
 		want.CpuMillicores, want.MemoryMib = c.cpu, c.memory
 		same(t, demand(t, specOf(t, vm+"resources: "+c.resources+"\n")), want)
@@ -425,7 +454,7 @@ func TestToAgentContainer(t *testing.T) {
 		Id: "web", Type: agentv1.WorkloadType_WORKLOAD_TYPE_CONTAINER, RevisionId: "c1-abababababababab-r2",
 		DesiredState: agentv1.DesiredState_DESIRED_STATE_STOPPED, Generation: &agentv1.Generation{Incarnation: 3, Sequence: 4},
 		Content: "c1:" + strings.Repeat("ab", 32), Exclusive: true, OnLostLease: "stop", Labels: map[string]string{"zone": "a"},
-		Spec: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
+		Spec: &agentv1.WorkloadSpec{Namespace: "default", Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
 			Image: "nginx:1.27", Command: []string{"sh", "-c", `echo "a b"`}, Env: map[string]string{"A": "1", "B": "true", "C": "x y", "D": ""},
 			Volumes: []*agentv1.VolumeMount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}, {HostPath: "/s", ContainerPath: "/t"}},
 			Ports: []*agentv1.PortMapping{{ContainerPort: 9000, Protocol: "tcp"}, {HostPort: 53, ContainerPort: 53, Protocol: "udp"},
@@ -439,11 +468,32 @@ func TestToAgentContainer(t *testing.T) {
 	})
 }
 
+func TestToAgentTranslatesStopSettings(t *testing.T) {
+	c := toAgent(t, "web", specOf(t, "id: web\ncontainer: {image: a, stop_grace_period: 1m30s, stop_signal: sigquit}\n")).GetSpec().GetContainer()
+	if c.GetStopGracePeriodSeconds() != 90 || c.GetStopSignal() != "SIGQUIT" {
+		t.Errorf("the order for the agent has a grace period of %d s and the signal %q, want 90 s and SIGQUIT", c.GetStopGracePeriodSeconds(), c.GetStopSignal())
+	}
+}
+
+func TestToAgentNamesTheNamespace(t *testing.T) {
+	for in, want := range map[string]string{"": "default", "shop": "shop"} {
+		for _, arm := range []*controlv1.WorkloadSpec{
+			{Type: TypeContainer, Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "i"}}},
+			{Type: TypeCompose, Workload: &controlv1.WorkloadSpec_Compose{Compose: &controlv1.ComposeSpec{InlineYaml: "services: {a: {image: i}}"}}},
+			{Type: TypeVM, Workload: &controlv1.WorkloadSpec_Vm{Vm: &controlv1.VMSpec{}}},
+		} {
+			if got := ToAgent(&fsm.Workload{ID: "web", Namespace: in, Demand: &fsm.Demand{}}, arm).GetSpec().GetNamespace(); got != want {
+				t.Errorf("%s of namespace %q: the agent gets %q, want the name of the namespace", arm.GetType(), in, got)
+			}
+		}
+	}
+}
+
 func TestToAgentCompose(t *testing.T) {
 	got := toAgent(t, "My.Shop", specOf(t, stack)).Spec.GetCompose()
 	text, err := base64.StdEncoding.DecodeString(got.ComposeYaml)
 	if err != nil || !strings.HasPrefix(string(text), "services:") || got.ProjectName != "my-shop" || got.Env["T"] != "secret" || got.SourceType != "inline" {
-		t.Errorf("%v %v", got, err)
+		t.Errorf("the agent gets %v, error %v, want the decoded stack in project my-shop", got, err)
 	}
 	same(t, toAgent(t, "g", specOf(t, gitS)).Spec.GetCompose(), &agentv1.ComposeSpec{ProjectName: "g", SourceType: "git",
 		GitRepo: "https://user:hunter2@example.com/a.git", GitRef: "main"})
@@ -469,8 +519,8 @@ func TestVolumesOfAStack(t *testing.T) {
 	same(t, toAgent(t, "shop", s).Spec.GetCompose().ManagedVolumes[0],
 		&agentv1.ManagedVolumeSpec{Name: "data", Driver: "local", SizeGb: 2, RetainPolicy: "Retain", Pool: "fast"})
 	Normalise(s)
-	if d := DemandOf(s); d.DiskGb != 2 || d.StoragePool != "fast" {
-		t.Errorf("demand %v", d)
+	if d := DemandOf("w", s); d.DiskGb != 2 || d.StoragePool != "fast" {
+		t.Errorf("the demand is %v", d)
 	}
 	with, err := Content(s, fixedKey{})
 	if err != nil {
@@ -478,12 +528,12 @@ func TestVolumesOfAStack(t *testing.T) {
 	}
 	s.GetCompose().ManagedVolumes = nil
 	if without, err := Content(s, fixedKey{}); err != nil || without == with {
-		t.Errorf("content %q %v: a volume changes nothing", without, err)
+		t.Errorf("content %q, error %v: a volume of the stack must change the content, but did not", without, err)
 	}
 	bad := specOf(t, stackWithVolume)
 	bad.GetCompose().ManagedVolumes[0].MountPath = "/data"
 	if err := Validate(&controlv1.ApplyWorkloadRequest{WorkloadId: "shop", Spec: bad}); len(err) == 0 || !strings.Contains(err.Error(), "spec.compose.managed_volumes[0].mount_path: must be empty") {
-		t.Errorf("%v", err)
+		t.Errorf("Validate returned %v, want that mount_path must be empty", err)
 	}
 }
 
@@ -503,11 +553,11 @@ func TestToAgentVM(t *testing.T) {
 	same(t, got.Spec.GetVm(), want)
 	want.CpuMillicores = 1500
 	same(t, toAgent(t, "v", specOf(t, vm+"resources: {cpu: 1500m}\n")).Spec.GetVm(), want)
-	want.CpuMillicores = 0 // its processors are the limit
+	want.CpuMillicores = 0 // no quota is needed: the VM has 2 processors and reserves 2 cores
 	same(t, toAgent(t, "v", specOf(t, vm+"resources: {cpu: 2}\n")).Spec.GetVm(), want)
 }
 
-func TestViews(t *testing.T) {
+func TestViewsHideSecrets(t *testing.T) {
 	s := specOf(t, everyField)
 	Normalise(s)
 	stored, err := Seal("web", s, fixedKey{})
@@ -519,13 +569,13 @@ func TestViews(t *testing.T) {
 		Reason: fsm.Reason{Code: "IMAGE", Message: "no image", At: 1}, Actual: &fsm.Observation{Addresses: []string{"10.0.0.1"}}, UpdatedAt: 2}
 	v := WorkloadView(w, Brief)
 	if v.Spec != nil || v.Status != "Failed" || v.ImageOrSource != "nginx:1.27" || v.FailureReason != "no image" || len(v.Ports) != 4 || v.RevisionId != "c1-0000000000000000" || v.Labels["zone"] != "a" {
-		t.Errorf("%v", v)
+		t.Errorf("the brief view is %v, want the failed workload without its specification", v)
 	}
 	if v := WorkloadView(w, Full); v.Spec.GetContainer().Env["A"] != "***" {
-		t.Errorf("%v", v.Spec)
+		t.Errorf("the specification in the full view is %v, want the secret redacted", v.Spec)
 	}
 	if v := WorkloadView(&fsm.Workload{ID: "x", Spec: []byte{0xff}, Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}, Full); v.WorkloadId != "x" {
-		t.Errorf("broken record: %v", v)
+		t.Errorf("the view of an unreadable record is %v, want a view with the id only", v)
 	}
 
 	n := &fsm.Node{ID: "n", Up: true, Draining: true, Facts: fsm.NodeFacts{CPU: 4000, Memory: 100, Pools: []fsm.Pool{{Name: "a", Total: 10}, {Name: "b", Total: 20}}}}
@@ -540,7 +590,7 @@ func drawSpec(t *rapid.T) *controlv1.WorkloadSpec {
 	word := rapid.StringMatching(`[a-z][a-z0-9]{0,8}`)
 	pairs := rapid.MapOfN(word, rapid.StringMatching(`[a-zA-Z0-9 .]{0,12}`), 0, 4)
 	s := &controlv1.WorkloadSpec{
-		Resources: &controlv1.ResourceRequirements{CpuMillicores: rapid.Int64Range(0, MaxCPU).Draw(t, "cpu"), MemoryMb: rapid.Int64Range(0, 1<<20).Draw(t, "memory")},
+		Resources: &controlv1.ResourceRequirements{CpuMillicores: rapid.Int64Range(0, MaxCPU).Draw(t, "cpu"), MemoryMb: rapid.SampledFrom([]int64{0, minMemory, 512, 1 << 20}).Draw(t, "memory")},
 		Metadata:  pairs.Draw(t, "metadata"), Labels: pairs.Draw(t, "labels"),
 		Priority: rapid.Int32Range(-1000, 1000).Draw(t, "priority"), Exclusive: rapid.Bool().Draw(t, "exclusive"),
 	}
@@ -564,7 +614,7 @@ func drawSpec(t *rapid.T) *controlv1.WorkloadSpec {
 		}
 		s.Type, s.Workload = TypeCompose, &controlv1.WorkloadSpec_Compose{Compose: c}
 	default:
-		v := &controlv1.VMSpec{Vcpus: 1, MemoryMb: 64, CloudInit: &controlv1.CloudInitConfig{UserData: word.Draw(t, "user data")}}
+		v := &controlv1.VMSpec{Vcpus: 1, MemoryMb: 64, CloudInit: &controlv1.CloudInitConfig{UserData: "#!" + word.Draw(t, "user data")}}
 		for range rapid.IntRange(0, 3).Draw(t, "disks") {
 			v.Disks = append(v.Disks, &controlv1.DiskConfig{SizeGb: rapid.Int64Range(0, 9).Draw(t, "size")})
 		}
@@ -586,23 +636,23 @@ func TestNormaliseProperties(t *testing.T) {
 		s := drawSpec(t)
 		req := &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: s}
 		if e := Validate(req); len(e) > 0 {
-			t.Fatalf("not valid: %v", e)
+			t.Fatalf("the drawn specification must be valid, but is not: %v", e)
 		}
 		once := proto.CloneOf(s)
 		Normalise(once)
 		twice := proto.CloneOf(once)
 		Normalise(twice)
 		if !proto.Equal(once, twice) {
-			t.Fatalf("not idempotent:\n%v\n%v", once, twice)
+			t.Fatalf("Normalise must be idempotent, but changed its own result:\n%v\n%v", once, twice)
 		}
 		if e := Validate(&controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: once}); len(e) > 0 {
-			t.Fatalf("normalised, and no longer valid: %v", e)
+			t.Fatalf("the normalised specification must be valid, but is not: %v", e)
 		}
 		a, err := Content(once, fixedKey{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Encoding and decoding changes the order of maps.
+		// Maps are encoded in random order, so a decoded copy may have them in another order.
 		raw, err := proto.Marshal(s)
 		if err != nil {
 			t.Fatal(err)
@@ -614,10 +664,10 @@ func TestNormaliseProperties(t *testing.T) {
 		Normalise(again)
 		b, err := Content(again, fixedKey{})
 		if err != nil || a != b {
-			t.Fatalf("content %s, %s, %v", a, b, err)
+			t.Fatalf("the contents must be equal, but are %s and %s, error %v", a, b, err)
 		}
-		if !proto.Equal(DemandOf(once), DemandOf(again)) {
-			t.Fatal("demand differs")
+		if !proto.Equal(DemandOf("w", once), DemandOf("w", again)) {
+			t.Fatal("the demands of equal specifications must be equal, but differ")
 		}
 		stored, err := Seal("w", once, fixedKey{})
 		if err != nil {
@@ -625,7 +675,7 @@ func TestNormaliseProperties(t *testing.T) {
 		}
 		back, err := Unseal("w", stored, fixedKey{})
 		if err != nil || !proto.Equal(back, once) {
-			t.Fatalf("seal and unseal: %v\n%v\n%v", err, back, once)
+			t.Fatalf("Unseal after Seal must return the same specification, but returned error %v:\n%v\n%v", err, back, once)
 		}
 	})
 }
@@ -644,7 +694,7 @@ func FuzzPrepare(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		req := &controlv1.ApplyWorkloadRequest{}
-		if req.UnmarshalVT(raw) != nil { // as the edge decodes it, which knows no field of another type
+		if req.UnmarshalVT(raw) != nil { // decode as a server does, which drops the fields of other workload types
 			return
 		}
 		p, err := Prepare(req, fuzzKey)
@@ -677,5 +727,54 @@ func BenchmarkPrepare(b *testing.B) {
 		if _, err := Prepare(reqs[0], key); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestAsksOfSpecifications checks the asks in the demand of a specification.
+func TestAsksOfSpecifications(t *testing.T) {
+	machine := func(d *agentv1.DiskConfig) *controlv1.WorkloadSpec {
+		text, err := encodeVM(&agentv1.VMSpec{OsImage: "debian.qcow2", Disks: []*agentv1.DiskConfig{d}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: text}}
+	}
+	one := func(c *controlv1.ContainerSpec) *controlv1.WorkloadSpec {
+		return &controlv1.WorkloadSpec{Type: "container", Workload: &controlv1.WorkloadSpec_Container{Container: c}}
+	}
+	for _, tt := range []struct {
+		name string
+		spec *controlv1.WorkloadSpec
+		want []string
+	}{
+		{"a container that asks only for its image", one(&controlv1.ContainerSpec{Image: "nginx"}),
+			[]string{"container.image images docker.io/library/nginx:latest", "container requires user,user_unset,cap_drop,cpu,memory"}},
+		{"a container with added rights and mounts", one(&controlv1.ContainerSpec{
+			Image: "nginx", Privileged: true, User: "0", CapAdd: []string{"cap_sys_admin"}, CapDrop: []string{"all"}, SecurityOpt: []string{"seccomp:unconfined"}, PidsLimit: -1,
+			Volumes: []*controlv1.VolumeMount{{HostPath: "/etc/../etc", ContainerPath: "/x", ReadOnly: true}, {HostPath: "/", ContainerPath: "/y"}},
+			Ports:   []*controlv1.Port{{HostPort: 22, ContainerPort: 22}, {ContainerPort: 80}},
+		}), []string{
+			"container.image images docker.io/library/nginx:latest", "container.privileged privileged true",
+			"container.volumes[0].host_path host_paths_read /etc", "container.volumes[1].host_path host_paths /",
+			"container.cap_add[0] capabilities SYS_ADMIN", "container.security_opt[0] security_options seccomp=unconfined",
+			"container.user users 0", "container.pids_limit max_pids -1", "container.ports[0] ports |0/tcp", "container.ports[1] ports |22/tcp",
+			"container requires user,cpu,memory",
+		}},
+		{"a virtual machine with a disk of its own", machine(&agentv1.DiskConfig{SizeGb: 1}), nil},
+		{"a virtual machine with its disk at the default path", machine(&agentv1.DiskConfig{Device: "vda", Path: "/var/lib/libvirt/images/w-vda.qcow2"}), nil},
+		{"a virtual machine with the disk of another virtual machine", machine(&agentv1.DiskConfig{Device: "vda", Path: "/var/lib/libvirt/images/x-vda.qcow2"}), []string{"vm.disks[0].path disks /var/lib/libvirt/images/x-vda.qcow2"}},
+		{"a virtual machine with a disk device of the host", machine(&agentv1.DiskConfig{Path: "/dev/sda"}), []string{"vm.disks[0].path disks /dev/sda"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := proto.CloneOf(tt.spec)
+			Normalise(s)
+			var got []string
+			for _, a := range DemandOf("w", s).GetAsks() {
+				got = append(got, a.GetField()+" "+a.GetRule()+" "+a.GetValue())
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("the asks are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+			}
+		})
 	}
 }

@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// The schema is generated from the decoder. A probe stands for any value of one kind; when the
-// decoder reads a probe, its basic functions record what they accept. So a field that the decoder
-// learns appears in the schema, and a removed field disappears. notes adds descriptions and the
-// rules of Validate (words, ranges), keyed by the fields' wire paths.
+// The JSON Schema of specifications is generated from the decoder. A probe is a node that stands for any
+// value of one kind. When the decoder reads a probe, it records which values it accepts. So a new field of
+// the decoder appears in the schema, and a removed field disappears. The function notes adds descriptions and
+// the rules of Validate (words, ranges), by the wire paths of the fields.
 
-// probe records what the decoder accepts for one kind of value.
+// probe stands for any value of one kind and records whether and how the decoder accepts it.
 type probe struct {
 	rejected bool
 	schema   object
@@ -21,11 +21,11 @@ type probe struct {
 
 type object = map[string]any
 
-// note holds what the decoder's tables do not say about a field.
+// note holds those parts of a field's schema that do not follow from the decoder.
 type note struct {
 	what      string
-	words     []string // the only allowed words, in any case
-	low, high int64    // range of a whole number; none unless high > low
+	words     []string // the words that the field may have, in upper or lower case; empty = any text
+	low, high int64    // range of a whole number; if high is not above low, the range is not limited
 	example   any
 }
 
@@ -53,8 +53,8 @@ func schema() object {
 	return object{
 		"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SchemaID,
 		"title": "Persys workload",
-		// The three forms are told apart by if and else, so that an editor reports faults of the
-		// form that was meant.
+		// if and else distinguish the three forms, so that an editor reports only the faults of the form in
+		// use.
 		"if": object{"type": "array"}, "then": object{"items": object{"anyOf": []any{object{"type": "null"}, ref}}},
 		"else": object{
 			"if":   object{"type": "object", "required": []any{"services"}, "not": object{"anyOf": required("id", "workload_id", "workloadId", "container", "compose", "vm", "spec")}},
@@ -73,7 +73,8 @@ func required(names ...string) []any {
 	return out
 }
 
-// takes records whether the decoder accepts this kind of value here, and with which schema.
+// takes records whether the decoder accepts this kind of value here. as returns the schema of the accepted
+// values.
 func (p *probe) takes(ok bool, as func() object) {
 	if !ok {
 		p.rejected = true
@@ -93,7 +94,7 @@ func pairsOf(k kind) object {
 	}}}
 }
 
-// object records a mapping with these fields.
+// object records that the decoder accepts a mapping with these fields.
 func (p *probe) object(d *decoder, k kind, fields []field) {
 	if k != mapping {
 		p.rejected = true
@@ -103,8 +104,12 @@ func (p *probe) object(d *decoder, k kind, fields []field) {
 	for i := range fields {
 		f := &fields[i]
 		for j, name := range strings.Fields(f.names) {
-			s := d.defs.ref(f.wire, d.describe(f.wire, func(n *node) { f.set(name, n, where{f.wire, name}) }))
+			full := d.describe(f.wire, func(n *node) { f.set(name, n, where{f.wire, name}) })
+			s := d.defs.ref(f.wire, full)
 			if j == 0 {
+				if d.documented != nil {
+					d.documented(f, full)
+				}
 				d.annotate(s, f.wire)
 				if d.visited != nil {
 					d.visited(f.wire)
@@ -119,11 +124,11 @@ func (p *probe) object(d *decoder, k kind, fields []field) {
 	p.schema = object{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
-// definitions holds each distinct schema of a field once. Most fields occur several times: with
-// aliases, in camel case, and again below spec.
+// definitions holds each distinct schema of a field once. Most fields occur several times: under other names,
+// in camel case, and again below `spec`.
 type definitions struct {
 	byName object
-	names  map[string]string // schema as JSON to name
+	names  map[string]string // for each schema, as JSON: the name of its definition
 }
 
 func newDefinitions() *definitions {
@@ -134,12 +139,12 @@ func newDefinitions() *definitions {
 	return d
 }
 
-// ref returns a reference to the definition of s. A new definition is named after the last part of
-// the field's wire path, or after the whole path if that name is taken.
+// ref returns a reference to the definition of schema s, and defines it if necessary. The definition is named
+// after the last part of the field's wire path, or after the whole path if that name is taken.
 func (d *definitions) ref(wire string, s object) object {
 	text, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // s holds nothing but strings, numbers, lists and maps
+		panic(err) // no error is possible: s contains only strings, numbers, lists and maps
 	}
 	name, known := d.names[string(text)]
 	if !known {
@@ -152,7 +157,8 @@ func (d *definitions) ref(wire string, s object) object {
 	return object{"$ref": "#/$defs/" + name}
 }
 
-// describe lets the decoder read a probe of every kind and returns the schema of the accepted ones.
+// describe makes the decoder read one probe of every kind, and returns the schema of the kinds that it
+// accepts.
 func (d *decoder) describe(wire string, set func(*node)) object {
 	var options []any
 	for _, k := range []kind{scalar, sequence, mapping} {
@@ -180,7 +186,7 @@ func (d *decoder) describe(wire string, set func(*node)) object {
 	return orNull(options...)
 }
 
-// orNull is a schema of one of the options, or null, which leaves the field unset.
+// orNull returns a schema that accepts one of the options, or null, which leaves the field unset.
 func orNull[T any](options ...T) object {
 	all := make([]any, 0, len(options)+1)
 	for _, o := range options {
@@ -199,7 +205,8 @@ func trueOrFalse() object {
 	return object{"type": []any{"boolean", "string"}, "pattern": anyCase("true", "false")}
 }
 
-// anyCase returns a pattern that matches the words in any case; JSON Schema has no flag for that.
+// anyCase returns a regular expression that matches the words in any case. The patterns of JSON Schema have
+// no flag for that.
 func anyCase(words ...string) string {
 	var alternatives []string
 	for _, w := range words {
@@ -217,7 +224,7 @@ func anyCase(words ...string) string {
 	return `^\s*(` + strings.Join(alternatives, "|") + `)?\s*$`
 }
 
-// stripped returns a wire path without list indexes.
+// stripped removes the list indexes from a wire path.
 func stripped(wire string) string {
 	var b strings.Builder
 	for _, part := range strings.Split(wire, "[") {
@@ -236,7 +243,8 @@ func (d *decoder) note(wire string) (note, bool) {
 	return n, ok
 }
 
-// limit adds the enum values, the minimum and the maximum of field wire to the schema s.
+// limit adds to schema s the allowed words, the minimum and the maximum of the field with the given wire
+// path.
 func (d *decoder) limit(s object, wire string) {
 	n, ok := d.note(wire)
 	if !ok {
@@ -283,8 +291,7 @@ func camelCase(s string) string {
 	return b.String()
 }
 
-// SchemaFields returns the wire paths of all fields of the schema, and of those without a
-// description.
+// SchemaFields returns the wire paths of all fields of the schema, and of those that have no description.
 func SchemaFields() (all, undescribed []string) {
 	known := notes()
 	d := &decoder{places: map[string]place{}, seen: map[string]string{}, notes: known, defs: newDefinitions()}
@@ -302,8 +309,8 @@ func SchemaFields() (all, undescribed []string) {
 	return all, undescribed
 }
 
-// value converts a document for the schema validator. The tree does not record whether a scalar was
-// quoted; the schema accepts a string wherever it accepts a number.
+// value converts a document to Go values for the schema validator. The tree does not record whether a scalar
+// was quoted, so the schema accepts a string wherever it accepts a number.
 func (n *node) value() any {
 	switch n.kind {
 	case scalar:
@@ -333,8 +340,8 @@ func (n *node) value() any {
 	return nil
 }
 
-// whereIs returns the line, column and path of an instance location. If extra is set, line and
-// column are those of that unknown key.
+// whereIs returns the line, column and path of the value at location, a path that the schema validator
+// reports. If extra names an unknown key, line and column are those of the key.
 func (n *node) whereIs(location []string, extra string) (line, col int, shown string) {
 	line, col = n.line, n.col
 	for _, part := range location {

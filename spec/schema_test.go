@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// check validates a text with the schema alone.
+// check validates a document against the schema alone, without the decoder.
 func check(t interface {
 	Helper()
 	Fatal(...any)
@@ -29,9 +29,9 @@ func check(t interface {
 	return all
 }
 
-// TestSchemaTakesWhatTheDecoderTakes: the schema accepts every document that the decoder accepts,
+// TestSchemaAcceptsDocumentsOfTheDecoder: the schema accepts every document that the decoder accepts,
 // in all spellings.
-func TestSchemaTakesWhatTheDecoderTakes(t *testing.T) {
+func TestSchemaAcceptsDocumentsOfTheDecoder(t *testing.T) {
 	texts := map[string]string{
 		"every field": everyField, "the wire's names": everyFieldWire,
 		"words in other cases": "id: a\ndesired: Running\ncontainer: {image: x, restart: ALWAYS, ports: [{container: 80, protocol: TCP}]}\n",
@@ -44,7 +44,7 @@ func TestSchemaTakesWhatTheDecoderTakes(t *testing.T) {
 	}
 	files, err := filepath.Glob("../examples/*.*")
 	if err != nil || len(files) < 5 {
-		t.Fatalf("%v %v", files, err)
+		t.Fatalf("the examples are %v, error %v", files, err)
 	}
 	for _, f := range files {
 		data, err := os.ReadFile(f)
@@ -57,7 +57,7 @@ func TestSchemaTakesWhatTheDecoderTakes(t *testing.T) {
 	}
 	for name, text := range texts {
 		if errs := check(t, text); len(errs) > 0 {
-			t.Errorf("%s: %v", name, errs)
+			t.Errorf("the schema must accept document %q, but reports %v", name, errs)
 		}
 	}
 }
@@ -74,30 +74,31 @@ func TestSchemaFindsFaults(t *testing.T) {
 	} {
 		errs := check(t, c.text)
 		if len(errs) != 1 || !strings.Contains(errs[0].Error(), c.want) {
-			t.Errorf("%q gives %v, want %s", c.text, errs, c.want)
+			t.Errorf("for document %[1]q the schema reports %[2]v, want %[3]s", c.text, errs, c.want)
 		}
 		if strings.Contains(errs.Error(), "hunter2") {
-			t.Errorf("a value is shown: %v", errs)
+			t.Errorf("an error must not contain a value of the document, but does: %v", errs)
 		}
 	}
 }
 
-// TestOneRunFindsFaultsOfBothKinds: an unknown field does not hide an invalid word.
+// TestOneRunFindsFaultsOfBothKinds: a document with an unknown field and a word that is not allowed gets both
+// faults.
 func TestOneRunFindsFaultsOfBothKinds(t *testing.T) {
 	_, err := Parse("f", []byte("id: a\nbogus: 1\ncontainer: {image: x, restart: sometimes}\npriority: 5000\n"), Options{})
 	if err == nil {
-		t.Fatal("taken")
+		t.Fatal("Parse must refuse a document with two faults, but accepted it")
 	}
 	for _, want := range []string{`f:2:1: unknown field "bogus"`, "f:3:32: container.restart: must be one of no,", "f:4:11: priority: must be at most 1000"} {
 		if strings.Count(err.Error(), want) != 1 {
-			t.Errorf("%v\nlacks %s", err, want)
+			t.Errorf("the error is %v\nand must contain once: %s", err, want)
 		}
 	}
 }
 
-// TestSchemaNeverRefusesWhatIsRight mutates valid documents. If the decoder accepts the result, the
+// TestSchemaAcceptsMutatedValidDocuments mutates valid documents. If the decoder accepts the result, the
 // schema must accept it too.
-func TestSchemaNeverRefusesWhatIsRight(t *testing.T) {
+func TestSchemaAcceptsMutatedValidDocuments(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(everyField), "\n")
 	values := []string{"1", "x", "true", "~", "[]", "{}", "[1, x]", "{a: 1}", "\"\"", "0.5", "1Gi", "Always", "no", "-3"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -113,7 +114,7 @@ func TestSchemaNeverRefusesWhatIsRight(t *testing.T) {
 			return
 		}
 		if errs := check(rt, whole); len(errs) > 0 {
-			rt.Fatalf("the decoder takes it, the schema says %v:\n%s", errs, whole)
+			rt.Fatalf("the decoder accepts this document, so the schema must too, but reports %v:\n%s", errs, whole)
 		}
 	})
 }
@@ -121,7 +122,7 @@ func TestSchemaNeverRefusesWhatIsRight(t *testing.T) {
 func TestEveryFieldIsDescribed(t *testing.T) {
 	all, missing := SchemaFields()
 	if len(all) < 60 || len(missing) > 0 {
-		t.Errorf("%d fields; these say nothing in spec/schemanotes.go: %v", len(all), missing)
+		t.Errorf("each of %d fields must have a description in spec/schemanotes.go, but these have none: %v", len(all), missing)
 	}
 	have := map[string]bool{}
 	for _, f := range all {
@@ -129,32 +130,40 @@ func TestEveryFieldIsDescribed(t *testing.T) {
 	}
 	for f := range notes() {
 		if !have[f] {
-			t.Errorf("spec/schemanotes.go describes %s, which no document has", f)
+			t.Errorf("spec/schemanotes.go must describe only fields that documents have, but describes %s", f)
 		}
 	}
 }
 
-func TestComposeFileAsItIs(t *testing.T) {
+func TestPlainComposeFile(t *testing.T) {
 	const file = "# a comment stays\nservices:\n  web:\n    image: nginx:1.27\n    ports: [\"8080:80\"]\n"
+	named := func(name string) func(StackText) (Stack, error) {
+		return func(StackText) (Stack, error) { return Stack{Name: name}, nil }
+	}
+	faulty := func(StackText) (Stack, error) {
+		return Stack{}, Errors{{Line: 4, Column: 1, Field: "services.web.image", Rule: "is wrong"}, {File: "beside", Line: 7, Column: 1, Rule: "is wrong too"}}
+	}
 	for _, c := range []struct {
 		name, text string
 		options    Options
 		id, err    string
 	}{
-		{"its own name", "name: shop\n" + file, Options{DefaultName: "folder"}, "shop", ""},
-		{"another name", "name: shop\n" + file, Options{Name: "other"}, "other", ""},
-		{"the folder's name, as Compose cleans it", file, Options{DefaultName: "My Shop.2"}, "myshop2", ""},
-		{"no name at all", file, Options{}, "", "f:2:1: name: a Compose file needs a name"},
-		{"a bad name", file, Options{Name: "a b"}, "", "workload_id: must be a letter or digit"},
+		{"the stack has the name in the file", "name: shop\n" + file, Options{}, "shop", ""},
+		{"the name that Compose derives takes precedence", "name: shop\n" + file, Options{Stack: named("folder")}, "folder", ""},
+		{"the name in Options takes precedence", "name: shop\n" + file, Options{Name: "other"}, "other", ""},
+		{"a fault of the stack", file, Options{Stack: faulty}, "", "f:4:1: services.web.image: is wrong"},
+		{"a fault in another file of the stack", "---\n" + file, Options{Stack: faulty}, "", "beside:7:1: is wrong too"},
+		{"a Compose file without a name", file, Options{}, "", "f:2:1: name: a Compose file needs a name"},
+		{"an invalid name in the file", file, Options{Name: "a b"}, "", "workload_id: must be a letter or digit"},
 		{"a key that nodes refuse", "name: x\nservices:\n  web:\n    build: .\n", Options{}, "", "f:4:1: services.web.build: is refused by nodes: nodes build no images"},
-		{"no services", "name: x\nservices: {}\n", Options{}, "", "services must name at least one service"},
-		{"a specification of ours stays one", "id: x\nservices: {}\ncontainer: {image: y}\n", Options{}, "", `unknown field "services"`},
+		{"a Compose file without services", "name: x\nservices: {}\n", Options{}, "", "services must name at least one service"},
+		{"a specification is not taken for a Compose file", "id: x\nservices: {}\ncontainer: {image: y}\n", Options{}, "", `unknown field "services"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			reqs, err := Parse("f", []byte(c.text), c.options)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("error %v, want %s", err, c.err)
+					t.Errorf("Parse returned error %v, want %s", err, c.err)
 				}
 				return
 			}
@@ -162,15 +171,17 @@ func TestComposeFileAsItIs(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(reqs) != 1 || reqs[0].GetWorkloadId() != c.id || reqs[0].GetSpec().GetCompose().GetInlineYaml() != c.text {
-				t.Errorf("got %v", reqs)
+				t.Errorf("Parse returned %v", reqs)
 			}
 			if _, err := Prepare(reqs[0], testKey(t)); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	reqs, err := Parse("f", []byte(file), Options{Name: "x", Env: func() (map[string]string, error) { return map[string]string{"A": "1"}, nil }})
+	reqs, err := Parse("f", []byte(file), Options{Name: "x", Stack: func(s StackText) (Stack, error) {
+		return Stack{Name: s.Name, Env: map[string]string{"A": "1"}}, nil
+	}})
 	if err != nil || reqs[0].GetSpec().GetCompose().GetEnv()["A"] != "1" {
-		t.Errorf("%v, %v", reqs, err)
+		t.Errorf("Parse returned %v, error %v", reqs, err)
 	}
 }

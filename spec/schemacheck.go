@@ -12,7 +12,7 @@ import (
 	fault "github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
-// compiled is the compiled schema.
+// compiled returns the JSON Schema, compiled for the validator.
 var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
 	text, err := Schema()
 	if err != nil {
@@ -29,9 +29,9 @@ var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
 	return c.Compile(SchemaID)
 })
 
-// bySchema checks a document against the published schema and returns faults with line and column.
-// The decoder reports most of them with better messages. The schema adds faults that the decoder
-// skips after its first one, such as a word that is not allowed.
+// bySchema checks a document against the published schema and returns faults with line and column. The
+// decoder reports most of them with better messages. The schema finds others that the decoder does not reach
+// after its first fault, such as a word that is not allowed.
 func bySchema(root *node) Errors {
 	s, err := compiled()
 	if err != nil {
@@ -60,8 +60,9 @@ func bySchema(root *node) Errors {
 	return out
 }
 
-// leaves visits the relevant faults. If a value matches none of several alternatives, it reports
-// the alternative of the value's own kind, which is the one that the author most likely meant.
+// leaves calls visit for the faults in e that matter to the author. If a value matches none of several
+// alternatives, these are the faults of the alternative of the value's own kind, which the author most likely
+// meant.
 func leaves(e *jsonschema.ValidationError, visit func(*jsonschema.ValidationError)) {
 	if _, ok := e.ErrorKind.(*fault.AnyOf); ok {
 		var meant []*jsonschema.ValidationError
@@ -94,7 +95,7 @@ func isEnum(e *jsonschema.ValidationError) bool {
 	return ok
 }
 
-// ruleOf returns the violated rule. It never contains the value, which may be a secret.
+// ruleOf describes the violated rule of the schema. The text never contains the value, which may be a secret.
 func ruleOf(k jsonschema.ErrorKind) string {
 	switch k := k.(type) {
 	case *fault.Enum:

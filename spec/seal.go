@@ -7,14 +7,13 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// secrets replaces every non-empty secret of a specification by the result of fn: environment
-// values, the text of a Compose file (its environment often holds secrets), the credentials in a
-// Git URL, cloud-init, and a VM under the reserved key as a whole. The fields are the same for
-// plain, sealed and redacted specifications.
+// secrets replaces every non-empty secret of a specification by what fn returns for it: environment values,
+// options of a log driver, the text of a Compose file (its environment often holds secrets), the credentials in a Git URL, cloud-init,
+// and a whole VM under the reserved metadata key. It works on plain, sealed and redacted specifications.
 func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, error)) error {
 	field := func(path string, at *string) error {
 		if *at == "" {
-			return nil // empty stays empty
+			return nil // an empty value is not sealed
 		}
 		v, err := fn(path, *at)
 		if err != nil {
@@ -37,6 +36,9 @@ func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, err
 	case *controlv1.WorkloadSpec_Container:
 		if w.Container != nil {
 			if err := pairs("container.env", w.Container.Env); err != nil {
+				return err
+			}
+			if err := pairs("container.logging.options", w.Container.GetLogging().GetOptions()); err != nil {
 				return err
 			}
 		}
@@ -79,8 +81,8 @@ func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, err
 	return nil
 }
 
-// sealContext binds a sealed value to its workload and field, so that nobody can move it to a
-// workload or field where they can read it.
+// sealContext returns the context that binds a sealed value to its workload and field. So nobody can copy the
+// sealed value to a workload or field of their own and read it there.
 func sealContext(id, path string) []byte { return []byte("spec\x00" + id + "\x00" + path) }
 
 // Seal returns the stored form of a plain, normalised specification: an encoded
@@ -89,7 +91,7 @@ func Seal(id string, plain *controlv1.WorkloadSpec, key Sealer) ([]byte, error) 
 	return sealInPlace(id, plain.CloneVT(), key)
 }
 
-// sealInPlace is Seal, but it overwrites s.
+// sealInPlace does the same as Seal, but overwrites s.
 func sealInPlace(id string, s *controlv1.WorkloadSpec, key Sealer) ([]byte, error) {
 	err := secrets(s, func(path, value string) (string, error) {
 		if key == nil {
@@ -127,7 +129,7 @@ func Unseal(id string, stored []byte, key Sealer) (*controlv1.WorkloadSpec, erro
 // Validate refuses that marker.
 func Redact(s *controlv1.WorkloadSpec) *controlv1.WorkloadSpec {
 	out := s.CloneVT()
-	// fn never fails, so secrets does not either.
+	// no error is possible: this fn never returns one
 	_ = secrets(out, func(string, string) (string, error) { return pki.Redacted, nil })
 	return out
 }

@@ -25,16 +25,17 @@ func (k kind) String() string {
 	return [...]string{"nothing", "a value", "a mapping", "a list"}[k]
 }
 
-// node is a value of a document with its position. Aliases are resolved and share a node. A walk
-// visits a shared node once per alias, so its values count each time against maxEntries.
+// node is a value of a YAML document with its position. Aliases are resolved: they share the node of their
+// anchor. The decoder visits a shared node once per alias, so its values count against maxEntries each time.
 type node struct {
 	kind      kind
 	line, col int
 	text      string // text of a scalar with quotes and escapes resolved
+	block     bool   // true if the text is a literal block (|), which begins on the next line of the document
 	entries   []entry
 	items     []*node
 
-	probe *probe // set if the node is a probe for the schema
+	probe *probe // the probe, if the node stands for any value of a kind (schema.go)
 }
 
 type entry struct {
@@ -43,9 +44,9 @@ type entry struct {
 	value     *node
 }
 
-// Bounds on documents for the YAML library. The library recurses, so depth is bounded to limit its
-// stack. Its time grows with the square of a document's tokens (50,000 take 0.2 s). Values are
-// counted with aliases resolved.
+// Bounds of documents, because of the YAML library. It is recursive, so the nesting depth is limited to limit
+// its stack. Its time grows with the square of the number of tokens (0.2 s for 50,000). Values are counted
+// with aliases resolved.
 const (
 	maxDepth   = 200
 	maxTokens  = 50_000
@@ -55,18 +56,18 @@ const (
 // chunk is the text of one document.
 type chunk struct {
 	text string
-	line int // number of its first line, from 0
+	line int // line number in the file at which the chunk begins, from 0
 }
 
-// documents splits a stream at its `---` lines. In YAML such a line ends any scalar, so no parser
-// is needed, and a syntax error in one document does not hide faults in others.
+// documents splits a file at its `---` lines into documents. In YAML such a line ends any scalar, so no
+// parser is needed, and a syntax error in one document does not hide faults in others.
 func documents(data string) []chunk {
 	var out []chunk
 	start, startLine, line := 0, 0, 0
 	cut := func(end int) {
 		text := data[start:end]
 		if isDocumentMark(text) {
-			text = "   " + text[3:] // keeps the columns of the rest of the line
+			text = "   " + text[3:] // replace the dashes by blanks, so that the columns of the text after them stay right
 		}
 		out = append(out, chunk{text, startLine})
 	}
@@ -89,7 +90,7 @@ func isDocumentMark(s string) bool {
 	return strings.HasPrefix(s, "---") && (len(s) == 3 || strings.IndexByte(" \t\r\n", s[3]) >= 0)
 }
 
-// blank reports whether a document holds only comments and directives.
+// blank reports whether a document has only comments and directives.
 func (c chunk) blank() bool {
 	for l := range strings.Lines(c.text) {
 		l = strings.TrimSpace(l)
@@ -100,8 +101,8 @@ func (c chunk) blank() bool {
 	return true
 }
 
-// shallow refuses text that is nested deeper than any specification. It also counts brackets in
-// quoted text, which are balanced in practice.
+// shallow refuses a text that is nested deeper than any specification. It also counts brackets inside quotes,
+// which are balanced in practice.
 func (c chunk) shallow() error {
 	depth := 0
 	for i := 0; i < len(c.text); i++ {
@@ -131,9 +132,9 @@ func (c chunk) shallow() error {
 	return nil
 }
 
-// tree parses one document. The error is a FieldError with a position.
+// tree parses one document into nodes. The error is a FieldError with a position.
 func (c chunk) tree() (root *node, err error) {
-	// A panic of the YAML library on hostile input must not end a scheduler.
+	// A panic of the YAML library on malicious input must not end a scheduler.
 	defer func() {
 		if r := recover(); r != nil {
 			root, err = nil, FieldError{Line: c.line + 1, Column: 1, Rule: "cannot be read as YAML or JSON"}
@@ -144,13 +145,13 @@ func (c chunk) tree() (root *node, err error) {
 	}
 	text := c.text
 	if t := strings.TrimLeft(text, " \t\r\n"); t != "" && (t[0] == '{' || t[0] == '[') {
-		// JSON may be indented with tabs, which YAML forbids. Inside JSON strings a raw tab is
-		// illegal anyway.
+		// JSON may be indented with tabs, which YAML forbids. A raw tab inside a JSON string is illegal
+		// anyway, so all tabs are replaced.
 		text = strings.ReplaceAll(text, "\t", " ")
 	}
 	tokens := lexer.Tokenize(text)
 	if len(tokens) > maxTokens {
-		return nil, FieldError{Line: c.line + 1, Column: 1, Rule: fmt.Sprintf("document has %d words and signs, at most %d", len(tokens), maxTokens)}
+		return nil, FieldError{Line: c.line + 1, Column: 1, Rule: fmt.Sprintf("document has %d tokens, at most %d", len(tokens), maxTokens)}
 	}
 	file, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
 	if err != nil {
@@ -199,16 +200,16 @@ type builder struct {
 	entries int
 }
 
-// anchor is a value that aliases refer to, with its number of entries.
+// anchor is a value that YAML aliases refer to, with its number of entries.
 type anchor struct {
 	value   *node
 	entries int
 }
 
-// count adds entries and fails beyond maxEntries.
+// count adds to the number of values of a document, and returns an error if there are more than maxEntries.
 func (b *builder) count(entries int, t *token.Token) error {
 	if b.entries += entries; b.entries > maxEntries {
-		return b.fail(t, fmt.Sprintf("more than %d values, with what aliases stand for", maxEntries))
+		return b.fail(t, fmt.Sprintf("more than %d values, including those that aliases stand for", maxEntries))
 	}
 	return nil
 }
@@ -251,8 +252,10 @@ func (b *builder) node(n ast.Node, depth int) (*node, error) {
 		if n.Value != nil {
 			out.text = n.Value.Value
 		}
+		out.block = n.Start != nil && strings.HasPrefix(n.Start.Value, "|")
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
-		// Keep the text as written: 0.10 may be a version, and 0x1F an environment value.
+		// The text stays as it is written: 0.10 may be a version, and 0x1F the value of an environment
+		// variable.
 		out.kind, out.text = scalar, n.GetToken().Value
 	case *ast.TagNode:
 		return b.node(n.Value, depth+1)
@@ -312,6 +315,12 @@ func (b *builder) entry(into *node, v *ast.MappingValueNode, depth int) error {
 		return err
 	}
 	if v.Key.IsMergeKey() {
+		line, col := b.place(v.Key.GetToken())
+		for _, e := range into.entries {
+			if strings.HasPrefix(e.key, mergedKey) && (e.line != line || e.col != col) {
+				return b.fail(v.Key.GetToken(), fmt.Sprintf("<< is set twice, first on line %d; merge several mappings as a list: <<: [*a, *b]", e.line))
+			}
+		}
 		return b.merge(into, value, v.Key.GetToken())
 	}
 	key, err := b.node(v.Key, depth+1)
@@ -328,8 +337,8 @@ func (b *builder) entry(into *node, v *ast.MappingValueNode, depth int) error {
 	return nil
 }
 
-// merge adds the entries of YAML's `<<`. Entries of the mapping itself take precedence in any
-// order, see own.
+// merge adds the entries of a mapping that YAML's `<<` names. Entries of the mapping into itself take
+// precedence, wherever the `<<` stands; see own.
 func (b *builder) merge(into, from *node, t *token.Token) error {
 	switch from.kind {
 	case mapping:
@@ -352,11 +361,11 @@ func (b *builder) merge(into, from *node, t *token.Token) error {
 	return b.fail(t, "<< takes a mapping or a list of mappings")
 }
 
-// mergedKey marks entries that were added by `<<`.
+// mergedKey is the prefix of the keys of entries that were added by `<<`.
 const mergedKey = "\x00"
 
-// own returns the entries of a mapping. It includes a merged entry only if neither the mapping
-// itself nor an earlier merge has its key.
+// own returns the entries of a mapping. It includes an entry that was added by `<<` only if neither the
+// mapping itself nor an earlier `<<` has its key.
 func (n *node) own() []entry {
 	plain := true
 	for _, e := range n.entries {

@@ -7,13 +7,13 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Defaults of an update strategy, in seconds.
+// Defaults of the update strategy of a workload, in seconds.
 const (
 	defaultMinHealthy = 10
 	defaultDeadline   = 300
 )
 
-// update reads a strategy: `update: {max_parallel: 1, min_healthy_time: 10s}`.
+// update reads the update strategy of a workload, such as `update: {max_parallel: 1, min_healthy_time: 10s}`.
 func (d *decoder) update(n *node, here where) *controlv1.UpdateStrategy {
 	u := &controlv1.UpdateStrategy{}
 	w := here.wire
@@ -26,15 +26,15 @@ func (d *decoder) update(n *node, here where) *controlv1.UpdateStrategy {
 	return u
 }
 
-// update validates a strategy.
+// update checks the update strategy of a workload.
 func (e *Errors) update(s *controlv1.WorkloadSpec) {
 	u := s.GetUpdate()
 	if u == nil {
 		return
 	}
 	const at = "spec.update"
-	if s.GetCount() == 0 {
-		e.add(at, "is for the copies of a count: a single workload is replaced at once", "")
+	if s.Count == nil && !OnEveryNode(s) {
+		e.add(at, "is for the copies of a count and for system workloads: a single workload is replaced at once", "")
 	}
 	e.between(at+".max_parallel", int64(u.GetMaxParallel()), 0, MaxCount, "")
 	e.between(at+".min_healthy_time_seconds", int64(u.GetMinHealthyTimeSeconds()), 0, 3600, "")
@@ -44,7 +44,8 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// updatePolicy converts a strategy for the log. Nil updates all members at once.
+// updatePolicy converts an update strategy to its message for the log. nil means that all members are updated
+// at once.
 func updatePolicy(u *controlv1.UpdateStrategy) *commandv1.UpdatePolicy {
 	if u == nil {
 		return nil

@@ -8,31 +8,36 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/engine"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/policy"
 )
 
-// Limits of a specification. A resource above its limit exceeds any machine and is a mistake.
+// Limits of a specification. A resource above its limit is more than any machine has, and so a mistake.
 const (
-	MaxCPU        = 1_024_000 // millicores
-	MaxMemory     = 64 << 20  // MiB, 64 TiB
-	MaxDisk       = 1 << 20   // GB, 1 PiB
+	MaxCPU        = 1_024_000 // maximum number of millicores that one workload may reserve
+	MaxMemory     = 64 << 20  // maximum memory in MiB that one workload may reserve, 64 TiB
+	MaxDisk       = 1 << 20   // maximum disk space in GB that one workload may reserve, 1 PiB
 	MaxCount      = 1000
-	MaxPriority   = 1000
-	maxRevision   = 256 // bytes
-	maxEntriesOf  = 512 // ports, volumes, environment entries, …
+	MaxPriority   = bounds.MaxPriority
+	maxRevision   = 256 // maximum length of the caller's revision name, in bytes
+	maxEntriesOf  = 512 // maximum number of entries in a list, such as ports, volumes or environment variables
 	maxLabels     = 64
-	maxValues     = 128 // values of one constraint
-	maxLabelValue = 255 // bytes
+	maxValues     = 128 // maximum number of values in one constraint
+	maxLabelValue = 255 // bytes of a label's value
 	maxMetadata   = 4 << 10
-	maxCloudInit  = 256 << 10 // bytes, of each part and of all parts (contract/semantics.md section 12)
+	maxPids       = 4 << 20
+	minMemory     = engine.MinMemory >> 20 // MiB
+	maxCloudInit  = 256 << 10              // maximum size in bytes of each cloud-init document, and of all together (contract/semantics.md section 12)
 )
 
-// Workload types.
+// The types of workloads.
 const (
 	TypeContainer = "container"
 	TypeCompose   = "compose"
@@ -45,8 +50,11 @@ const (
 )
 
 var (
-	labelPattern  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$`)
-	devicePattern = regexp.MustCompile(`^[a-z][a-z0-9]{1,15}$`)
+	labelPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$`)
+	// securityPattern matches the allowed security options. It excludes the path of a seccomp profile: the
+	// command-line client of the engine would read that file, but agents do not use that client.
+	securityPattern = regexp.MustCompile(`^[a-z-]+([=:][A-Za-z0-9_.:,-]{1,128})?$`)
+	devicePattern   = regexp.MustCompile(`^(vd|sd|hd|xvd)[a-z]{1,2}$`)
 )
 
 const (
@@ -58,20 +66,21 @@ var (
 	restartPolicies = []string{"no", "always", "on-failure", "unless-stopped"}
 	protocols       = []string{"tcp", "udp"}
 	operators       = []string{"=", "!=", "in", "not-in", "exists", "not-exists"}
-	effects         = []string{"NoSchedule", "PreferNoSchedule"}
+	effects         = bounds.TaintEffects[:]
 	volumeDrivers   = []string{"local", "nfs", "ceph-rbd"}
 	types           = []string{TypeContainer, TypeCompose, TypeVM}
 )
 
-// Validate checks a request as it came over the wire, before normalisation, and returns every rule
-// that it breaks, with the wire names of the fields. Words (protocol, policies) may be in any case.
-// A request without a specification changes the desired state only.
+// Validate checks a request as it came over the wire, before it is normalised. It returns every rule that the
+// request breaks, with the wire names of the fields. Words such as protocols and policies may be in any case.
+// A request without a specification only changes the desired state.
 func Validate(req *controlv1.ApplyWorkloadRequest) Errors {
 	e, _ := validate(req)
 	return e
 }
 
-// validate also returns the full image reference, so that it is parsed only once.
+// validate does the work of Validate. It also returns the full image reference, so that it is parsed only
+// once.
 func validate(req *controlv1.ApplyWorkloadRequest) (e Errors, image string) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	switch {
@@ -88,12 +97,13 @@ func validate(req *controlv1.ApplyWorkloadRequest) (e Errors, image string) {
 	if req.Spec != nil {
 		image = e.spec(id, req.Spec)
 	}
+	e.files(req)
 	return e, image
 }
 
 func (e *Errors) spec(id string, s *controlv1.WorkloadSpec) (image string) {
 	if n := s.SizeVT(); n > MaxSpec {
-		// Skip the other checks for an oversized specification.
+		// A specification that is too large is not checked further.
 		e.addf("spec", "", "is %d bytes encoded, at most %d", n, MaxSpec)
 		return ""
 	}
@@ -106,16 +116,20 @@ func (e *Errors) spec(id string, s *controlv1.WorkloadSpec) (image string) {
 		e.add("spec.type", "must be container, compose or vm", "")
 	case !slices.Contains(types, s.Type):
 		*e = append(*e, FieldError{Field: "spec.type", path: "spec.type", Rule: "must be container, compose or vm",
-			Value: s.Type, Suggestion: nearest(s.Type, types)})
+			Value: s.Type, Suggestion: engine.Nearest(s.Type, types)})
 	case arm == "" && !(s.Type == TypeVM && hidden):
 		e.addf("spec", "", "type is %s, but no %s is given", s.Type, s.Type)
 	case arm != "" && arm != s.Type:
-		e.addf("spec.type", s.Type, "does not match what is given, which is %s", arm)
+		e.addf("spec.type", s.Type, "does not match the given alternative, which is %s", arm)
 	}
 	e.resources(s.Resources)
 	switch w := s.Workload.(type) {
 	case *controlv1.WorkloadSpec_Container:
 		image = e.container(w.Container)
+		e.options(s)
+		if m := s.GetResources().GetMemoryMb(); m > 0 && m < minMemory {
+			e.addf("spec.resources.memory_mb", strconv.FormatInt(m, 10), "must be 0 or at least %d MiB: engines take no smaller limit", minMemory)
+		}
 	case *controlv1.WorkloadSpec_Compose:
 		e.compose(w.Compose)
 	}
@@ -185,7 +199,7 @@ func (e *Errors) word(at, value string, known []string) {
 	}
 	if len(*e) < maxErrors {
 		*e = append(*e, FieldError{Field: at, path: at, Rule: "must be one of " + strings.Join(known, ", "),
-			Value: value, Suggestion: nearest(value, known)})
+			Value: value, Suggestion: engine.Nearest(value, known)})
 	}
 }
 
@@ -194,7 +208,7 @@ func (e *Errors) container(c *controlv1.ContainerSpec) (full string) {
 	if image := strings.TrimSpace(c.GetImage()); image == "" {
 		e.add(at+".image", "must not be empty", "")
 	} else if named, err := readImage(image); err != nil {
-		e.add(at+".image", "is no image reference ("+err.Error()+"); want name[:tag][@digest]", image)
+		e.add(at+".image", engine.Image(image), image)
 	} else {
 		full = named
 	}
@@ -204,11 +218,19 @@ func (e *Errors) container(c *controlv1.ContainerSpec) (full string) {
 	for i, word := range c.GetCommand() {
 		if !isText(word) {
 			e.add(fmt.Sprintf("%s.command[%d]", at, i), "must be text without NUL", "")
+		} else if rule := engine.Arg(len(word)); rule != "" {
+			e.add(fmt.Sprintf("%s.command[%d]", at, i), rule, "")
 		}
 	}
 	e.env(at+".env", c.GetEnv())
 	e.ports(at+".ports", c.GetPorts())
-	e.word(at+".restart_policy", c.GetRestartPolicy(), restartPolicies)
+	if policy, _, counts := strings.Cut(strings.TrimSpace(c.GetRestartPolicy()), ":"); counts && slices.Contains(restartPolicies, strings.ToLower(policy)) {
+		e.add(at+".restart_policy", "takes no number of attempts: write "+strings.ToLower(policy), c.GetRestartPolicy())
+	} else {
+		e.word(at+".restart_policy", c.GetRestartPolicy(), restartPolicies)
+	}
+	e.hardening(at, c)
+	e.stopping(at, c)
 	if n := len(c.GetVolumes()); n > maxEntriesOf {
 		e.addf(at+".volumes", "", "has %d entries, at most %d", n, maxEntriesOf)
 		return full
@@ -221,15 +243,54 @@ func (e *Errors) container(c *controlv1.ContainerSpec) (full string) {
 			e.mount(w+".container_path", v.GetContainerPath(), mounts)
 		}
 	}
-	e.managed(at+".managed_volumes", fromControlVolumes(c.GetManagedVolumes()), mounts)
+	e.managed(at+".managed_volumes", TypeContainer, fromControlVolumes(c.GetManagedVolumes()), mounts)
 	return full
 }
 
-// isText reports whether s can be passed to a process.
+// hardening checks the fields of a container that extend or restrict its rights.
+func (e *Errors) hardening(at string, c *controlv1.ContainerSpec) {
+	if rule := engine.User(c.GetUser()); rule != "" {
+		e.add(at+".user", rule, c.GetUser())
+	}
+	for _, l := range []struct {
+		field string
+		list  []string
+		rule  func(string) string
+	}{{"cap_add", c.GetCapAdd(), engine.Capability}, {"cap_drop", c.GetCapDrop(), engine.Capability}, {"security_opt", c.GetSecurityOpt(), securityOption}} {
+		if len(l.list) > maxLabels {
+			e.addf(at+"."+l.field, "", "has %d entries, at most %d", len(l.list), maxLabels)
+			continue
+		}
+		for i, w := range l.list {
+			if rule := l.rule(strings.TrimSpace(w)); rule != "" {
+				e.add(fmt.Sprintf("%s.%s[%d]", at, l.field, i), rule, w)
+			}
+		}
+	}
+	e.between(at+".pids_limit", c.GetPidsLimit(), -1, maxPids, "; 0 is the agents' default, -1 no limit")
+}
+
+func securityOption(s string) string {
+	if !securityPattern.MatchString(s) {
+		return "must be an option of the engine, such as no-new-privileges=false or seccomp=unconfined"
+	}
+	return engine.SecurityOption(s)
+}
+
+// stopping checks the stop grace period and the stop signal of a container.
+func (e *Errors) stopping(at string, c *controlv1.ContainerSpec) {
+	e.between(at+".stop_grace_period_seconds", int64(c.GetStopGracePeriodSeconds()), 0, int64(policy.MaxStopGrace/time.Second),
+		", the maximum in any cluster; 0 is the agents' default, 30 s")
+	if s := strings.TrimSpace(c.GetStopSignal()); s != "" && !policy.Signal(s) {
+		e.add(at+".stop_signal", "must be a signal of Linux, such as SIGTERM, SIGQUIT or 15", s)
+	}
+}
+
+// isText reports whether s can be passed to a process: it is valid UTF-8 without a NUL byte.
 func isText(s string) bool { return strings.IndexByte(s, 0) < 0 && utf8.ValidString(s) }
 
-// absolute checks the path of a bind mount. Engines that take mounts as text would read a colon as
-// a separator.
+// absolute checks the path of a bind mount, which must be absolute. An engine that takes mounts as text would
+// take a colon for a separator.
 func (e *Errors) absolute(at, p string) bool {
 	switch {
 	case p == "":
@@ -269,22 +330,29 @@ func (e *Errors) env(at string, env map[string]string) {
 		bad := strings.IndexFunc(k, func(r rune) bool { return r == '=' || r > unicode.MaxASCII || !unicode.IsGraphic(r) || r == ' ' })
 		switch {
 		case k == "" || len(k) > 256 || bad >= 0:
-			e.add(at, "names must be 1 to 256 printable ASCII characters without '=' or blanks", k)
+			if len(*e) < maxErrors {
+				*e = append(*e, FieldError{Field: at, path: at + "." + k, Rule: "names must be 1 to 256 printable ASCII characters without '=' or blanks", Value: k})
+			}
 		case !isText(v):
 			e.add(at+"."+k, "must be text without NUL", "")
 		case fromView(v):
 			e.secret(at+"."+k, v)
+		default:
+			if rule := engine.Arg(len(k) + len("=") + len(v)); rule != "" {
+				e.add(at+"."+k, rule, "")
+			}
 		}
 	}
 }
 
-// fromView reports whether a value is the redaction marker or a sealed value.
+// fromView reports whether a value can only have been copied from a view: it is the redaction marker or a
+// sealed value.
 func fromView(value string) bool {
 	_, sealed := pki.SealedUnder(value)
 	return sealed || pki.IsRedacted(value)
 }
 
-// secret refuses the redaction marker and sealed values.
+// secret refuses a secret that is the redaction marker or a sealed value.
 func (e *Errors) secret(at, value string) {
 	if pki.IsRedacted(value) {
 		e.add(at, "is the marker "+pki.Redacted+" that stands for a secret in every view: applying it would replace the secret by the marker; give the real value", "")
@@ -302,7 +370,11 @@ func (e *Errors) ports(at string, ports []*controlv1.Port) {
 		port     int32
 		protocol string
 	}
-	host, same := map[key]int{}, map[key]int{}
+	type claim struct {
+		address string
+		entry   int
+	}
+	host, same := map[key][]claim{}, map[key]int{}
 	for i, p := range ports {
 		w := func(field string) string { return fmt.Sprintf("%s[%d].%s", at, i, field) }
 		if h := p.GetHostPort(); h < 0 || h > 65535 {
@@ -310,6 +382,11 @@ func (e *Errors) ports(at string, ports []*controlv1.Port) {
 		}
 		if c := p.GetContainerPort(); c < 1 || c > 65535 {
 			e.between(w("container_port"), int64(c), 1, 65535, "")
+		}
+		if a := strings.TrimSpace(p.GetAddress()); a != "" {
+			if rule := listenAddress(a); rule != "" {
+				e.add(w("address"), rule, a)
+			}
 		}
 		protocol := protocolOf(p.GetProtocol())
 		if protocol != "tcp" && protocol != "udp" {
@@ -319,11 +396,13 @@ func (e *Errors) ports(at string, ports []*controlv1.Port) {
 			e.add(w("name"), "must be a service name: "+bounds.ServiceNameRule, n)
 		}
 		if h := p.GetHostPort(); h > 0 {
-			if first, taken := host[key{h, protocol}]; taken {
-				e.addf(w("host_port"), fmt.Sprintf("%d/%s", h, protocol), "is already published by ports[%d]", first)
+			k, address := key{h, protocol}, hostAddress(p.GetAddress())
+			taken := func(c claim) bool { return c.address == "" || address == "" || c.address == address }
+			if at := slices.IndexFunc(host[k], taken); at >= 0 {
+				e.addf(w("host_port"), fmt.Sprintf("%d/%s", h, protocol), "is already published by ports[%d]", host[k][at].entry)
 				continue
 			}
-			host[key{h, protocol}] = i
+			host[k] = append(host[k], claim{address, i})
 			continue
 		}
 		c := p.GetContainerPort()
@@ -345,7 +424,7 @@ func protocolOf(p string) string {
 func (e *Errors) compose(c *controlv1.ComposeSpec) {
 	const at = "spec.compose"
 	e.env(at+".env", c.GetEnv())
-	e.managed(at+".managed_volumes", fromControlVolumes(c.GetManagedVolumes()), nil)
+	e.managed(at+".managed_volumes", TypeCompose, fromControlVolumes(c.GetManagedVolumes()), nil)
 	if isGit(c) {
 		e.gitRepo(at+".git_repo", c.GetGitRepo())
 		if ref := c.GetGitRef(); len(ref) > 256 || strings.HasPrefix(ref, "-") || strings.ContainsAny(ref, " \t\r\n") || !printable(ref) {
@@ -388,14 +467,14 @@ func (e *Errors) gitRepo(at, repo string) {
 	}
 	u, err := url.Parse(repo)
 	if err == nil && u.Scheme == "file" {
-		// A repository on the node.
+		// The URL of a file names a repository on the node's own disk.
 		if u.Host != "" || !path.IsAbs(u.Path) || u.User != nil {
 			e.add(at, "must name an absolute path on the nodes: file:///srv/stack.git", "")
 		}
 		return
 	}
 	if err != nil || u.Host == "" {
-		// The scp-like form cannot hold a password.
+		// A Git URL like that of scp (user@host:path) cannot contain a password.
 		user, rest, ok := strings.Cut(repo, "@")
 		host, p, colon := strings.Cut(rest, ":")
 		if !ok || !colon || user == "" || host == "" || p == "" || strings.ContainsAny(user, ":/") {
@@ -415,16 +494,13 @@ func (e *Errors) gitRepo(at, repo string) {
 	}
 }
 
-// placement checks the fields that only the planner uses.
+// placement checks the fields of a specification that only the planner uses.
 func (e *Errors) placement(id string, s *controlv1.WorkloadSpec) {
-	e.between("spec.count", int64(s.Count), 0, MaxCount, "")
-	if s.Count > 0 && s.Count <= MaxCount && id != "" && bounds.ValidID(id) {
-		if last := memberID(id, int(s.Count)-1); !bounds.ValidID(last) {
-			e.add("workload_id", "is too long to make <id>-<n> from it: at most 128 characters together", last)
-		}
-		if s.Group != "" && s.Group != id {
-			e.addf("spec.group", s.Group, "must be empty or %q: the members that count makes form the group of that name", id)
-		}
+	e.job(id, s)
+	e.healing(s)
+	e.between("spec.count", int64(s.GetCount()), 0, MaxCount, "")
+	if s.Count != nil {
+		e.members("count", id, s, int(s.GetCount()))
 	}
 	if s.Group != "" && !bounds.ValidID(s.Group) {
 		e.add("spec.group", idRule, s.Group)
@@ -439,6 +515,7 @@ func (e *Errors) placement(id string, s *controlv1.WorkloadSpec) {
 	}
 	e.healthCheck(s)
 	e.update(s)
+	e.rules(id, s)
 	if len(s.Labels) > maxLabels {
 		e.addf("spec.labels", "", "has %d entries, at most %d", len(s.Labels), maxLabels)
 	} else {

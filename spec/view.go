@@ -11,17 +11,17 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Detail selects how much of a workload a view shows.
+// Detail says how much of a workload a view shows.
 type Detail bool
 
-// Brief is for lists. Full adds the specification with its secrets redacted.
+// Brief is the detail for lists. Full adds the specification with its secrets redacted.
 const (
 	Brief Detail = false
 	Full  Detail = true
 )
 
-// WorkloadView converts a record for users and legacy v1 clients. Status is one of the ten words of
-// RULES. If the stored specification cannot be read, its fields stay empty.
+// WorkloadView converts the record of a workload to its form for users and legacy v1 clients. Status is one
+// of the ten words in docs/RULES.md. If the stored specification cannot be read, its fields are empty.
 func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 	v := &controlv1.WorkloadView{
 		WorkloadId:             w.ID,
@@ -49,6 +49,14 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		Health:                 w.Actual.Health,
 		Namespace:              w.In(),
 	}
+	if kind := KindOf(w); kind != KindService {
+		v.Kind = kind
+	}
+	v.Template, v.Owner = templateView(w), w.Owner
+	if w.Run != nil {
+		v.ScheduledAt = stamp(w.Run.ScheduledAt)
+	}
+	v.JobResult = jobResultView(w.Result, detail)
 	if w.Reason.Code != "" || w.Reason.Message != "" {
 		v.Reason = &controlv1.ReasonDetail{
 			Code: w.Reason.Code, Message: w.Reason.Message, LastTransition: stamp(w.Reason.At),
@@ -59,7 +67,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		v.FailureReason = orElse(w.Reason.Message, orElse(w.Actual.Message, w.Reason.Code))
 	}
 	for _, p := range w.Actual.Ports {
-		port := &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.ContainerPort), Protocol: p.Protocol}
+		port := &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.ContainerPort), Protocol: p.Protocol, Address: p.Address}
 		for _, n := range w.Demand.PortNames {
 			if port.Name == "" && n.Names(p) {
 				port.Name = n.Name
@@ -85,7 +93,22 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 	return v
 }
 
-// ControlGeneration converts a generation for the control API. It is nil for zero.
+// jobResultView converts the result of a finished job; nil if there is none. Lists do not show the output.
+func jobResultView(r *fsm.JobResult, detail Detail) *controlv1.JobResult {
+	if r == nil {
+		return nil
+	}
+	out := &controlv1.JobResult{Succeeded: r.Succeeded, FinishedAt: stamp(r.At), NodeId: r.Node, Message: r.Message}
+	if x := r.Exit; x != nil {
+		out.Exit = &controlv1.Exit{Code: x.Code, StartedAt: stamp(x.StartedAt), EndedAt: stamp(x.EndedAt)}
+		if detail == Full {
+			out.Exit.Output = x.Output
+		}
+	}
+	return out
+}
+
+// ControlGeneration converts a generation to its message in the control API; nil if it is zero.
 func ControlGeneration(g fsm.Generation) *controlv1.Generation {
 	if g.IsZero() {
 		return nil
@@ -93,8 +116,8 @@ func ControlGeneration(g fsm.Generation) *controlv1.Generation {
 	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// LastActions returns the actions of the agent on a workload as of the last order that timed out,
-// newest first.
+// LastActions returns the recent tasks of the agent about a workload, as they were read when the last order
+// timed out, newest first.
 func LastActions(w *fsm.Workload) []*controlv1.WorkloadAction {
 	var out []*controlv1.WorkloadAction
 	for _, a := range w.Actions {
@@ -106,7 +129,8 @@ func LastActions(w *fsm.Workload) []*controlv1.WorkloadAction {
 	return out
 }
 
-// source returns the image, the Git repository without credentials, or "inline".
+// source returns, for views, what a workload is made from: the image, the Git repository without credentials,
+// or "inline".
 func source(s *controlv1.WorkloadSpec) string {
 	switch s.GetType() {
 	case TypeContainer:
@@ -124,8 +148,8 @@ func source(s *controlv1.WorkloadSpec) string {
 	return s.GetVm().GetOsImage()
 }
 
-// NodeView converts a node. Available is the total less the allocations, never below 0. Measured
-// usage and the end of the lease are left to the leader.
+// NodeView converts the record of a node for users. Available resources are the totals minus the reserved
+// ones, never below 0. The caller adds measured usage and the end of the lease, which only the leader knows.
 func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 	f := &n.Facts
 	v := &controlv1.NodeView{
@@ -141,7 +165,7 @@ func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 		TotalMemoryMb:          f.Memory,
 		AvailableMemoryMb:      max(0, f.Memory-a.Memory),
 		SupportedWorkloadTypes: slices.Clone(f.Types),
-		Labels:                 labelMap(f.Labels),
+		Labels:                 labelMap(n.Labels()),
 		Cordoned:               n.Cordoned,
 		ReservedCpuMillicores:  a.CPU,
 		ReservedMemoryMb:       a.Memory,
@@ -151,13 +175,27 @@ func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 		SelfFencing:            f.SelfFencing,
 		FenceBoundSeconds:      f.FenceBound,
 	}
-	for _, t := range f.Taints {
-		v.Taints = append(v.Taints, &controlv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
+	for _, t := range n.Taints() {
+		v.Taints = append(v.Taints, &controlv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect, Seconds: t.Seconds, Since: stamp(t.Since)})
+	}
+	for _, l := range n.Set.Labels {
+		if l.Removed {
+			v.RemovedLabels = append(v.RemovedLabels, l.Key)
+		} else {
+			v.SetLabels = append(v.SetLabels, l.Key)
+		}
+	}
+	for _, t := range n.Set.Taints {
+		if t.Removed {
+			v.RemovedTaints = append(v.RemovedTaints, t.Key)
+		} else {
+			v.SetTaints = append(v.SetTaints, t.Key)
+		}
 	}
 	for i, p := range f.Pools {
 		pool := &controlv1.StoragePoolView{Name: p.Name, Type: p.Type, TotalGb: p.Total}
 		for _, use := range a.Disk {
-			// An empty name stands for the node's first pool.
+			// An empty pool name stands for the node's first pool.
 			if use.Pool == p.Name || use.Pool == "" && i == 0 {
 				pool.ReservedGb += use.GB
 			}
@@ -178,7 +216,7 @@ func labelMap(labels []fsm.Label) map[string]string {
 	return out
 }
 
-// stamp converts Unix nanoseconds; it returns nil for 0.
+// stamp converts Unix nanoseconds to a protobuf timestamp; it returns nil for 0.
 func stamp(nanos int64) *timestamppb.Timestamp {
 	if nanos == 0 {
 		return nil

@@ -10,20 +10,22 @@ import (
 	"net/netip"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/engine"
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// MetadataVMSpec is the reserved metadata key that holds a whole VM in the agent API's field names,
-// as base64 of JSON (contract/wire-control.md). It replaces vm if it can be decoded.
+// MetadataVMSpec is the reserved metadata key that holds a whole VM in the agent API's field names, as base64
+// of JSON (contract/wire-control.md). If the VM can be decoded, it replaces the field vm.
 const MetadataVMSpec = "persys.vm_spec_b64"
 
-// defaultDiskGB is the contract's default size of a disk.
+// defaultDiskGB is the size of a VM's disk that names no size, as the contract defines it.
 const defaultDiskGB = 20
 
 func decodeVM(b64 string) (*agentv1.VMSpec, error) {
@@ -38,13 +40,14 @@ func decodeVM(b64 string) (*agentv1.VMSpec, error) {
 	return v, nil
 }
 
-// encodeVM is the inverse of decodeVM. Equal VMs give equal bytes.
+// encodeVM encodes a VM for the reserved metadata key; it is the inverse of decodeVM. Equal VMs give equal
+// bytes.
 func encodeVM(v *agentv1.VMSpec) (string, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(v)
 	if err != nil {
 		return "", err
 	}
-	// protojson varies its white space at random.
+	// Remove the random white space that protojson adds.
 	var b bytes.Buffer
 	if err := json.Compact(&b, raw); err != nil {
 		return "", err
@@ -52,8 +55,8 @@ func encodeVM(v *agentv1.VMSpec) (string, error) {
 	return base64.StdEncoding.EncodeToString(b.Bytes()), nil
 }
 
-// vmOf returns the effective VM of a specification in the agent API, without the fields that depend
-// on the workload's id. fromMetadata reports whether the VM came from the reserved key.
+// vmOf returns the VM that a specification describes, in the form of the agent API, without the fields that
+// depend on the workload's id. fromMetadata reports whether the VM was under the reserved metadata key.
 func vmOf(s *controlv1.WorkloadSpec) (v *agentv1.VMSpec, fromMetadata bool) {
 	if b64, ok := s.Metadata[MetadataVMSpec]; ok {
 		if v, err := decodeVM(b64); err == nil {
@@ -66,8 +69,25 @@ func vmOf(s *controlv1.WorkloadSpec) (v *agentv1.VMSpec, fromMetadata bool) {
 	return normaliseVM(translateVM(s.GetVm())), false
 }
 
-// vmQuota returns the CPU quota of a VM in millicores; 0 if the number of processors is the only
-// limit.
+// guestMACs returns the Ethernet addresses of a virtual machine in its normalised specification, sorted. An
+// address that the specification does not set is the one that agents derive from the workload's id.
+func guestMACs(cluster, id string, s *controlv1.WorkloadSpec) []string {
+	v, _ := vmOf(s)
+	var out []string
+	for i, n := range v.GetNetworks() {
+		mac := n.GetMacAddress()
+		if mac == "" && cluster != "" {
+			mac = engine.GuestMAC(cluster, id, i)
+		}
+		if mac != "" {
+			out = append(out, mac)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// vmQuota returns the CPU quota of a VM in millicores; 0 if the number of processors is the only limit.
 func vmQuota(s *controlv1.WorkloadSpec, v *agentv1.VMSpec) int64 {
 	n := cmp.Or(s.GetResources().GetCpuMillicores(), v.GetCpuMillicores())
 	if n >= int64(v.GetVcpus())*1000 {
@@ -76,8 +96,8 @@ func vmQuota(s *controlv1.WorkloadSpec, v *agentv1.VMSpec) int64 {
 	return n
 }
 
-// translateVM translates a VM from the control API to the agent API by the contract's table. Beyond
-// the table, every disk gets a device of its own, its size and its pool.
+// translateVM translates a VM from the control API to the agent API by the contract's table. In addition to
+// the table, every disk gets a device name of its own, its size and its pool.
 func translateVM(v *controlv1.VMSpec) *agentv1.VMSpec {
 	out := &agentv1.VMSpec{
 		Vcpus: v.GetVcpus(), MemoryMb: v.GetMemoryMb(), OsImage: v.GetOsImage(),
@@ -91,7 +111,7 @@ func translateVM(v *controlv1.VMSpec) *agentv1.VMSpec {
 		out.Disks = append(out.Disks, &agentv1.DiskConfig{Device: d.GetMountPoint(), SizeGb: size, Pool: d.GetPoolName()})
 	}
 	for _, n := range v.GetNetworks() {
-		out.Networks = append(out.Networks, &agentv1.NetworkConfig{Network: n.GetBridge(), IpAddress: n.GetStaticIp()})
+		out.Networks = append(out.Networks, &agentv1.NetworkConfig{Network: n.GetBridge(), IpAddress: n.GetStaticIp(), MacAddress: n.GetMacAddress()})
 	}
 	if c := v.GetCloudInit(); c != nil {
 		out.CloudInitConfig = &agentv1.CloudInitConfig{
@@ -105,7 +125,7 @@ func translateVM(v *controlv1.VMSpec) *agentv1.VMSpec {
 	return out
 }
 
-// normaliseVM fills in defaults in place. It is idempotent.
+// normaliseVM fills the defaults of a VM in place. It is idempotent.
 func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
 	used := map[string]bool{}
 	for _, d := range v.Disks {
@@ -128,9 +148,13 @@ func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
 	for _, n := range v.Networks {
 		n.Network = orElse(strings.TrimSpace(n.GetNetwork()), "default")
 		n.MacAddress = strings.ToLower(strings.TrimSpace(n.GetMacAddress()))
+		if hw, err := net.ParseMAC(n.MacAddress); err == nil {
+			n.MacAddress = hw.String() // the form with colons
+		}
 		n.IpAddress = strings.TrimSpace(n.GetIpAddress())
 	}
-	// user_data of the message takes precedence over the text (contract/wire-agent.md).
+	// The field user_data of cloud_init takes precedence over cloud-init as one text
+	// (contract/wire-agent.md).
 	if v.CloudInit != "" {
 		if v.CloudInitConfig == nil {
 			v.CloudInitConfig = &agentv1.CloudInitConfig{}
@@ -145,7 +169,7 @@ func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
 	return v
 }
 
-// freeDevice returns the first of vda, vdb, … (sda, … for cdroms) that no disk uses.
+// freeDevice returns the first device name that no disk uses: vda, vdb, …, or sda, sdb, … for cdroms.
 func freeDevice(kind string, used map[string]bool) string {
 	prefix := "vd"
 	if kind == "cdrom" {
@@ -172,8 +196,8 @@ func orElse(s, otherwise string) string {
 	return s
 }
 
-// projectVM converts a VM of the reserved key to the control API, as far as it can express the VM,
-// without cloud-init.
+// projectVM converts a VM from the agent API to the control API. It leaves out cloud-init and the fields that
+// the control API does not have.
 func projectVM(v *agentv1.VMSpec) *controlv1.VMSpec {
 	out := &controlv1.VMSpec{
 		Vcpus: v.GetVcpus(), MemoryMb: v.GetMemoryMb(), OsImage: v.GetOsImage(),
@@ -183,12 +207,13 @@ func projectVM(v *agentv1.VMSpec) *controlv1.VMSpec {
 		out.Disks = append(out.Disks, &controlv1.DiskConfig{SizeGb: d.GetSizeGb(), MountPoint: d.GetDevice()})
 	}
 	for _, n := range v.GetNetworks() {
-		out.Networks = append(out.Networks, &controlv1.NetworkConfig{Bridge: n.GetNetwork(), Dhcp: n.GetIpAddress() == "", StaticIp: n.GetIpAddress()})
+		out.Networks = append(out.Networks, &controlv1.NetworkConfig{Bridge: n.GetNetwork(), Dhcp: n.GetIpAddress() == "", StaticIp: n.GetIpAddress(), MacAddress: n.GetMacAddress()})
 	}
 	return out
 }
 
-// vmNames holds the field names of a VM in the form that the author used.
+// vmNames holds the names that error messages use for the fields of a VM: the names of the form in which the
+// author wrote it.
 type vmNames struct{ base, device, network, ip, cloudInit, pool string }
 
 func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
@@ -213,10 +238,34 @@ func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
 	case fromMetadata:
 		names = vmNames{key, ".device", ".network", ".ip_address", ".cloud_init_config", ".pool"}
 	}
-	e.vm(v, names)
+	e.vm(v, names, int(s.GetCount()))
 }
 
-func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
+// once checks that no two network cards have the same address. taken holds the field of each address so far.
+func (e *Errors) once(at, key, value string, taken map[string]string) {
+	if other, twice := taken[key]; twice {
+		e.add(at, "is already that of "+other, value)
+		return
+	}
+	taken[key] = at
+}
+
+// guestAddress checks the static address of a VM's network card.
+func (e *Errors) guestAddress(at, ip string) {
+	address, err := netip.ParseAddr(ip)
+	if p, bad := netip.ParsePrefix(ip); bad == nil {
+		address, err = p.Addr(), nil
+	}
+	switch {
+	case err != nil:
+		e.add(at, "must be an IP address, with or without a prefix length", ip)
+	case address.IsUnspecified() || address.IsMulticast() || address.IsLoopback():
+		e.add(at, "must be the address of one machine in its network", ip)
+	}
+}
+
+// vm checks a virtual machine. members is the number of workloads that its `count` creates.
+func (e *Errors) vm(v *agentv1.VMSpec, n vmNames, members int) {
 	e.between(n.base+".vcpus", int64(v.GetVcpus()), 1, MaxCPU/1000, "")
 	e.between(n.base+".cpu_millicores", v.GetCpuMillicores(), 0, MaxCPU, " millicores")
 	e.between(n.base+".memory_mb", v.GetMemoryMb(), 1, MaxMemory, " MiB")
@@ -228,14 +277,20 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 	for i, d := range v.Disks {
 		at := fmt.Sprintf("%s.disks[%d]", n.base, i)
 		e.between(at+".size_gb", d.GetSizeGb(), 0, MaxDisk, " GB")
+		cdrom := d.GetType() == "cdrom"
 		if !devicePattern.MatchString(d.GetDevice()) {
-			e.add(at+n.device, "must be a device name such as vda", d.GetDevice())
+			e.add(at+n.device, "must be a device name such as vda: vd, sd, hd or xvd and one or two letters", d.GetDevice())
+		} else if cdrom && strings.HasPrefix(d.GetDevice(), "vd") {
+			e.add(at+n.device, "must be a device of another bus than virtio, which has no removable media: write sda", d.GetDevice())
 		} else if first, taken := devices[d.GetDevice()]; taken {
 			e.addf(at+n.device, d.GetDevice(), "is already the device of disks[%d]", first)
 		}
 		devices[d.GetDevice()] = i
 		e.word(at+".format", d.GetFormat(), []string{"qcow2", "raw", "iso"})
 		e.word(at+".type", d.GetType(), []string{"disk", "cdrom"})
+		if cdrom && d.GetPath() == "" && d.GetPool() == "" {
+			e.add(at+".path", "must be set for a cdrom", "")
+		}
 		if p := d.GetPool(); p != "" && !bounds.ValidID(p) {
 			e.add(at+n.pool, idRule, p)
 		}
@@ -249,21 +304,27 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 		e.addf(n.base+".networks", "", "has %d entries, at most 64", len(v.Networks))
 		return
 	}
+	taken := map[string]string{}
 	for i, nic := range v.Networks {
 		at := fmt.Sprintf("%s.networks[%d]", n.base, i)
 		if !bounds.ValidID(nic.GetNetwork()) {
 			e.add(at+n.network, idRule, nic.GetNetwork())
 		}
 		if mac := nic.GetMacAddress(); mac != "" {
-			if hw, err := net.ParseMAC(mac); err != nil || len(hw) != 6 {
-				e.add(at+".mac_address", "must be like 52:54:00:12:34:56", mac)
+			if rule := engine.MAC(mac); rule != "" {
+				e.add(at+".mac_address", rule, mac)
+			}
+			e.once(at+".mac_address", "mac "+mac, mac, taken)
+			if members > 1 {
+				e.addf(at+".mac_address", mac, "is for one machine, and count makes %d; leave it out and each one gets its own", members)
 			}
 		}
 		if ip := nic.GetIpAddress(); ip != "" {
-			if _, err := netip.ParseAddr(ip); err != nil {
-				if _, err := netip.ParsePrefix(ip); err != nil {
-					e.add(at+n.ip, "must be an IP address, with or without a prefix length", ip)
-				}
+			e.guestAddress(at+n.ip, ip)
+			address, _, _ := strings.Cut(ip, "/")
+			e.once(at+n.ip, nic.GetNetwork()+" "+address, ip, taken)
+			if members > 1 {
+				e.addf(at+n.ip, ip, "is for one machine, and count makes %d; leave it out and the network gives each one", members)
 			}
 		}
 	}
@@ -274,14 +335,20 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 	for _, part := range cloudInitParts(v.GetCloudInitConfig()) {
 		at := n.base + n.cloudInit + "." + part.name
 		total += len(*part.text)
-		// Existing tools expect the prefix of the rule.
+		// Existing tools expect the prefix "cloud-init-invalid".
 		if len(*part.text) > maxCloudInit {
 			e.addf(at, "", "cloud-init-invalid: is %d bytes, at most %d", len(*part.text), maxCloudInit)
 		}
 		if strings.ContainsRune(*part.text, 0) {
 			e.add(at, "cloud-init-invalid: must hold no NUL byte", "")
 		}
-		e.secret(at, *part.text)
+		before := len(*e)
+		if e.secret(at, *part.text); len(*e) > before {
+			continue
+		}
+		if rule := cloudInitRule(part.name, *part.text); rule != "" && len(*part.text) <= maxCloudInit {
+			e.add(at, "cloud-init-invalid: "+rule, "")
+		}
 	}
 	if total > maxCloudInit {
 		e.addf(n.base+n.cloudInit, "", "cloud-init-invalid: all parts together are %d bytes, at most %d", total, maxCloudInit)
@@ -292,16 +359,20 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 			e.add(at+".user", "must be the name of a user: a lower-case letter, then at most 31 of a-z, 0-9, _ and -", l.GetUser())
 		}
 		if l.GetPassword() == "" && len(l.GetSshAuthorizedKeys()) == 0 {
-			e.add(at, "needs a password or ssh_authorized_keys: nobody could get in", "")
+			e.add(at, "needs a password or ssh_authorized_keys: without them nobody could log in", "")
 		}
 		e.secret(at+".password", l.GetPassword())
 		for i, key := range l.GetSshAuthorizedKeys() {
-			if len(strings.Fields(key)) < 2 || !printable(key) {
-				e.add(fmt.Sprintf("%s.ssh_authorized_keys[%d]", at, i), "must be a public key in one line, such as ssh-ed25519 AAAA… name", key)
+			const rule = "must be a public key in one line, such as ssh-ed25519 AAAA… name"
+			switch {
+			case strings.Contains(key, "PRIVATE KEY"):
+				e.add(fmt.Sprintf("%s.ssh_authorized_keys[%d]", at, i), rule+"; this is a private key: never send it", "")
+			case len(strings.Fields(key)) < 2 || !printable(key):
+				e.add(fmt.Sprintf("%s.ssh_authorized_keys[%d]", at, i), rule, key)
 			}
 		}
 	}
-	e.managed(n.base+".managed_volumes", v.GetManagedVolumes(), map[string]string{})
+	e.managed(n.base+".managed_volumes", TypeVM, v.GetManagedVolumes(), map[string]string{})
 }
 
 var loginPattern = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
@@ -311,7 +382,7 @@ type textPart struct {
 	text *string
 }
 
-// cloudInitParts returns pointers to the four documents, in a fixed order.
+// cloudInitParts returns pointers to the texts of the four documents of cloud-init, in a fixed order.
 func cloudInitParts(c *agentv1.CloudInitConfig) []textPart {
 	if c == nil {
 		return nil

@@ -33,7 +33,7 @@ func toControlVolumes(in []*agentv1.ManagedVolumeSpec) []*controlv1.ManagedVolum
 	return out
 }
 
-// normaliseVolumes fills in defaults and sorts by name. It is idempotent.
+// normaliseVolumes fills the defaults of volumes and sorts them by name. It is idempotent.
 func normaliseVolumes(volumes []*agentv1.ManagedVolumeSpec) []*agentv1.ManagedVolumeSpec {
 	for _, v := range volumes {
 		v.Name = strings.TrimSpace(v.GetName())
@@ -63,9 +63,10 @@ func driverOf(s string) string {
 	return s
 }
 
-// managed validates volumes. mounts holds the mount paths in use; it is nil for a stack, whose file
-// says where volumes are mounted.
-func (e *Errors) managed(at string, volumes []*agentv1.ManagedVolumeSpec, mounts map[string]string) {
+// managed checks the managed volumes of a workload. kind is the type of the workload. mounts holds the mount
+// paths that are in use already. It is nil for a stack, because the Compose file defines where volumes are
+// mounted.
+func (e *Errors) managed(at, kind string, volumes []*agentv1.ManagedVolumeSpec, mounts map[string]string) {
 	if len(volumes) > maxEntriesOf {
 		e.addf(at, "", "has %d entries, at most %d", len(volumes), maxEntriesOf)
 		return
@@ -82,6 +83,13 @@ func (e *Errors) managed(at string, volumes []*agentv1.ManagedVolumeSpec, mounts
 		names[name] = i
 		e.word(w+".driver", driverOf(v.GetDriver()), volumeDrivers)
 		e.between(w+".size_gb", v.GetSizeGb(), 0, MaxDisk, " GB")
+		ceph := driverOf(v.GetDriver()) == "ceph-rbd"
+		if v.GetSizeGb() == 0 && (kind == TypeVM || ceph) {
+			e.add(w+".size_gb", "must be set: a volume of a virtual machine or of ceph-rbd is a disk with a size", "")
+		}
+		if fs := strings.ToLower(strings.TrimSpace(v.GetFsType())); fs != "" && kind != TypeVM && (ceph || v.GetSizeGb() > 0 && driverOf(v.GetDriver()) == "local") {
+			e.word(w+".fs_type", fs, []string{"ext4", "xfs"})
+		}
 		e.word(w+".retain_policy", v.GetRetainPolicy(), []string{"Delete", "Retain"})
 		if mounts == nil {
 			if v.GetMountPath() != "" {

@@ -10,7 +10,7 @@ import (
 // Kind is the type of a metric, as Prometheus writes it.
 type Kind string
 
-// The kinds.
+// The kinds of metrics.
 const (
 	KindCounter   Kind = "counter"
 	KindGauge     Kind = "gauge"
@@ -26,16 +26,18 @@ type Metric struct {
 	Help   string
 }
 
-// Emit sends one value while a Set is read. It needs as many label values as the metric has labels.
+// Emit reports the present value of a metric while a Set is scraped. The number of labels must be that of the
+// metric.
 type Emit func(v Value, n float64, labels ...string)
 
-// Value is a metric whose value is read at each scrape.
+// Value is a declared metric whose value is read at each scrape.
 type Value struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
 }
 
-// Set is the metrics of one program. Their names share a prefix. Declare all metrics before registering it.
+// Set is the set of metrics of one program. Their names share a prefix. All metrics must be declared
+// before the Set is registered.
 type Set struct {
 	prefix     string
 	metrics    []Metric
@@ -44,7 +46,7 @@ type Set struct {
 	read       []func(Emit)
 }
 
-// NewSet makes an empty set; prefix ends in an underscore.
+// NewSet makes a Set without metrics. prefix must end with an underscore.
 func NewSet(prefix string) *Set { return &Set{prefix: prefix} }
 
 func (s *Set) declare(kind Kind, name, help string, labels []string) string {
@@ -97,12 +99,12 @@ func (s *Set) Summary(name, help string) prometheus.Summary {
 	return add(s, prometheus.NewSummary(prometheus.SummaryOpts{Name: s.declare(KindSummary, name, help, nil), Help: help}))
 }
 
-// ReadGauge declares a gauge that a function given to Read emits.
+// ReadGauge declares a gauge whose value is read at each scrape, by a function given to Read.
 func (s *Set) ReadGauge(name, help string, labels ...string) Value {
 	return s.value(KindGauge, prometheus.GaugeValue, name, help, labels)
 }
 
-// ReadCounter declares a counter that a function given to Read emits.
+// ReadCounter declares a counter whose value is read at each scrape, by a function given to Read.
 func (s *Set) ReadCounter(name, help string, labels ...string) Value {
 	return s.value(KindCounter, prometheus.CounterValue, name, help, labels)
 }
@@ -113,10 +115,11 @@ func (s *Set) value(kind Kind, of prometheus.ValueType, name, help string, label
 	return v
 }
 
-// Read makes f be called at every scrape.
+// Read registers a function f. At every scrape f is called and emits the values of the metrics declared by
+// ReadGauge and ReadCounter.
 func (s *Set) Read(f func(Emit)) { s.read = append(s.read, f) }
 
-// Metrics lists the declared metrics, by name.
+// Metrics lists the declared metrics, sorted by name.
 func (s *Set) Metrics() []Metric {
 	return slices.SortedFunc(slices.Values(s.metrics), func(a, b Metric) int { return cmp.Compare(a.Name, b.Name) })
 }

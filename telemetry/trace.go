@@ -28,35 +28,37 @@ import (
 
 // TraceConfig configures the export of spans.
 type TraceConfig struct {
-	// Endpoint is the OTLP/HTTP receiver: host:port, or a URL. Empty: no traces.
+	// Endpoint is the address of the OTLP/HTTP receiver: host:port, or a URL. If it is empty, no traces are
+	// made.
 	Endpoint string
-	// Insecure uses plain HTTP for an endpoint without a scheme.
+	// Insecure selects plain HTTP if Endpoint has no scheme.
 	Insecure bool
 	// Service, Version and Instance identify the program in every span.
 	Service, Version, Instance string
-	// Log gets a line, at most once a minute, if spans cannot be sent.
+	// Log is where a warning is written, at most once a minute, while spans cannot be sent.
 	Log *slog.Logger
 }
 
-// Traces makes spans and passes their context between processes as W3C trace context. A nil Traces is off
-// and adds nothing to any call.
+// Traces makes spans, and passes their context to other processes as W3C trace context. A nil Traces records
+// nothing and adds nothing to calls.
 type Traces struct {
 	provider *sdktrace.TracerProvider
 	carrier  propagation.TextMapPropagator
 }
 
 const (
-	// exportLimit bounds one attempt to send, batchEvery the time for which a span waits for a batch,
-	// queueLimit the spans that wait for the receiver; further spans are dropped.
+	// exportLimit is the time limit of one attempt to send spans. batchEvery is how long a span waits for
+	// others before they are sent together. queueLimit is the maximum number of spans that wait for the
+	// receiver; further spans are dropped.
 	exportLimit = 5 * time.Second
 	batchEvery  = time.Second
 	queueLimit  = 4096
-	// complainEvery is the period of the warning that the receiver does not answer.
+	// complainEvery is the shortest time between two warnings that the receiver does not answer.
 	complainEvery = time.Minute
 )
 
-// StartTraces prepares the exporter. It sends nothing yet and does not fail if the receiver does not
-// answer. It returns nil without an endpoint.
+// StartTraces prepares the sending of spans. It sends nothing yet, and does not fail if the receiver does not
+// answer. If cfg has no endpoint, it returns nil.
 func StartTraces(ctx context.Context, cfg TraceConfig) (*Traces, error) {
 	if cfg.Endpoint == "" {
 		return nil, nil
@@ -114,15 +116,16 @@ func (c TraceConfig) exporter() ([]otlptracehttp.Option, error) {
 	return append(opts, otlptracehttp.WithEndpointURL(u.String())), nil
 }
 
-// roots decides which spans start a trace: those of incoming requests, not those of a program's own loops.
-// Other spans follow their parent, also across processes.
+// roots decides which spans may begin a trace: those of incoming requests, but not those of calls that a
+// background loop of the program makes. All other spans belong to the trace of their parent, also across
+// processes.
 type roots struct{}
 
 // ShouldSample implements sdktrace.Sampler.
 func (roots) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	d := sdktrace.RecordAndSample
 	switch {
-	case p.Kind == trace.SpanKindClient: // a call of a loop, without a request
+	case p.Kind == trace.SpanKindClient: // a loop of the program made the call, without a request of a user
 		d = sdktrace.Drop
 	case p.Kind == trace.SpanKindServer:
 		for _, often := range [...]string{"/Heartbeat", "/RegisterNode", "grpc.health.v1.Health/", "grpc.reflection.", "/ClusterKey", "/Status"} {
@@ -137,7 +140,7 @@ func (roots) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult
 // Description implements sdktrace.Sampler.
 func (roots) Description() string { return "requests from outside" }
 
-// complaining logs failures of the exporter, seldom.
+// complaining is an exporter that logs its failures, at most once every complainEvery.
 type complaining struct {
 	sdktrace.SpanExporter
 	log      *slog.Logger
@@ -145,11 +148,11 @@ type complaining struct {
 
 	mu     sync.Mutex
 	told   time.Time
-	silent int // spans lost since the last warning
+	silent int // number of spans that were lost since the last warning
 }
 
-// ExportSpans implements sdktrace.SpanExporter. It returns no error: the library would pass it to its
-// global handler.
+// ExportSpans implements sdktrace.SpanExporter. It returns no error, because the OpenTelemetry library would
+// pass the error to its global handler.
 func (c *complaining) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	err := c.SpanExporter.ExportSpans(ctx, spans)
 	if err == nil {
@@ -165,10 +168,10 @@ func (c *complaining) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnly
 	return nil
 }
 
-// On reports whether spans are made.
+// On reports whether traces are made.
 func (t *Traces) On() bool { return t != nil }
 
-// Tracer returns the tracer of one part of the program.
+// Tracer returns the tracer for one part of the program.
 func (t *Traces) Tracer(part string) trace.Tracer {
 	if t == nil {
 		return noop.NewTracerProvider().Tracer(part)
@@ -181,7 +184,7 @@ func (t *Traces) grpc() []otelgrpc.Option {
 		otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider())}
 }
 
-// ServerOptions trace incoming calls; none if traces are off.
+// ServerOptions returns the gRPC options that trace incoming calls; none if traces are off.
 func (t *Traces) ServerOptions() []grpc.ServerOption {
 	if t == nil {
 		return nil
@@ -189,7 +192,7 @@ func (t *Traces) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(t.grpc()...))}
 }
 
-// DialOptions trace outgoing calls; none if traces are off.
+// DialOptions returns the gRPC options that trace outgoing calls; none if traces are off.
 func (t *Traces) DialOptions() []grpc.DialOption {
 	if t == nil {
 		return nil
@@ -197,19 +200,19 @@ func (t *Traces) DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(t.grpc()...))}
 }
 
-// Handler traces HTTP requests. It returns next if traces are off.
+// Handler returns a handler that traces the HTTP requests to next. If traces are off, it returns next.
 func (t *Traces) Handler(name string, next http.Handler) http.Handler {
 	if t == nil {
 		return next
 	}
 	return otelhttp.NewHandler(next, name, otelhttp.WithTracerProvider(t.provider), otelhttp.WithPropagators(t.carrier),
 		otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()),
-		// The span has no route yet when the sampler decides about it.
+		// The sampler cannot exclude these requests, because it decides before the span has its route.
 		otelhttp.WithFilter(func(r *http.Request) bool {
 			return r.URL.Path != "/metrics" && r.URL.Path != "/health" && r.URL.Path != "/ready"
 		}),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string {
-			// Name the span by its route: callers choose the path.
+			// The span has the name of the route, not of the path, because callers choose the path.
 			if r.Pattern != "" {
 				return r.Pattern
 			}
@@ -217,7 +220,7 @@ func (t *Traces) Handler(name string, next http.Handler) http.Handler {
 		}))
 }
 
-// Close sends the waiting spans until ctx ends.
+// Close sends the spans that still wait. It gives up when ctx ends.
 func (t *Traces) Close(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -225,7 +228,7 @@ func (t *Traces) Close(ctx context.Context) error {
 	return errors.Join(t.provider.ForceFlush(ctx), t.provider.Shutdown(ctx))
 }
 
-// End ends a span with its outcome.
+// End ends a span and records whether its work failed.
 func End(span trace.Span, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())

@@ -19,18 +19,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Without an endpoint nothing is added to any call.
-func TestOffAddsNothing(t *testing.T) {
+// Without an endpoint for spans, no tracing options are added to calls.
+func TestWithoutEndpointNothingIsTraced(t *testing.T) {
 	off, err := StartTraces(t.Context(), TraceConfig{})
 	if err != nil || off != nil || off.On() {
-		t.Fatalf("%v, %v", off, err)
+		t.Fatalf("StartTraces without an endpoint returned %v, error %v; want nil", off, err)
 	}
 	if n := len(off.ServerOptions()) + len(off.DialOptions()); n != 0 {
 		t.Errorf("%d options", n)
 	}
 	next := http.NewServeMux()
 	if off.Handler("api", next) != http.Handler(next) {
-		t.Error("the handler is wrapped")
+		t.Error("with traces off, Handler returned another handler than the given one")
 	}
 	if _, span := off.Tracer("x").Start(t.Context(), "y"); span.IsRecording() || span.SpanContext().IsValid() {
 		t.Error("a span is made")
@@ -40,7 +40,7 @@ func TestOffAddsNothing(t *testing.T) {
 	}
 }
 
-func TestEndpoints(t *testing.T) {
+func TestEndpointsOfTracesAreChecked(t *testing.T) {
 	for _, c := range []struct {
 		endpoint string
 		ok       bool
@@ -58,14 +58,14 @@ func TestEndpoints(t *testing.T) {
 			t.Errorf("%q: %v", c.endpoint, err)
 		}
 		if err != nil && !strings.Contains(err.Error(), "OTEL_EXPORTER_OTLP_ENDPOINT") {
-			t.Errorf("%q: the error does not name the setting: %v", c.endpoint, err)
+			t.Errorf("with endpoint %q the error does not name the setting: %v", c.endpoint, err)
 		}
 		_ = traces.Close(t.Context())
 	}
 }
 
-// A trace starts at an incoming request, and nowhere else.
-func TestRoots(t *testing.T) {
+// A trace starts at an incoming request. A call that a background loop makes starts no trace.
+func TestTracesStartAtRequests(t *testing.T) {
 	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled, Remote: true})
 	for _, c := range []struct {
 		name   string
@@ -93,7 +93,7 @@ func TestRoots(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := len(memory.GetSpans()) == 1; got != c.want {
-			t.Errorf("%s as %s, with a parent %v: kept %v, want %v", c.name, c.kind, c.parent, got, c.want)
+			t.Errorf("span %s of kind %s (has a parent: %v) was recorded: %v, want %v", c.name, c.kind, c.parent, got, c.want)
 		}
 		if err := traces.Close(t.Context()); err != nil {
 			t.Error(err)
@@ -101,8 +101,8 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-// Health checks and scrapes are no traces.
-func TestLooksAreNoTraces(t *testing.T) {
+// Health checks and scrapes of metrics start no traces.
+func TestHealthChecksAndScrapesStartNoTraces(t *testing.T) {
 	memory := tracetest.NewInMemoryExporter()
 	traces := newTraces(memory, resource.Empty())
 	h := traces.Handler("api", http.NotFoundHandler())
@@ -113,7 +113,7 @@ func TestLooksAreNoTraces(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(memory.GetSpans()); n != 1 {
-		t.Errorf("%d spans are kept, want one", n)
+		t.Errorf("%d spans were recorded, want one", n)
 	}
 	if err := traces.Close(t.Context()); err != nil {
 		t.Error(err)
@@ -127,8 +127,8 @@ func (broken) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error {
 }
 func (broken) Shutdown(context.Context) error { return nil }
 
-// A receiver that does not answer is logged once, and is no error.
-func TestComplainsSeldom(t *testing.T) {
+// If the receiver of spans does not answer, one line is logged, and no error is returned.
+func TestFailedExportsAreLoggedOnce(t *testing.T) {
 	var out bytes.Buffer
 	c := &complaining{SpanExporter: broken{}, log: slog.New(slog.NewJSONHandler(&out, nil)), endpoint: "collector:4318"}
 	for range 5 {
@@ -140,9 +140,9 @@ func TestComplainsSeldom(t *testing.T) {
 		t.Errorf("%d lines: %s", n, out.String())
 	}
 	if !strings.Contains(out.String(), `"endpoint":"collector:4318"`) || !strings.Contains(out.String(), "refused") {
-		t.Errorf("the line says too little: %s", out.String())
+		t.Errorf("the log line lacks the endpoint or the error: %s", out.String())
 	}
 	if c.silent != 12 {
-		t.Errorf("%d spans are to be told of, want 12", c.silent)
+		t.Errorf("%d spans are reported as lost, want 12", c.silent)
 	}
 }

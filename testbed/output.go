@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Output is an io.Writer that keeps all text; it can be read while others write. The zero value is
-// ready for use.
+// Output is an io.Writer that stores all text written to it. It can be read while other goroutines write. The
+// zero value is ready for use.
 type Output struct {
 	mu   sync.Mutex
 	text strings.Builder

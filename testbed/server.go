@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// servers maps the name of a third-party server, which is also its folder under tools/, to the package
-// of its program.
+// servers maps the name of a third-party server to the package of its program. The server's folder under
+// tools/ has the same name.
 var servers = map[string]string{
 	"etcd":    "go.etcd.io/etcd/server/v3",
 	"coredns": ".",
 }
 
-// buildLimit is the time limit of one build.
+// buildLimit is the time limit for building a server.
 const buildLimit = 10 * time.Minute
 
-// Server returns the path of a third-party server: "etcd" or "coredns". The first call builds it from
-// its folder under tools/ into .cache/bin, which takes up to two minutes. A change in the folder leads
-// to a new build.
+// Server returns the path of a third-party server: "etcd" or "coredns". The first call builds it from its
+// folder under tools/ into .cache/bin, which takes up to two minutes. If a file in that folder changes, it is
+// built again.
 func Server(ctx context.Context, name string) (string, error) {
 	pkg, ok := servers[name]
 	if !ok {
@@ -38,8 +38,8 @@ func Server(ctx context.Context, name string) (string, error) {
 	return build(ctx, filepath.Join(root, "tools", name), pkg, filepath.Join(root, ".cache", "bin", name))
 }
 
-// build builds pkg of a module into the file bin-STATE, where STATE is the hash of the module's files,
-// unless that file exists, and removes the builds of other states.
+// build builds the package pkg of a module into the file bin-STATE, unless that file exists. STATE is the
+// hash of the module's files. build removes the files of other states.
 func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	state, err := stateOf(module)
 	if err != nil {
@@ -49,7 +49,7 @@ func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(bin), 0o755); err != nil {
 		return "", err
 	}
-	release, err := Lock(ctx, buildLimit, bin+".lock") // test processes of several packages may build it at the same time
+	release, err := Lock(ctx, buildLimit, bin+".lock") // test processes of several packages may build it at the same time, so take a lock
 	if err != nil {
 		return "", err
 	}
@@ -57,7 +57,8 @@ func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	if _, err := os.Stat(at); err == nil {
 		return at, nil
 	}
-	// Under another name first: an interrupted build must not leave a partial program.
+	// The program is built under another name first, so that an interrupted build leaves no incomplete
+	// program.
 	part := bin + ".part"
 	defer os.Remove(part)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", part, pkg)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A server is built again if, and only if, a file of its module has changed.
+// A server is built again if a file of its module has changed, and only then.
 func TestServerIsBuiltForEachState(t *testing.T) {
 	module, bins := t.TempDir(), t.TempDir()
 	write := func(name, text string) {
@@ -34,14 +34,14 @@ func TestServerIsBuiltForEachState(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := os.Stat(made()); err != nil || !os.SameFile(mark, again) {
-		t.Errorf("nothing changed, and the program was built again: %v", err)
+		t.Errorf("no file of the module changed, but the program was built again: %v", err)
 	}
 	write("go.sum", "")
 	second := made()
 	write("main.go", "package main\n\nfunc main() { println(1) }\n")
 	third := made()
 	if first == second || second == third {
-		t.Errorf("three states were built as %s, %s, %s", first, second, third)
+		t.Errorf("three states of the module were built as %s, %s, %s; want three different files", first, second, third)
 	}
 	left := func() []string {
 		t.Helper()
@@ -56,14 +56,14 @@ func TestServerIsBuiltForEachState(t *testing.T) {
 	}
 	write("main.go", "package main\n\nfunc main() { nothing }\n")
 	if _, err := build(t.Context(), module, ".", filepath.Join(bins, "server")); err == nil || !strings.Contains(err.Error(), "undefined: nothing") {
-		t.Errorf("a program that does not compile: %v", err)
+		t.Errorf("building a program that does not compile returned %v, want the compiler's error", err)
 	}
 	if got := left(); !slices.Equal(got, []string{third}) {
-		t.Errorf("after a failed build the folder has %v, want %s", got, third)
+		t.Errorf("after a failed build the folder contains %v, want %s", got, third)
 	}
 }
 
-// A second Lock fails while the first is held, and succeeds after its release.
+// A second Lock on the same file fails while the first is held, and succeeds after the release of the first.
 func TestLockIsExclusive(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lock")
 	release, err := Lock(t.Context(), time.Second, file)

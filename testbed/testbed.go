@@ -1,5 +1,5 @@
-// Package testbed holds helpers of tests: Need checks the prerequisites of the machine, Server builds
-// etcd and CoreDNS, Until, Within and Poll wait for a condition, and Output collects the output of a
+// Package testbed holds helper functions for tests: Need checks what a test needs from the machine, Server
+// builds etcd and CoreDNS, Until, Within and Poll wait for a condition, and Output collects the output of a
 // program that still runs.
 package testbed
 
@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// Judged reports whether the environment has CI=true. Then no test may be skipped.
+// Judged reports whether the tests run with CI=true. Then no test may be skipped.
 func Judged() bool { return os.Getenv("CI") == "true" }
 
 // SkipNotice begins the message of a test that is skipped.
 const SkipNotice = "SKIPPED, NOTHING TESTED"
 
-// Need ends the test if lacks is not nil: lacks says why the machine does not have the prerequisite
-// what. With CI=true the test fails, otherwise it is skipped with SkipNotice.
+// Need ends the test if lacks is not nil. what is a thing that the test needs, and the error lacks says why
+// this machine does not have it. With CI=true the test fails; otherwise it is skipped with SkipNotice.
 func Need(t testing.TB, what string, lacks error) {
 	t.Helper()
 	switch {
@@ -40,7 +40,7 @@ func Program(t testing.TB, name string) string {
 	return path
 }
 
-// LoopDevices calls Need unless the test runs as root and can mount loop devices.
+// LoopDevices checks with Need that the test runs as root and can mount loop devices.
 func LoopDevices(t testing.TB) {
 	t.Helper()
 	_, err := os.Stat("/dev/loop-control")

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// judge stands for the test that Need and Within are called with; it records how the test ended.
+// judge is a fake testing.TB that is passed to Need and Within. It records how they ended the test.
 type judge struct {
 	testing.TB
 	failed, skipped string
@@ -22,7 +22,7 @@ func (j *judge) Fatal(args ...any)         { j.failed = fmt.Sprint(args...) }
 func (j *judge) Fatalf(f string, a ...any) { j.failed = fmt.Sprintf(f, a...) }
 func (j *judge) Skipf(f string, a ...any)  { j.skipped = fmt.Sprintf(f, a...) }
 
-func TestNeed(t *testing.T) {
+func TestNeedSkipsOrFails(t *testing.T) {
 	for _, c := range []struct {
 		ci      string
 		lacks   error
@@ -46,33 +46,33 @@ func TestNeed(t *testing.T) {
 	}
 }
 
-func TestProgram(t *testing.T) {
+func TestProgramIsFoundOrNeeded(t *testing.T) {
 	if path := Program(t, "go"); !strings.HasSuffix(path, "/go") {
 		t.Errorf("go is at %q", path)
 	}
 	t.Setenv("CI", "true")
 	j := &judge{}
 	if Program(j, "no-such-program"); !strings.Contains(j.failed, "no-such-program is needed") || !strings.Contains(j.failed, "hack/install-test-deps.sh") {
-		t.Errorf("without the program: %q", j.failed)
+		t.Errorf("without the program Program failed with %q, want its name and the script that installs it", j.failed)
 	}
 }
 
-func TestUntil(t *testing.T) {
+func TestUntilPollsToItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
-		Until(t, "a condition that holds one second before the limit", func() bool { return time.Since(begun) >= Patience-time.Second })
+		Until(t, "a condition that is met one second before the limit", func() bool { return time.Since(begun) >= Patience-time.Second })
 		if took := time.Since(begun); took > Patience-time.Second+lastPause {
 			t.Errorf("seen after %s", took)
 		}
 		j, begun := &judge{}, time.Now()
-		Until(j, "a condition that never holds", func() bool { return false })
-		if want := "a condition that never holds: not within 40s: it does not hold yet"; j.failed != want || time.Since(begun) != Patience {
-			t.Errorf("after %s: %q, want %q", time.Since(begun), j.failed, want)
+		Until(j, "a condition that is never met", func() bool { return false })
+		if want := "a condition that is never met: not within 40s: it does not hold yet"; j.failed != want || time.Since(begun) != Patience {
+			t.Errorf("the failure after %s is %q, want %q", time.Since(begun), j.failed, want)
 		}
 	})
 }
 
-func TestWithin(t *testing.T) {
+func TestWithinReportsTheLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j, begun, looks := &judge{}, time.Now(), 0
 		Within(j, time.Minute, "the third look", func() error {
@@ -82,12 +82,12 @@ func TestWithin(t *testing.T) {
 			return Final(errors.New("broken for good"))
 		})
 		if want := "the third look: broken for good"; j.failed != want || time.Since(begun) > time.Second {
-			t.Errorf("after %s: %q, want %q", time.Since(begun), j.failed, want)
+			t.Errorf("the failure after %s is %q, want %q", time.Since(begun), j.failed, want)
 		}
 	})
 }
 
-// The error of an attempt that the deadline interrupted does not replace the error of the attempt before.
+// If the deadline interrupts the last attempt of Poll, Poll reports the error of the attempt before it.
 func TestPollKeepsTheReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
@@ -109,7 +109,7 @@ func TestPollKeepsTheReason(t *testing.T) {
 	})
 }
 
-func TestOutput(t *testing.T) {
+func TestOutputCollectsText(t *testing.T) {
 	var o Output
 	var wg sync.WaitGroup
 	for range 4 {
@@ -117,9 +117,9 @@ func TestOutput(t *testing.T) {
 	}
 	wg.Wait()
 	if got := o.String(); got != strings.Repeat("a line\n", 4) || !o.Has("line") || o.Has("word") {
-		t.Errorf("%q", got)
+		t.Errorf("the collected output is %q", got)
 	}
 	if o.Reset(); o.String() != "" {
-		t.Errorf("after Reset: %q", o.String())
+		t.Errorf("the output after Reset is %q", o.String())
 	}
 }

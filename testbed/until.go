@@ -8,21 +8,22 @@ import (
 	"time"
 )
 
-// Patience is the time limit of Until. It is much longer than any condition takes on a busy machine, so
-// that only a condition that never holds fails the test.
+// Patience is the time limit of Until. It is much longer than any condition takes on a busy machine, so that
+// a test fails only if the condition is never met.
 const Patience = 40 * time.Second
 
-// The pause between two attempts doubles from firstPause to lastPause: a condition that holds soon is
-// noticed soon, and a long wait costs little CPU.
+// The pause between two attempts doubles from firstPause to lastPause. So a condition that is met early is
+// noticed early, and a long wait costs little CPU.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 20 * time.Millisecond
 )
 
-// errNotYet is the reason of Until, whose condition gives none.
+// errNotYet is the error that Until reports, because its condition returns only false and no error.
 var errNotYet = errors.New("it does not hold yet")
 
-// Until waits until ready returns true. It fails the test after Patience.
+// Until waits until ready returns true, and fails the test if that takes longer than Patience. what describes
+// the condition.
 func Until(t testing.TB, what string, ready func() bool) {
 	t.Helper()
 	Within(t, Patience, what, func() error {
@@ -33,26 +34,27 @@ func Until(t testing.TB, what string, ready func() bool) {
 	})
 }
 
-// Within waits until check returns nil. It fails the test with the last error after limit.
+// Within waits until check returns nil. If that takes longer than limit, it fails the test with the last
+// error of check. what describes the condition.
 func Within(t testing.TB, limit time.Duration, what string, check func() error) {
 	t.Helper()
-	// Not the test's own context, which has ended when cleanup functions run.
+	// The test's own context is not used, because it has already ended when cleanup functions run.
 	if err := Poll(context.Background(), limit, what, func(context.Context) error { return check() }); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// errFinal marks an error that ends the wait.
+// errFinal marks an error after which Poll and Within do not try again.
 type errFinal struct{ err error }
 
 func (e errFinal) Error() string { return e.err.Error() }
 func (e errFinal) Unwrap() error { return e.err }
 
-// Final marks an error of a check: Poll and Within return it at once and do not try again.
+// Final marks an error as final: Poll and Within return it at once and do not try again.
 func Final(err error) error { return errFinal{err} }
 
-// Poll calls ready until it returns nil, at most for limit. The error contains what, the description of
-// the condition, and the error of the last attempt.
+// Poll calls ready until it returns nil, for at most limit. The error contains what, which describes the
+// condition, and the error of the last attempt.
 func Poll(ctx context.Context, limit time.Duration, what string, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -76,7 +78,8 @@ func Poll(ctx context.Context, limit time.Duration, what string, ready func(cont
 		case errors.As(err, &final):
 			return fmt.Errorf("%s: %w", what, final.err)
 		}
-		// The error of an attempt that the deadline interrupted says less than the one before.
+		// The error of an attempt that the deadline interrupted says less than the error of the attempt
+		// before.
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}

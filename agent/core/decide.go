@@ -11,15 +11,15 @@ import (
 // Verb is an action on a workload.
 type Verb uint8
 
-// The verbs. The core never asks the shell for Nothing or Wait.
+// The verbs. An Act never has the verb Nothing or Wait.
 const (
 	Nothing      Verb = iota
-	Wait              // do nothing until a given time
-	Look              // ask the engine for its state
-	Ensure            // create, replace or start
+	Wait              // do nothing before the time decision.until
+	Look              // ask the engine for the present state of the instance
+	Ensure            // create, replace or start the instance
 	Halt              // stop the instance and keep it
-	Restart           // stop, then ensure: restarts the same instance
-	Recreate          // remove, then ensure: a new instance
+	Restart           // stop the instance, then ensure it: the same instance starts again
+	Recreate          // remove the instance, then ensure it: a new instance is made
 	Remove            // remove instances and volumes of a deleted workload
 	RemoveFormer      // remove the instance of the workload's previous type
 )
@@ -32,22 +32,23 @@ func (v Verb) String() string {
 // running.
 func (v Verb) starts() bool { return v == Ensure || v == Restart || v == Recreate }
 
-// decision is the next step for a workload.
+// decision is the next action on a workload.
 type decision struct {
 	do    Verb
-	until time.Time // set for Wait
+	until time.Time // end of the delay; set only for the verb Wait
+	heals bool      // the verb is Restart, because the workload is unhealthy
 }
 
-// desired holds the fields of an intent and of the workload's memory that decide needs.
+// desired holds the fields of an Intent and of Workload.memory that decide needs.
 type desired struct {
 	running  bool
-	content  string // content label of the instance
+	content  string // content label that the instance must have
 	deleting bool
-	// recreate: the workload was applied again before its delete was carried out.
+	// recreate: a new order arrived before the delete of the workload was carried out.
 	recreate bool
 	restart  bool
-	// asked: an order arrived after the last attempt. It overrides the back-off and a restart policy
-	// that keeps ended workloads stopped.
+	// asked: an order arrived after the last attempt. The workload is then started in spite of the back-off,
+	// and in spite of a restart policy that keeps ended workloads stopped.
 	asked bool
 	// keepEnded: the restart policy keeps an ended workload stopped.
 	keepEnded bool
@@ -59,13 +60,17 @@ type desired struct {
 	lapsed bool
 	// over: the workload exceeds its disk limit and is kept stopped.
 	over bool
+	// unhealthy: the workload is unhealthy, and its order says that it is restarted then, but not before the
+	// time healAt.
+	unhealthy bool
+	healAt    time.Time
 }
 
-// observation holds the fields of an engine's answer that decide needs.
+// observation holds the fields of an engine's answer about one instance that decide needs.
 type observation struct {
-	state   workload.State // Absent when the engine does not list it
-	content string         // "" when unknown
-	current bool           // content is unknown, but the revision is the desired one
+	state   workload.State // Absent if the engine does not list the instance
+	content string         // content label of the instance; "" when unknown
+	current bool           // the content is unknown, but the instance has the desired revision
 }
 
 // decide chooses the next step for one workload:
@@ -74,6 +79,7 @@ type observation struct {
 //	deleting    remove*  remove*  remove*  remove*  remove*  remove*
 //	running     ensure*  –        –        ensure*  ensure*  –
 //	restart     ensure*  restart* restart* ensure*  ensure*  –
+//	unhealthy   as running        restart^ as running
 //	stopped     –        halt     halt     –        –        halt
 //
 //	waits       –        –        as running  –  –       –
@@ -81,7 +87,7 @@ type observation struct {
 //	over        –        halt     halt     –        –        halt
 //
 // * subject to the back-off of f. If the desired state is running, an instance with other content is
-// replaced, except in state Unknown.
+// replaced, except in state Unknown. ^ has a back-off of its own, because the action itself succeeds: see heal.
 func decide(d desired, o observation, f Failure, now time.Time) decision {
 	present := o.state != workload.Absent
 	if d.deleting {
@@ -127,11 +133,18 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 		if d.restart { // Pending includes a paused VM, which only a restart can resume
 			return held(decision{do: Restart}, d, f, now)
 		}
+		if d.unhealthy && o.state == workload.Running {
+			if now.Before(d.healAt) {
+				return decision{do: Wait, until: d.healAt}
+			}
+			return decision{do: Restart, heals: true}
+		}
 		return decision{}
 	case workload.Absent:
 		return held(decision{do: Ensure}, d, f, now)
 	case workload.Stopped, workload.Failed:
-		// A failed start is not an end, so it is retried.
+		// The restart policy applies to a workload that has ended, not to one whose start failed. A failed
+		// start is retried.
 		if d.keepEnded && f.Ended != "" && f.Attempts == 0 && !d.asked && !d.restart {
 			return decision{}
 		}
@@ -140,7 +153,7 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 	return decision{}
 }
 
-// held delays a decision by the back-off.
+// held delays the action of decision s until the back-off after failure f is over.
 func held(s decision, d desired, f Failure, now time.Time) decision {
 	switch {
 	case d.asked || f.Attempts == 0:
@@ -153,14 +166,14 @@ func held(s decision, d desired, f Failure, now time.Time) decision {
 	return s
 }
 
-// Policy sets how often and when a failed step is retried (contract/semantics.md, section 6).
+// Policy sets how often and when a failed action is retried (contract/semantics.md, section 6).
 type Policy struct {
-	Base   time.Duration // delay before the second attempt: 5 s; doubled on each retry
+	Base   time.Duration // delay before the second attempt: 5 s; each retry doubles the delay
 	Max    time.Duration // maximum delay: 2 min
-	Limit  int           // attempts, 3
+	Limit  int           // maximum number of attempts if the workload itself is the cause of the failures: 3
 	Stable time.Duration // run time after which failures are forgotten
-	// Endless: the agent retries at the Max interval after the last attempt, because no scheduler
-	// decides.
+	// Endless: after the last attempt the agent goes on to retry at the interval Max, because there are no
+	// schedulers that decide.
 	Endless bool
 }
 
@@ -172,52 +185,63 @@ func (p Policy) delay(attempt int) time.Duration {
 	return min(d, p.Max)
 }
 
-// lingers is how long a removed instance may still hold a port.
-const lingers = 2 * time.Second
+// localMax bounds the delay before the next attempt if the failure has its cause on this machine, such as a
+// taken port. Such an attempt costs only one call of the engine.
+const localMax = 15 * time.Second
 
-// after counts a failed step of an intent. A delete is retried until it succeeds. A port conflict is
-// retried while another instance on this machine is ending, because that instance may hold the port.
-func (p Policy) after(f Failure, in *Intent, class workload.Class, message string, ending bool, now time.Time) Failure {
+// passing returns the delay before the next attempt, after this number of attempts failed from a temporary
+// cause.
+func (p Policy) passing(class workload.Class, attempts int) time.Duration {
+	switch class {
+	case workload.PortBindConflict, workload.NameConflict, workload.StorageAttachFailed, workload.RuntimeResourceMissing:
+		return min(p.delay(attempts), localMax)
+	}
+	return p.delay(attempts)
+}
+
+// after adds a failed action of an intent to its failures f. A delete is retried until it succeeds.
+func (p Policy) after(f Failure, in *Intent, class workload.Class, message string, now time.Time) Failure {
 	if in.Deleting {
 		p.Endless = true
 		f = p.failed(f, class, message, now)
 		f.Next = now.Add(p.delay(min(f.Attempts, 10)))
 		return f
 	}
-	if class == workload.PortBindConflict && ending {
-		f = p.failed(f, workload.RuntimeUnhealthy, message, now)
-		f.Class = class
-		return f
-	}
 	return p.failed(f, class, message, now)
 }
 
-// failed counts a failed step of a class.
+// failed adds a failed action to the failures f. class says how the action failed.
 func (p Policy) failed(f Failure, class workload.Class, message string, now time.Time) Failure {
 	f.Class, f.Message, f.At = class, message, now
 	if class == workload.RuntimeUnhealthy {
-		// An engine failure does not use up the attempts of the workload.
+		// If the engine fails, the failure does not use up the attempts of the workload.
 		f.Attempts, f.Next, f.Final = max(f.Attempts, 1), now.Add(p.Base), false
 		return f
 	}
 	f.Attempts++
-	switch {
-	case class.Permanent():
+	switch cause := class.Cause(); {
+	case cause == workload.Final:
 		f.Next, f.Final = time.Time{}, true
-	case class.Transient() && f.Attempts < p.Limit:
+	case cause == workload.Passing:
+		f.Next, f.Final = now.Add(p.passing(class, f.Attempts)), false
+	case f.Attempts < p.Limit:
 		f.Next, f.Final = now.Add(p.delay(f.Attempts)), false
-	case class.Transient() && !p.Endless:
+	case !p.Endless:
 		f.Next, f.Final = time.Time{}, true
 	default:
-		// Missing space, quota and credentials may be fixed on the machine.
 		f.Next, f.Final = now.Add(p.Max), true
 	}
 	return f
 }
 
-// settle updates the failure count from an observation. Each end of a workload whose desired state
-// is running counts once, and so does each failed start. Failures are forgotten after the workload
-// ran for Stable.
+// mark returns a text that identifies one exit of an instance.
+func mark(o *workload.Observed) string {
+	return fmt.Sprintf("%s/%d/%d", o.RuntimeID, o.FinishedAt.UnixNano(), o.RestartCount)
+}
+
+// settle updates the failure count from an observed instance. For a workload whose desired state is running,
+// each exit counts once, and so does each failed start. Failures are forgotten after the workload ran for
+// Stable.
 func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time) Failure {
 	if d.deleting {
 		return f
@@ -236,23 +260,23 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		}
 	case workload.Stopped, workload.Failed:
 		if o.FinishedAt.IsZero() && o.State == workload.Stopped {
-			return f // created, not started yet
+			return f // an instance that was created but not started has not failed
 		}
 		class, message := cmp.Or(o.Class, workload.RuntimeError), cmp.Or(o.Message, fmt.Sprintf("ended with exit code %d", o.ExitCode))
 		if o.StartedAt.IsZero() && o.FinishedAt.IsZero() {
-			// A failed start is not an end. The failed Act has counted it already, unless the count
-			// was lost.
+			// A failed start is not an exit of the workload. It was counted when its Act failed, unless that
+			// count was lost.
 			if d.asked || f.Attempts > 0 && (f.Final || !f.Next.IsZero()) {
 				return f
 			}
 			return p.failed(f, class, message, now)
 		}
-		mark := fmt.Sprintf("%s/%d/%d", o.RuntimeID, o.FinishedAt.UnixNano(), o.RestartCount)
+		mark := mark(&o)
 		if mark == f.Ended {
 			return f
 		}
 		if d.asked {
-			f.Ended = mark // the instance ended before the order that will start it
+			f.Ended = mark // this end is older than the order, which will start the workload, so it is no failure
 			return f
 		}
 		ran := o.FinishedAt.Sub(o.StartedAt)
@@ -261,7 +285,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return f
 		}
 		if !o.StartedAt.IsZero() && ran >= p.Stable {
-			f = Failure{} // the workload ran for Stable: restart it without delay
+			f = Failure{} // the workload ran for the time Policy.Stable, so restart it without delay
 			f.Ended = mark
 			return f
 		}

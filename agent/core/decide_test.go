@@ -10,15 +10,15 @@ import (
 
 var states = []workload.State{workload.Absent, workload.Pending, workload.Running, workload.Stopped, workload.Failed, workload.Unknown}
 
-// decide returns the verbs of the table in its comment.
-func TestDecideTable(t *testing.T) {
+// decide returns the verbs of the table in its doc comment.
+func TestDecideFollowsItsTable(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, c := range []struct {
 		name string
 		d    desired
-		o    observation // the test sets state
+		o    observation // the test runs this observation with each state in turn
 		f    Failure
-		want [6]Verb // one per state, in the order of states
+		want [6]Verb // one verb for each instance state, in the order of states
 	}{
 		{"running, same content", desired{running: true, content: "x"}, observation{content: "x"}, Failure{},
 			[6]Verb{Ensure, Nothing, Nothing, Ensure, Ensure, Nothing}},
@@ -26,7 +26,7 @@ func TestDecideTable(t *testing.T) {
 			[6]Verb{Ensure, Ensure, Ensure, Ensure, Ensure, Nothing}},
 		{"running, content unknown", desired{running: true, content: "y"}, observation{}, Failure{},
 			[6]Verb{Ensure, Ensure, Ensure, Ensure, Ensure, Nothing}},
-		{"running, content unknown but current", desired{running: true, content: "y"}, observation{current: true}, Failure{},
+		{"desired running, content unknown, revision current", desired{running: true, content: "y"}, observation{current: true}, Failure{},
 			[6]Verb{Ensure, Nothing, Nothing, Ensure, Ensure, Nothing}},
 		{"stopped, same content", desired{content: "x"}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Nothing, Halt}},
@@ -40,9 +40,9 @@ func TestDecideTable(t *testing.T) {
 			[6]Verb{Remove, Remove, Remove, Remove, Remove, Remove}},
 		{"deleting", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Remove, Remove, Remove, Remove, Remove, Remove}},
-		{"deleting, in back-off, asked", desired{running: true, content: "x", deleting: true, asked: true}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
+		{"deleting, in back-off, a new order arrived", desired{running: true, content: "x", deleting: true, asked: true}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
 			[6]Verb{Wait, Wait, Wait, Wait, Wait, Wait}},
-		{"deleting, given up before it", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, Failure{Attempts: 3, Final: true},
+		{"deleting a workload whose attempts were used up", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, Failure{Attempts: 3, Final: true},
 			[6]Verb{Remove, Remove, Remove, Remove, Remove, Remove}},
 		{"recreate", desired{running: true, content: "x", recreate: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Ensure, Recreate, Recreate, Recreate, Recreate, Recreate}},
@@ -50,23 +50,23 @@ func TestDecideTable(t *testing.T) {
 			[6]Verb{Ensure, Restart, Restart, Ensure, Ensure, Nothing}},
 		{"restart, in back-off", desired{running: true, content: "x", restart: true}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
 			[6]Verb{Wait, Wait, Wait, Wait, Wait, Nothing}},
-		{"restart of what is stopped", desired{content: "x", restart: true}, observation{content: "x"}, Failure{},
+		{"a stopped instance is started by a restart", desired{content: "x", restart: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Nothing, Halt}},
 		{"running, in back-off", desired{running: true, content: "x"}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
 			[6]Verb{Wait, Nothing, Nothing, Wait, Wait, Nothing}},
 		{"running, back-off over", desired{running: true, content: "x"}, observation{content: "x"}, Failure{Attempts: 1, Next: now},
 			[6]Verb{Ensure, Nothing, Nothing, Ensure, Ensure, Nothing}},
-		{"running, given up", desired{running: true, content: "x"}, observation{content: "x"}, Failure{Attempts: 3, Final: true},
+		{"desired running, all attempts used up", desired{running: true, content: "x"}, observation{content: "x"}, Failure{Attempts: 3, Final: true},
 			[6]Verb{Nothing, Nothing, Nothing, Nothing, Nothing, Nothing}},
-		{"running, given up, asked again", desired{running: true, content: "x", asked: true}, observation{content: "x"}, Failure{Attempts: 3, Final: true},
+		{"desired running, all attempts used up, a new order arrived", desired{running: true, content: "x", asked: true}, observation{content: "x"}, Failure{Attempts: 3, Final: true},
 			[6]Verb{Ensure, Nothing, Nothing, Ensure, Ensure, Nothing}},
-		{"running, ended by its policy", desired{running: true, content: "x", keepEnded: true}, observation{content: "x"}, Failure{Ended: "m"},
+		{"desired running, kept stopped by its restart policy", desired{running: true, content: "x", keepEnded: true}, observation{content: "x"}, Failure{Ended: "m"},
 			[6]Verb{Ensure, Nothing, Nothing, Nothing, Nothing, Nothing}},
-		{"running, ended by its policy, asked", desired{running: true, content: "x", keepEnded: true, asked: true}, observation{content: "x"}, Failure{Ended: "m"},
+		{"desired running, kept stopped by its restart policy, a new order arrived", desired{running: true, content: "x", keepEnded: true, asked: true}, observation{content: "x"}, Failure{Ended: "m"},
 			[6]Verb{Ensure, Nothing, Nothing, Ensure, Ensure, Nothing}},
-		{"running, ended by its policy, then a start failed", desired{running: true, content: "x", keepEnded: true}, observation{content: "x"},
+		{"desired running, kept stopped by its restart policy, then a start failed", desired{running: true, content: "x", keepEnded: true}, observation{content: "x"},
 			Failure{Ended: "m", Attempts: 1, Next: now}, [6]Verb{Ensure, Nothing, Nothing, Ensure, Ensure, Nothing}},
-		{"stopped, halt failed, in back-off", desired{content: "x"}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
+		{"desired stopped, a halt failed, in back-off", desired{content: "x"}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
 			[6]Verb{Nothing, Wait, Wait, Nothing, Nothing, Wait}},
 	} {
 		for i, state := range states {
@@ -79,14 +79,14 @@ func TestDecideTable(t *testing.T) {
 				if got := decide(c.d, o, c.f, now); got.do != c.want[i] {
 					t.Errorf("%s, want %s", got.do, c.want[i])
 				} else if got.do == Wait && !got.until.Equal(c.f.Next) {
-					t.Errorf("waits until %v, want %v", got.until, c.f.Next)
+					t.Errorf("decide waits until %v, want %v", got.until, c.f.Next)
 				}
 			})
 		}
 	}
 }
 
-func TestBackoff(t *testing.T) {
+func TestRetryDelayDoublesUpToTheMaximum(t *testing.T) {
 	p := Policy{Base: 5 * time.Second, Max: 2 * time.Minute, Limit: 3, Stable: 30 * time.Second}
 	now := time.Unix(1000, 0)
 	for n, want := range map[int]time.Duration{1: 5 * time.Second, 2: 10 * time.Second, 3: 20 * time.Second, 6: 2 * time.Minute, 60: 2 * time.Minute} {
@@ -99,17 +99,23 @@ func TestBackoff(t *testing.T) {
 		class   workload.Class
 		before  int
 		endless bool
-		next    time.Duration // 0 means never
+		next    time.Duration // delay before the next attempt; 0 means no further attempt
 		final   bool
 	}{
-		{"first transient", workload.NetworkTimeout, 0, false, 5 * time.Second, false},
-		{"second transient", workload.NetworkTimeout, 1, false, 10 * time.Second, false},
-		{"third transient is the schedulers'", workload.NetworkTimeout, 2, false, 0, true},
-		{"third transient without schedulers", workload.NetworkTimeout, 2, true, 2 * time.Minute, true},
-		{"permanent is final at once", workload.InvalidImage, 0, false, 0, true},
-		{"permanent without schedulers too", workload.PortBindConflict, 0, true, 0, true},
-		{"space is tried slowly for ever", workload.StorageFull, 9, false, 2 * time.Minute, true},
-		{"the engine's trouble uses nothing up", workload.RuntimeUnhealthy, 1, false, 5 * time.Second, false},
+		{"the first failure of a workload by itself is retried", workload.RuntimeError, 0, false, 5 * time.Second, false},
+		{"the second failure of a workload by itself is retried later", workload.RuntimeError, 1, false, 10 * time.Second, false},
+		{"the third failure of a workload by itself is left to the schedulers", workload.RuntimeError, 2, false, 0, true},
+		{"the third failure on a standalone agent is retried", workload.RuntimeError, 2, true, 2 * time.Minute, true},
+		{"an invalid image is final at once", workload.InvalidImage, 0, false, 0, true},
+		{"an invalid specification without schedulers is final too", workload.InvalidSpecification, 0, true, 0, true},
+		{"an unreachable registry is retried for ever", workload.NetworkTimeout, 99, false, 2 * time.Minute, false},
+		{"a full disk is retried for ever", workload.StorageFull, 9, false, 2 * time.Minute, false},
+		{"a taken port is retried for ever, at short intervals", workload.PortBindConflict, 9, false, localMax, false},
+		{"a name of a foreign container is retried for ever, at short intervals", workload.NameConflict, 9, false, localMax, false},
+		{"a missing folder is retried for ever, at short intervals", workload.RuntimeResourceMissing, 9, false, localMax, false},
+		{"a registry that is away is retried for ever", workload.NetworkUnreachable, 9, false, 2 * time.Minute, false},
+		{"the first retry for a taken port is soon", workload.PortBindConflict, 0, false, 5 * time.Second, false},
+		{"a failure of the engine uses up no attempt", workload.RuntimeUnhealthy, 1, false, 5 * time.Second, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			q := p
@@ -119,13 +125,13 @@ func TestBackoff(t *testing.T) {
 				t.Errorf("final %t, want %t", f.Final, c.final)
 			}
 			if got := f.Next.IsZero(); got != (c.next == 0) || !got && f.Next.Sub(now) != c.next {
-				t.Errorf("next %v, want in %v", f.Next, c.next)
+				t.Errorf("the next attempt is at %v, want in %v", f.Next, c.next)
 			}
 		})
 	}
 }
 
-func TestSettle(t *testing.T) {
+func TestSettleCountsAndForgetsFailures(t *testing.T) {
 	p := Policy{Base: 5 * time.Second, Max: 2 * time.Minute, Limit: 3, Stable: 30 * time.Second}
 	now := time.Unix(1000, 0)
 	ended := func(ran time.Duration, state workload.State) workload.Observed {
@@ -134,41 +140,41 @@ func TestSettle(t *testing.T) {
 	run := desired{running: true}
 	once := p.settle(run, ended(time.Second, workload.Failed), Failure{}, now)
 	if once.Attempts != 1 || once.Next.Sub(now) != 5*time.Second || once.Final {
-		t.Errorf("an end counts once and waits 5 s, got %+v", once)
+		t.Errorf("the first exit must count as one failure with a retry after 5 s, got %+v", once)
 	}
 	if again := p.settle(run, ended(time.Second, workload.Failed), once, now.Add(time.Second)); again != once {
-		t.Errorf("the same end seen again counts nothing, got %+v", again)
+		t.Errorf("an exit that was counted already must add no failure, got %+v", again)
 	}
 	if f := p.settle(run, ended(time.Hour, workload.Failed), Failure{Attempts: 2}, now); f.Attempts != 0 {
-		t.Errorf("an end after a long run starts over, got %+v", f)
+		t.Errorf("an exit after a long run must reset the failure count, got %+v", f)
 	}
 	if f := p.settle(run, ended(time.Second, workload.Stopped), Failure{}, now); f.Attempts != 1 {
-		t.Errorf("exit code 0 of what should run counts too, got %+v", f)
+		t.Errorf("an exit with code 0 must count as a failure of a workload that should run, got %+v", f)
 	}
 	if f := p.settle(desired{running: true, asked: true}, ended(time.Second, workload.Stopped), Failure{}, now); f.Attempts != 0 || f.Ended == "" {
-		t.Errorf("an end from before the order does not count, got %+v", f)
+		t.Errorf("an exit before the newest order must add no failure, got %+v", f)
 	}
 	if f := p.settle(desired{running: true, keepEnded: true}, ended(time.Second, workload.Failed), Failure{}, now); !f.Final || f.Attempts != 0 {
-		t.Errorf("under a policy that keeps it ended, it is Failed at once, got %+v", f)
+		t.Errorf("a workload that its restart policy keeps stopped must be Failed after the first exit with an error, got %+v", f)
 	}
 	if f := p.settle(run, workload.Observed{State: workload.Stopped}, Failure{}, now); f != (Failure{}) {
-		t.Errorf("created and not started is no end, got %+v", f)
+		t.Errorf("an instance that was created but not started must add no failure, got %+v", f)
 	}
 	if f := p.settle(run, workload.Observed{State: workload.Running, StartedAt: now.Add(-31 * time.Second)}, once, now); f != (Failure{}) {
-		t.Errorf("a stable run is forgiven, got %+v", f)
+		t.Errorf("failures must be forgotten after a run of 31 s, got %+v", f)
 	}
 	if f := p.settle(run, workload.Observed{State: workload.Running, StartedAt: now.Add(-time.Second)}, once, now); f != once {
-		t.Errorf("a fresh run is not forgiven yet, got %+v", f)
+		t.Errorf("failures must be kept after a run of 1 s, got %+v", f)
 	}
 	if f := p.settle(desired{}, workload.Observed{State: workload.Stopped}, once, now); f != (Failure{}) {
-		t.Errorf("what is stopped as desired has no failures, got %+v", f)
+		t.Errorf("a workload that is stopped as desired must have no failures, got %+v", f)
 	}
 }
 
 var policy = Policy{Base: 5 * time.Second, Max: 2 * time.Minute, Limit: 3, Stable: 30 * time.Second}
 
-// with returns a step on a State with these tombstones and workloads, and the instances observed for
-// them.
+// with returns a step whose State has these tombstones and workloads, and whose engine has their observed
+// instances.
 func with(now time.Time, tombs []*Tombstone, workloads ...*Workload) *step {
 	saved := Saved{Tombstones: tombs}
 	for _, w := range workloads {
@@ -184,33 +190,30 @@ func with(now time.Time, tombs []*Tombstone, workloads ...*Workload) *step {
 	return x
 }
 
-// A port conflict is retried only while another instance is ending.
-func TestPortConflictIsRetried(t *testing.T) {
-	now := time.Now()
-	gone := &Tombstone{ID: "old", DeletedAt: now.Add(-lingers), Done: true}
-	runs, stops, anew := Intent{DesiredState: "running"}, Intent{DesiredState: "stopped"}, Intent{DesiredState: "running", Recreate: true}
+// A workload whose host port or name is taken is tried again as soon as an instance of this machine ends.
+func TestATakenPortOrNameIsRetriedAfterAnInstanceEnds(t *testing.T) {
+	now := time.Unix(1000, 0)
+	runs := workload.Observed{ID: "old", RuntimeID: "r", State: workload.Running}
 	for name, c := range map[string]struct {
-		tomb  *Tombstone
-		other Intent
-		shown *workload.Observed
 		class workload.Class
-		waits bool
+		next  func(x *step) *workload.Observed // new observation of the instance that holds the port or the name
+		due   bool
 	}{
-		"is being removed":     {&Tombstone{ID: "old", DeletedAt: now.Add(-time.Hour)}, runs, nil, workload.PortBindConflict, true},
-		"was just removed":     {&Tombstone{ID: "old", DeletedAt: now.Add(-lingers / 2), Done: true}, runs, nil, workload.PortBindConflict, true},
-		"was removed long ago": {gone, stops, nil, workload.PortBindConflict, false},
-		"is being stopped":     {gone, stops, &workload.Observed{State: workload.Running}, workload.PortBindConflict, true},
-		"is stopped":           {gone, stops, &workload.Observed{State: workload.Stopped}, workload.PortBindConflict, false},
-		"runs":                 {gone, runs, &workload.Observed{State: workload.Running}, workload.PortBindConflict, false},
-		"is being replaced":    {gone, anew, &workload.Observed{State: workload.Running}, workload.PortBindConflict, true},
-		"changes its type":     {gone, Intent{DesiredState: "running", PreviousTypes: []workload.Kind{workload.VM}}, nil, workload.PortBindConflict, true},
-		"of another failure":   {&Tombstone{ID: "old", DeletedAt: now}, runs, nil, workload.InvalidImage, false},
+		"the instance of the previous type is gone":      {workload.PortBindConflict, func(*step) *workload.Observed { return nil }, true},
+		"the instance of the previous type has stopped":  {workload.PortBindConflict, func(*step) *workload.Observed { o := runs; o.State = workload.Stopped; return &o }, true},
+		"the instance of the previous type was replaced": {workload.NameConflict, func(*step) *workload.Observed { o := runs; o.RuntimeID = "s"; return &o }, true},
+		"the instance of the previous type runs":         {workload.PortBindConflict, func(*step) *workload.Observed { o := runs; return &o }, false},
+		"an unreachable registry":                        {workload.NetworkUnreachable, func(*step) *workload.Observed { return nil }, false},
+		"an invalid image":                               {workload.InvalidImage, func(*step) *workload.Observed { return nil }, false},
 	} {
-		c.other.ID = "other"
-		x := with(now, []*Tombstone{c.tomb}, &Workload{Intent: &c.other, Observed: c.shown})
-		f := policy.after(Failure{}, &Intent{}, c.class, "m", x.ending(now), now)
-		if f.Final == c.waits || f.Next.IsZero() == c.waits || f.Class != c.class {
-			t.Errorf("%s: %+v, want it tried again: %t", name, f, c.waits)
+		waits := &Intent{ID: "web", Type: workload.Container, DesiredState: "running", EngineContent: "x"}
+		other := &Intent{ID: "old", Type: workload.Container, DesiredState: "running"}
+		shown := runs
+		x := with(now, nil, &Workload{Intent: waits, Failure: policy.after(Failure{}, waits, c.class, "m", now)}, &Workload{Intent: other, Observed: &shown})
+		before := x.Get("web").Failure
+		x.saw(x.edit(x.Get("old")), c.next(x), now)
+		if got := !x.Get("web").Failure.Next.Equal(before.Next); got != c.due {
+			t.Errorf("%s: the next attempt is at %v, before it was at %v; want it at once: %t", name, x.Get("web").Failure.Next, before.Next, c.due)
 		}
 	}
 }
@@ -219,37 +222,35 @@ func TestPortConflictIsRetried(t *testing.T) {
 // reports such an instance as Failed, without a start time.
 func TestFailedStartIsRetried(t *testing.T) {
 	now := time.Unix(1000, 0)
-	freed := []*Tombstone{{ID: "old"}}
 	for _, c := range []struct {
 		name, policy string
 		class        workload.Class
-		tombs        []*Tombstone
-		forgotten    bool // the agent lost the count, or an earlier version recorded it as an end
+		forgotten    bool // the agent has forgotten the failed start, or an earlier version of the agent counted it as an exit
 		noted        Failure
 	}{
-		{"transient", "no", workload.RuntimeError, nil, false, Failure{}},
-		{"transient, always", "always", workload.RuntimeError, nil, false, Failure{}},
-		{"a port that is being freed", "no", workload.PortBindConflict, freed, false, Failure{}},
-		{"a port that is being freed, always", "always", workload.PortBindConflict, freed, false, Failure{}},
-		{"forgotten", "no", workload.RuntimeError, nil, true, Failure{}},
-		{"forgotten, always", "always", workload.RuntimeError, nil, true, Failure{}},
-		{"noted as an end", "no", workload.RuntimeError, nil, true, Failure{Class: workload.RuntimeError, Ended: "x", Final: true}},
+		{"transient", "no", workload.RuntimeError, false, Failure{}},
+		{"transient, always", "always", workload.RuntimeError, false, Failure{}},
+		{"a taken port", "no", workload.PortBindConflict, false, Failure{}},
+		{"a taken port, with restart policy always", "always", workload.PortBindConflict, false, Failure{}},
+		{"forgotten", "no", workload.RuntimeError, true, Failure{}},
+		{"forgotten, always", "always", workload.RuntimeError, true, Failure{}},
+		{"a failed start that was recorded as an exit", "no", workload.RuntimeError, true, Failure{Class: workload.RuntimeError, Ended: "x", Final: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := &Intent{ID: "web", Type: workload.Container, DesiredState: "running", EngineContent: "x", Traits: Traits{RestartPolicy: c.policy}}
 			o := &workload.Observed{ID: "web", Content: "x", State: workload.Failed, Class: c.class, Message: "could not start", ExitCode: 128}
-			x := with(now, c.tombs, &Workload{Intent: in, Observed: o, Failure: c.noted})
+			x := with(now, nil, &Workload{Intent: in, Observed: o, Failure: c.noted})
 			w := x.Get("web")
 			if !c.forgotten {
-				w.Failure = policy.after(w.Failure, in, c.class, "could not start", x.ending(now), now)
+				w.Failure = policy.after(w.Failure, in, c.class, "could not start", now)
 			}
 			next := x.consider(w)
 			if next.do != Wait || w.Failure.Attempts != 1 {
-				t.Fatalf("at once: %s, %+v; want it to wait, after 1 attempt", next.do, w.Failure)
+				t.Fatalf("after a failed start the next action is %s with failures %+v; want Wait after 1 attempt", next.do, w.Failure)
 			}
 			x.now = next.until
 			if next = x.consider(w); next.do != Ensure || w.Failure.Attempts != 1 {
-				t.Errorf("later: %s, %+v; want another start", next.do, w.Failure)
+				t.Errorf("after the back-off the next action is %s with failures %+v; want another start", next.do, w.Failure)
 			}
 		})
 	}
@@ -263,13 +264,13 @@ func TestReportOfFailedStop(t *testing.T) {
 	x := with(now, nil, &Workload{Intent: in, Observed: runs})
 	w := x.Get("web")
 	for range 3 {
-		w.Failure = policy.after(w.Failure, in, workload.RuntimeError, "it does not stop", false, now)
+		w.Failure = policy.after(w.Failure, in, workload.RuntimeError, "it does not stop", now)
 	}
 	if !w.Failure.Final {
-		t.Fatalf("%+v", w.Failure)
+		t.Fatalf("after three failed stops the failure is %+v, want Final", w.Failure)
 	}
 	if st := x.assess(w); st.State != workload.Running || st.Class != workload.RuntimeError || st.Message == "" {
-		t.Fatalf("%+v", st)
+		t.Fatalf("the status after a failed stop is %+v, want Running with the error", st)
 	}
 	w.memory.asked = true // a new order arrived
 	if next := x.consider(w); next.do != Halt {
@@ -277,8 +278,9 @@ func TestReportOfFailedStop(t *testing.T) {
 	}
 }
 
-// A VM of a legacy v1 agent has no labels. It is matched by name and keeps running. If it becomes
-// guarded, it is replaced, because the fencer stops only labelled instances.
+// A VM of a legacy v1 agent has no labels. The agent finds it by name and keeps it running. If the workload
+// becomes leased (stopped when the lease ends), the VM is replaced, because the fencer stops only labelled
+// instances.
 func TestLegacyVMWithoutLabels(t *testing.T) {
 	now := time.Unix(1000, 0)
 	order := Order{ID: "vm", Kind: workload.VM, Revision: "rev-7", SpecHash: "a1:x", Running: true}
@@ -289,22 +291,85 @@ func TestLegacyVMWithoutLabels(t *testing.T) {
 		return decide(in.desired(false, o), in.observed(o), Failure{}, now).do
 	}
 	if do := next(old, theirs); do != Nothing {
-		t.Errorf("after the agent was replaced: %v", do)
+		t.Errorf("after our agent replaced the legacy v1 agent, the next action is %v, want none", do)
 	}
 	if do := next(old, &workload.Observed{ID: "vm", State: workload.Running, Owned: true}); do != Ensure {
-		t.Errorf("of an update that was cut short: %v", do)
+		t.Errorf("after an interrupted update of an unlabelled VM, the next action is %v, want ensure", do)
 	}
 	order.Revision, order.Content, order.Exclusive = "c1-1", "c1:a", true
 	for want, policy := range map[Verb]string{Nothing: "keep", Ensure: "stop"} {
 		order.OnLostLease = policy
 		if do := next(follow(old, order, now), theirs); do != want {
-			t.Errorf("with on_lost_lease %s: %v, want %v", policy, do, want)
+			t.Errorf("with on_lost_lease %s the next action is %v, want %v", policy, do, want)
 		}
 	}
 }
 
-// An unlabelled VM with the name of a workload is foreign, unless the workload was taken over from a
-// legacy v1 agent.
+// TestAdoptedOrder: a scheduler has imported a workload from the etcd of a legacy v1 cluster, and orders it. The
+// specification in the order differs from the one in the agent's state file, which a legacy v1 agent wrote. The
+// agent changes nothing on the engine until a user changes the specification. It keeps its own specification,
+// because only that one names the volumes.
+func TestAdoptedOrder(t *testing.T) {
+	now := time.Unix(1000, 0)
+	verb := func(in *Intent, o *workload.Observed) Verb {
+		return decide(in.desired(false, o), in.observed(o), Failure{}, now).do
+	}
+	imported := Order{ID: "web", Kind: workload.Container, Revision: "rev-9", Content: "c1:imported", SpecHash: "a1:imported", Running: true, Adopts: true, Body: "imported"}
+	theirs := &workload.Observed{ID: "web", State: workload.Running, Revision: "rev-7"}
+	old := &Intent{
+		ID: "web", Type: workload.Container, RevisionID: "rev-7", DesiredState: "running", SpecHash: "a1:file", EngineContent: "a1:file",
+		LegacyRevision: "rev-7", LegacyContent: "a1:file", Body: "file",
+	}
+	t.Run("with the record of the legacy v1 agent", func(t *testing.T) {
+		in := follow(old, imported, now)
+		if do := verb(in, theirs); do != Nothing || in.Body != "file" || in.Content != "c1:imported" || in.RevisionID != "rev-9" {
+			t.Fatalf("%v %+v", do, in)
+		}
+		again := follow(in, imported, now)
+		if do := verb(again, theirs); do != Nothing || again.Body != "file" || !again.sameOrder(in) {
+			t.Fatalf("after the same order arrived again, the next action is %v with intent %+v", do, again)
+		}
+		restart := imported
+		restart.Revision = "c1-imported-r1"
+		if in := follow(again, restart, now); !in.Restart || in.Body != "file" {
+			t.Errorf("a restart: %+v", in)
+		}
+		changed := imported
+		changed.Revision, changed.Content, changed.SpecHash, changed.Adopts, changed.Body = "c1-new", "c1:new", "a1:new", false, "new"
+		if in := follow(again, changed, now); verb(in, theirs) != Ensure || in.Body != "new" {
+			t.Errorf("after the specification changed, the next action is %v with intent %+v; want ensure with the new specification", verb(in, theirs), in)
+		}
+	})
+	t.Run("without a record", func(t *testing.T) {
+		in := follow(nil, imported, now)
+		theirs := *theirs
+		for _, revision := range []string{"rev-9", "rev-7"} {
+			theirs.Revision = revision
+			if do := verb(in, &theirs); do != Nothing {
+				t.Errorf("for an instance of revision %s the next action is %v, want none", revision, do)
+			}
+		}
+		theirs.Content = "c1:other"
+		if do := verb(in, &theirs); do != Ensure {
+			t.Errorf("for an instance with our labels and another content the next action is %v", do)
+		}
+		stack := imported
+		stack.Kind = workload.Compose
+		if do := verb(follow(nil, stack, now), &workload.Observed{ID: "web", State: workload.Running}); do != Nothing {
+			t.Errorf("for a stack without labels the next action is %v", do)
+		}
+	})
+	t.Run("of a workload that is not imported", func(t *testing.T) {
+		order := imported
+		order.Adopts = false
+		if in := follow(old, order, now); verb(in, theirs) != Ensure || in.Body != "imported" {
+			t.Errorf("%v %+v", verb(in, theirs), in)
+		}
+	})
+}
+
+// A VM without labels that has the name of a workload belongs to somebody else, unless the workload was taken
+// over from a legacy v1 agent.
 func TestForeignVMWithoutLabels(t *testing.T) {
 	var list []*Workload
 	for id, in := range map[string]*Intent{
@@ -332,7 +397,7 @@ func TestExclusiveWorkloadOfEarlierVersion(t *testing.T) {
 	for _, c := range []struct{ exclusive, told bool }{{true, true}, {false, true}, {false, false}, {true, true}} {
 		in := follow(old, Order{ID: "db", Kind: workload.Container, Revision: "r1", Content: "c1:a", SpecHash: "a1:x", Running: true, Exclusive: c.exclusive}, time.Now())
 		if told := old == nil || in.EngineContent != old.EngineContent; told != c.told {
-			t.Errorf("its engine is told %v with content %q, want %v", told, in.EngineContent, c.told)
+			t.Errorf("the driver is called with running %v and content %q, want %v", told, in.EngineContent, c.told)
 		}
 		if old == nil {
 			in.EngineContent = in.Content
@@ -357,11 +422,12 @@ func TestHistoryIsBounded(t *testing.T) {
 		n++
 	}
 	if n != MaxTasks || oldest == "old" {
-		t.Errorf("%d tasks are kept, the oldest for %q", n, oldest)
+		t.Errorf("the task history has %d tasks, the oldest for %q; want MaxTasks without the oldest one", n, oldest)
 	}
 }
 
-// A node with a single fencer is not registered as self-fencing, because the schedulers rely on two.
+// A node on which only one fencer runs is not registered as self-fencing, because the schedulers rely on two
+// fencers.
 func TestSingleFencerIsNotSelfFencing(t *testing.T) {
 	now := time.Now()
 	var f fencer
@@ -371,11 +437,11 @@ func TestSingleFencerIsNotSelfFencing(t *testing.T) {
 		second bool
 		want   bool
 	}{
-		{"the first has just started", 0, false, false},
-		{"there are two", time.Second, true, true},
-		{"the second is being started again", time.Second + fencerAway - 1, false, true},
-		{"it does not come", time.Second + fencerAway, false, false},
-		{"it is back", 2 * fencerAway, true, true},
+		{"the first fencer has just started", 0, false, false},
+		{"two fencers run", time.Second, true, true},
+		{"the second fencer is missing for a short time", time.Second + fencerAway - 1, false, true},
+		{"the second fencer is missing for longer than fencerAway", time.Second + fencerAway, false, false},
+		{"the second fencer is back", 2 * fencerAway, true, true},
 	} {
 		if f.heard(lease.Status{Second: c.second}, now.Add(c.after)); f.alive != c.want {
 			t.Errorf("%s: registered as self_fencing %t, want %t", c.name, f.alive, c.want)

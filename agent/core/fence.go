@@ -7,16 +7,16 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Epoch identifies one leadership term of one cluster. It is zero if no leadership is known: the
-// agent has met no scheduler, or only schedulers without epochs.
+// Epoch identifies one leadership term of one cluster. It is zero if no leadership is known: the agent has
+// heard from no scheduler, or only from schedulers that send no epochs.
 type Epoch struct {
 	ClusterID   string `json:"cluster_id,omitempty"`
-	Shard       string `json:"shard,omitempty"` // of the cluster; empty if no scheduler named one
+	Shard       string `json:"shard,omitempty"` // shard of the cluster; empty if no scheduler has named a shard
 	Incarnation uint64 `json:"incarnation,omitempty"`
 	Term        uint64 `json:"term,omitempty"`
 }
 
-// Owned reports whether a leadership is known, and not only a cluster.
+// Owned reports whether the epoch names a leadership term, and not only a cluster.
 func (e Epoch) Owned() bool { return e.Incarnation != 0 || e.Term != 0 }
 
 // Less orders epochs of one cluster by incarnation, then term.
@@ -29,13 +29,13 @@ func (e Epoch) Less(other Epoch) bool {
 
 func (e Epoch) String() string { return fmt.Sprintf("%s/%d/%d", e.ClusterID, e.Incarnation, e.Term) }
 
-// Refusal is the reason why an order is refused. A fenced refusal is final for the sender: it lost
-// its leadership, the order is outdated, or it is for another agent. Other refusals name a fault in
-// the order.
+// Refusal is the reason why an order is refused. If it is fenced, the sender need not try again: it lost its
+// leadership, the order is outdated, or the order is for another agent. Other refusals name a fault in the
+// order.
 type Refusal struct {
 	Fenced  bool
 	Message string
-	Class   workload.Class // set if the order itself has no fault
+	Class   workload.Class // failure class; set unless the order itself is invalid
 }
 
 // Error implements error.
@@ -50,11 +50,12 @@ func Refusedf(format string, args ...any) *Refusal {
 	return &Refusal{Message: fmt.Sprintf(format, args...)}
 }
 
-// judgeEpoch is the first fence. It returns the epoch to store.
+// judgeEpoch checks the epoch of an order. This is the first fence: it keeps out orders of deposed leaders.
+// It returns the epoch to store.
 //
-// An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is
-// accepted until a leadership is known, and always by a standalone agent. After that it is refused,
-// because it would bypass the fence.
+// An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is accepted
+// until the agent knows a leadership, and always by a standalone agent. After that it is refused, because it
+// would bypass the fence.
 func judgeEpoch(seen Epoch, standalone bool, in *Epoch) (Epoch, *Refusal) {
 	if in == nil {
 		if seen.Owned() && !standalone {
@@ -87,7 +88,7 @@ func otherShard(seen, got Epoch) bool {
 // JudgeNode refuses an order for another node, whose address this node may have taken over.
 func JudgeNode(self, meant string) *Refusal {
 	if meant != "" && meant != self {
-		return fencedf("node_id: this is node %q, the order is for %q", self, meant)
+		return fencedf("node_id: this is node %q, but the order is for node %q", self, meant)
 	}
 	return nil
 }
@@ -96,33 +97,33 @@ func JudgeNode(self, meant string) *Refusal {
 // wiped, or the machine that it replaced. Instances of that agent may still run.
 func judgeInstance(self, meant string) *Refusal {
 	if meant != "" && meant != self {
-		return fencedf("instance_id: this is instance %s, the order is for %s: this agent has to be registered first", self, meant)
+		return fencedf("instance_id: this is agent instance %s, but the order is for agent instance %s: this agent has to be registered first", self, meant)
 	}
 	return nil
 }
 
-// judgeApply is the second fence. held is the generation of the intent and deleted that of the
-// tombstone; zero means that there is none. The generation of an apply must be higher than deleted
-// and not lower than held.
+// judgeApply checks the generation of an apply. This is the second fence: it keeps out outdated orders. held
+// is the generation of the stored intent, and deleted that of the tombstone; zero means that there is none.
+// The generation of an apply must be higher than deleted and not lower than held.
 func judgeApply(id string, held, deleted, in workload.Generation, standalone bool) *Refusal {
 	none := workload.Generation{}
 	switch {
 	case in == none && standalone:
 		return nil
 	case in == none && held != none:
-		return fencedf("generation: missing, workload %q is at %s", id, held)
+		return fencedf("generation: missing, but workload %q has generation %s", id, held)
 	case in == none && deleted != none:
-		return fencedf("generation: missing, workload %q was deleted at %s", id, deleted)
+		return fencedf("generation: missing, but workload %q was deleted at generation %s", id, deleted)
 	case in.Less(held):
-		return fencedf("generation: %s of workload %q is outdated, this node has %s", in, id, held)
+		return fencedf("generation: %s of workload %q is outdated, this node has generation %s", in, id, held)
 	case deleted != none && !deleted.Less(in):
-		return fencedf("generation: %s of workload %q is outdated, it was deleted at %s", in, id, deleted)
+		return fencedf("generation: %s of workload %q is outdated, the workload was deleted at generation %s", in, id, deleted)
 	}
 	return nil
 }
 
-// judgeDelete is the second fence for deletes. A delete with a generation lower than held is for a
-// previous assignment and is refused.
+// judgeDelete checks the generation of a delete (the second fence). If it is lower than held, the delete is
+// for a previous assignment of the workload and is refused.
 func judgeDelete(id string, held, in workload.Generation, standalone bool) *Refusal {
 	return judgeApply(id, held, workload.Generation{}, in, standalone)
 }

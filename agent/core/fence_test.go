@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-func TestJudgeEpoch(t *testing.T) {
+func TestOrdersOfALowerEpochAreRefused(t *testing.T) {
 	seen := Epoch{ClusterID: "c1", Incarnation: 5, Term: 7}
 	in := func(cluster string, incarnation, term uint64) *Epoch {
 		return &Epoch{ClusterID: cluster, Incarnation: incarnation, Term: term}
@@ -26,30 +26,30 @@ func TestJudgeEpoch(t *testing.T) {
 		in         *Epoch
 		next       Epoch
 		fenced     bool
-		says       string // text of the refusal; empty: accepted
+		says       string // text of the refusal; empty if the order is accepted
 	}{
-		{"the first epoch is taken", Epoch{}, false, in("c1", 1, 1), Epoch{ClusterID: "c1", Incarnation: 1, Term: 1}, false, ""},
-		{"the same epoch is taken", seen, false, in("c1", 5, 7), seen, false, ""},
-		{"a later term is taken", seen, false, in("c1", 5, 8), Epoch{ClusterID: "c1", Incarnation: 5, Term: 8}, false, ""},
+		{"the first epoch is accepted", Epoch{}, false, in("c1", 1, 1), Epoch{ClusterID: "c1", Incarnation: 1, Term: 1}, false, ""},
+		{"the same epoch is accepted", seen, false, in("c1", 5, 7), seen, false, ""},
+		{"a later term is accepted", seen, false, in("c1", 5, 8), Epoch{ClusterID: "c1", Incarnation: 5, Term: 8}, false, ""},
 		{"a later incarnation wins over a lower term", seen, false, in("c1", 6, 1), Epoch{ClusterID: "c1", Incarnation: 6, Term: 1}, false, ""},
 		{"a lower term is fenced", seen, false, in("c1", 5, 6), seen, true, "c1/5/6 is older than c1/5/7"},
 		{"a lower incarnation is fenced whatever its term", seen, false, in("c1", 4, 99), seen, true, "older"},
-		{"another cluster is refused by both names", seen, false, in("c2", 9, 9), seen, true, `belongs to cluster "c1", the order is from cluster "c2"`},
+		{"an order of another cluster is refused, and the refusal has both cluster ids", seen, false, in("c2", 9, 9), seen, true, `belongs to cluster "c1", the order is from cluster "c2"`},
 		{"an epoch without cluster is refused", seen, false, in("", 9, 9), seen, false, "epoch.cluster_id"},
-		{"no epoch is taken while none is known", Epoch{}, false, nil, Epoch{}, false, ""},
-		{"no epoch is taken while only the cluster is known", Epoch{ClusterID: "c1"}, false, nil, Epoch{ClusterID: "c1"}, false, ""},
-		{"no epoch is refused once one is known", seen, false, nil, seen, true, "missing"},
-		{"no epoch is taken by a standalone agent", seen, true, nil, seen, false, ""},
-		{"a shard is remembered", seen, false, sharded("c1", "east", 5, 7), Epoch{ClusterID: "c1", Shard: "east", Incarnation: 5, Term: 7}, false, ""},
-		{"and stays when a scheduler names none", east, false, in("c1", 5, 8), Epoch{ClusterID: "c1", Shard: "east", Incarnation: 5, Term: 8}, false, ""},
-		{"another shard is refused by both names", east, false, sharded("c1", "west", 9, 9), east, true, `belongs to shard "east", the order is from shard "west" of cluster "c1"`},
-		{"a configured shard refuses another one", Epoch{Shard: "east"}, false, sharded("c2", "west", 1, 1), Epoch{Shard: "east"}, true, "west"},
-		{"a configured cluster refuses another one", Epoch{ClusterID: "c1"}, false, in("c2", 1, 1), Epoch{ClusterID: "c1"}, true, "c2"},
+		{"an order without epoch is accepted while no epoch is known", Epoch{}, false, nil, Epoch{}, false, ""},
+		{"an order without epoch is accepted while only the cluster is known", Epoch{ClusterID: "c1"}, false, nil, Epoch{ClusterID: "c1"}, false, ""},
+		{"an order without epoch is refused once an epoch is known", seen, false, nil, seen, true, "missing"},
+		{"an order without epoch is accepted by a standalone agent", seen, true, nil, seen, false, ""},
+		{"the shard of the first order is stored", seen, false, sharded("c1", "east", 5, 7), Epoch{ClusterID: "c1", Shard: "east", Incarnation: 5, Term: 7}, false, ""},
+		{"the stored shard stays if a scheduler sends no shard", east, false, in("c1", 5, 8), Epoch{ClusterID: "c1", Shard: "east", Incarnation: 5, Term: 8}, false, ""},
+		{"an order of another shard is refused, and the refusal has both shards", east, false, sharded("c1", "west", 9, 9), east, true, `belongs to shard "east", the order is from shard "west" of cluster "c1"`},
+		{"an order of a shard other than the configured one is refused", Epoch{Shard: "east"}, false, sharded("c2", "west", 1, 1), Epoch{Shard: "east"}, true, "west"},
+		{"an order of a cluster other than the configured one is refused", Epoch{ClusterID: "c1"}, false, in("c2", 1, 1), Epoch{ClusterID: "c1"}, true, "c2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			next, no := judgeEpoch(c.seen, c.standalone, c.in)
 			if next != c.next {
-				t.Errorf("remembers %v, want %v", next, c.next)
+				t.Errorf("the epoch to store is %v, want %v", next, c.next)
 			}
 			checkRefusal(t, no, c.fenced, c.says)
 		})
@@ -62,13 +62,13 @@ func checkRefusal(t *testing.T, no *Refusal, fenced bool, says string) {
 	case says == "" && no != nil:
 		t.Errorf("refused: %s", no.Message)
 	case says != "" && no == nil:
-		t.Errorf("taken, want a refusal that says %q", says)
+		t.Errorf("the order was accepted, want a refusal that says %q", says)
 	case no != nil && (no.Fenced != fenced || !strings.Contains(no.Message, says)):
-		t.Errorf("refused with fenced=%t: %s; want fenced=%t and %q", no.Fenced, no.Message, fenced, says)
+		t.Errorf("the order was refused with fenced=%t: %s; want fenced=%t and %q", no.Fenced, no.Message, fenced, says)
 	}
 }
 
-func TestJudgeGeneration(t *testing.T) {
+func TestOrdersOfALowerGenerationAreRefused(t *testing.T) {
 	g := func(incarnation, sequence uint64) workload.Generation {
 		return workload.Generation{Incarnation: incarnation, Sequence: sequence}
 	}
@@ -77,21 +77,21 @@ func TestJudgeGeneration(t *testing.T) {
 		name              string
 		held, deleted, in workload.Generation
 		standalone        bool
-		apply, delete     string // text of the refusal; empty: accepted
+		apply, delete     string // text of the refusal of an apply and of a delete; empty if the order is accepted
 	}{
-		{"a new id", none, none, g(1, 1), false, "", ""},
-		{"without generations", none, none, none, false, "", ""},
-		{"equal", g(1, 5), none, g(1, 5), false, "", ""},
-		{"higher", g(1, 5), none, g(1, 6), false, "", ""},
-		{"a later incarnation", g(1, 5), none, g(2, 1), false, "", ""},
-		{"lower", g(1, 5), none, g(1, 4), false, "outdated", "outdated"},
-		{"a former incarnation", g(2, 1), none, g(1, 9), false, "outdated", "outdated"},
-		{"missing", g(1, 5), none, none, false, "missing", "missing"},
-		{"missing, standalone", g(1, 5), none, none, true, "", ""},
-		{"below a tombstone", none, g(1, 5), g(1, 4), false, "deleted at 1.5", ""},
-		{"at a tombstone", none, g(1, 5), g(1, 5), false, "deleted at 1.5", ""},
-		{"above a tombstone", none, g(1, 5), g(1, 6), false, "", ""},
-		{"missing after a delete", none, g(1, 5), none, false, "missing", ""},
+		{"an order for a new id", none, none, g(1, 1), false, "", ""},
+		{"the first order, without a generation", none, none, none, false, "", ""},
+		{"an order of the same generation", g(1, 5), none, g(1, 5), false, "", ""},
+		{"an order of a higher generation", g(1, 5), none, g(1, 6), false, "", ""},
+		{"an order of a later incarnation", g(1, 5), none, g(2, 1), false, "", ""},
+		{"an order of a lower generation", g(1, 5), none, g(1, 4), false, "outdated", "outdated"},
+		{"an order of a former incarnation", g(2, 1), none, g(1, 9), false, "outdated", "outdated"},
+		{"an order without a generation", g(1, 5), none, none, false, "missing", "missing"},
+		{"an order without a generation, standalone", g(1, 5), none, none, true, "", ""},
+		{"an order with a generation below the tombstone's", none, g(1, 5), g(1, 4), false, "deleted at generation 1.5", ""},
+		{"an order with the generation of a tombstone", none, g(1, 5), g(1, 5), false, "deleted at generation 1.5", ""},
+		{"an order with a generation above the tombstone's", none, g(1, 5), g(1, 6), false, "", ""},
+		{"an order without a generation after a delete", none, g(1, 5), none, false, "missing", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			checkRefusal(t, judgeApply("w", c.held, c.deleted, c.in, c.standalone), true, c.apply)
@@ -100,14 +100,14 @@ func TestJudgeGeneration(t *testing.T) {
 	}
 }
 
-func TestJudgeInstance(t *testing.T) {
+func TestOrdersForAnotherAgentInstanceAreRefused(t *testing.T) {
 	checkRefusal(t, judgeInstance("i1", "i1"), true, "")
 	checkRefusal(t, judgeInstance("i1", ""), true, "")
-	checkRefusal(t, judgeInstance("i1", "i0"), true, "this is instance i1, the order is for i0")
+	checkRefusal(t, judgeInstance("i1", "i0"), true, "this is agent instance i1, but the order is for agent instance i0")
 }
 
-func TestJudgeNode(t *testing.T) {
+func TestOrdersForAnotherNodeAreRefused(t *testing.T) {
 	checkRefusal(t, JudgeNode("a", "a"), true, "")
 	checkRefusal(t, JudgeNode("a", ""), true, "")
-	checkRefusal(t, JudgeNode("a", "b"), true, `this is node "a", the order is for "b"`)
+	checkRefusal(t, JudgeNode("a", "b"), true, `this is node "a", but the order is for node "b"`)
 }

@@ -9,43 +9,44 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// fencer is the agent's view of its fencer and its lease. A guarded workload runs only under a lease
-// that the fencer has confirmed. When the lease ends, the fencer stops all guarded workloads, and
-// the agent starts each of them only on a newer order.
+// fencer is what the agent knows about its fencer, a separate process, and about its lease. A leased workload
+// runs only under a lease that the fencer has confirmed. When the lease ends, the fencer stops all leased
+// workloads, and the agent starts each of them only on a newer order.
 type fencer struct {
-	lease     time.Duration    // end of the lease that the schedulers granted
-	confirmed time.Duration    // end of the lease that the fencer confirmed
-	covered   []lease.Workload // workloads that the fencer confirmed
+	lease     time.Duration    // end of the lease that the schedulers granted, as time since the machine started
+	confirmed time.Duration    // end of the lease that the fencer confirmed, as time since the machine started
+	covered   []lease.Workload // workloads that the fencer has confirmed: it will stop them at the end of the lease
 	extra     []ahead
-	lapses    uint64 // number of lapses that the agent has seen
-	told      uint64 // lapses acknowledged to the fencer: no start from before them is under way
+	lapses    uint64 // number of lapses (ends of a lease) that the agent has seen
+	told      uint64 // number of lapses that the agent has acknowledged to the fencer: no start that began before them is in progress
 	grace     time.Duration
-	answered  time.Time // time of the last answer
-	twice     time.Time // time of the last answer that reported a second fencer
-	alive     bool      // registered as self_fencing
+	answered  time.Time // time of the fencer's last answer
+	twice     time.Time // time of the last answer that said that a second fencer process runs
+	alive     bool      // the node is registered as self_fencing
 	problem   string
-	lacks     []workload.Kind // kinds that this agent runs and the fencer cannot stop
+	lacks     []workload.Kind // workload kinds that this agent runs and the fencer cannot stop
 }
 
-// ahead is an order that is guarded before it is accepted.
+// ahead is a workload that the agent reports to the fencer as leased before it accepts the order for it.
 type ahead struct {
 	workload lease.Workload
 	until    time.Time
 }
 
 const (
-	// fencerAway is how long the fencer may not answer, or report no second fencer, before the node
-	// is registered as not self-fencing.
+	// fencerAway is how long the fencer may stay silent, or report that no second fencer runs, before the
+	// node is registered as not self-fencing.
 	fencerAway = 10 * time.Second
-	// coverWait is how long a start waits for the fencer's confirmation.
+	// coverWait is how long the start of a workload waits for the fencer to confirm that it will stop the
+	// workload.
 	coverWait = 2 * time.Second
-	// aheadFor is how long a workload stays guarded while its order is not accepted yet.
+	// aheadFor is how long the agent reports a workload as leased although its order is not accepted yet.
 	aheadFor = 10 * time.Second
-	// DefaultGrace is how long a fencer lets a workload stop before it kills it.
+	// DefaultGrace is how long a fencer waits for a workload to stop before it kills the workload.
 	DefaultGrace = 10 * time.Second
 )
 
-func guarded(in *Intent) lease.Workload {
+func leaseWorkload(in *Intent) lease.Workload {
 	return lease.Workload{Kind: in.Type, ID: workload.ID(in.ID)}
 }
 
@@ -54,18 +55,19 @@ func (x *step) leased(until time.Duration) {
 	x.do(TellFencer{})
 }
 
-// guards lists the workloads that may run under the lease.
-func (x *step) guards() []lease.Workload {
+// leasedWorkloads lists the workloads that the fencer must stop when the lease ends.
+func (x *step) leasedWorkloads() []lease.Workload {
 	var out []lease.Workload
 	for w := range x.State.Workloads() {
 		in := w.Intent
-		if in == nil || !in.Guarded() || w.memory.lapsed {
+		if in == nil || !in.Leased() || w.memory.lapsed {
 			continue
 		}
-		// A workload that waits after a restart is guarded while it runs or may run.
+		// After a restart of the agent, a workload waits for a new order of the schedulers. The lease lists it
+		// already while it runs or may run.
 		runs := w.Observed != nil && w.Observed.State == workload.Running
-		if !w.memory.waits || runs || w.Seen.IsZero() && slices.Contains(x.fencer.covered, guarded(in)) {
-			out = append(out, guarded(in))
+		if !w.memory.waits || runs || w.Seen.IsZero() && slices.Contains(x.fencer.covered, leaseWorkload(in)) {
+			out = append(out, leaseWorkload(in))
 		}
 	}
 	if x.clock >= x.fencer.lease {
@@ -78,30 +80,32 @@ func (x *step) guards() []lease.Workload {
 	return lease.Sorted(out)
 }
 
-// fencerMet applies the fencer's first answer to the workloads that a previous process left running.
+// fencerMet applies the first answer of the fencer to the workloads that the agent's previous process left
+// running.
 func (x *step) fencerMet(e FencerMet) {
 	st, f := e.Status, &x.fencer
 	f.lapses, f.told, f.grace = st.Lapses, st.Lapses, DefaultGrace
 	if e.Problem == "" {
-		f.confirmed, f.covered = st.Deadline, st.Guarded
+		f.confirmed, f.covered = st.Deadline, st.Leased
 		x.hear(st)
 	} else {
 		f.problem = e.Problem
-		x.notice(true, "the guard does not answer: what is to be stopped with the lease stays stopped", "error", e.Problem)
+		x.notice(true, "the fencer does not answer: leased workloads stay stopped", "error", e.Problem)
 	}
 	for _, w := range x.list() {
-		// If the lease did not continue without a gap, the workload must be stopped.
-		if in := w.Intent; in != nil && in.Guarded() &&
-			(e.Problem != "" || st.Lapsed || x.clock >= st.Deadline || !slices.Contains(st.Guarded, guarded(in))) {
+		// If there was a gap between two leases, the schedulers may have placed the workload elsewhere, so it
+		// must be stopped.
+		if in := w.Intent; in != nil && in.Leased() &&
+			(e.Problem != "" || st.Lapsed || x.clock >= st.Deadline || !slices.Contains(st.Leased, leaseWorkload(in))) {
 			x.edit(w).memory.lapsed = true
 		}
 	}
 }
 
-// starting reports whether a guarded workload is being started.
+// starting reports whether a leased workload is being started.
 func (x *step) starting() (found bool) {
 	x.jobs.Scan(func(_ string, j job) bool {
-		found = j.act != nil && j.act.Guarded
+		found = j.act != nil && j.act.Leased
 		return !found
 	})
 	return found
@@ -113,7 +117,7 @@ func (x *step) fencerDue() {
 		f.told = f.lapses
 	}
 	x.do(Renew{lease.Renewal{
-		Instance: x.Meta.InstanceID, Cluster: x.Bound, Deadline: f.lease, Lapses: f.told, Guarded: x.guards(),
+		Instance: x.Meta.InstanceID, Cluster: x.Bound, Deadline: f.lease, Lapses: f.told, Leased: x.leasedWorkloads(),
 	}})
 }
 
@@ -124,23 +128,23 @@ func (x *step) fencerAnswered(e FencerAnswered) {
 		f.alive = f.alive && x.now.Sub(f.answered) < fencerAway
 	} else {
 		problem = x.hear(e.Status)
-		f.confirmed, f.covered = e.Status.Deadline, e.Status.Guarded
+		f.confirmed, f.covered = e.Status.Deadline, e.Status.Leased
 		if e.Status.Lapses > f.lapses {
 			f.lapses = e.Status.Lapses
-			x.lapse("the guard has stopped it")
+			x.lapse("the fencer has stopped the leased workloads")
 			if !x.starting() {
-				x.do(TellFencer{}) // the fencer waits for the acknowledgement of the lapse
+				x.do(TellFencer{}) // the fencer waits for the agent to acknowledge the end of the lease
 			}
 		}
 	}
-	if x.clock >= f.confirmed && len(e.Sent.Guarded) > 0 {
-		x.lapse("no guard has confirmed a later end of the lease")
+	if x.clock >= f.confirmed && len(e.Sent.Leased) > 0 {
+		x.lapse("no fencer has confirmed a later end of the lease")
 	}
 	if problem != f.problem {
 		if problem != "" {
-			x.notice(true, "guard", "error", problem)
+			x.notice(true, "fencer", "error", problem)
 		} else {
-			x.notice(false, "the guard answers", "grace", f.grace, "second", e.Status.Second)
+			x.notice(false, "the fencer answers", "grace", f.grace, "second", e.Status.Second)
 		}
 		f.problem = problem
 	}
@@ -149,8 +153,8 @@ func (x *step) fencerAnswered(e FencerAnswered) {
 	}
 }
 
-// hear records an answer of the fencer and returns the problem with the fencer, if any. Self-fencing
-// requires two fencers that can stop every kind of workload that this agent runs.
+// hear records an answer of the fencer. It returns the reason why the node is not self-fencing, or "".
+// Self-fencing requires two fencers that can stop every kind of workload that this agent runs.
 func (x *step) hear(st lease.Status) (problem string) {
 	f := &x.fencer
 	f.grace = st.Grace
@@ -163,7 +167,7 @@ func (x *step) hear(st lease.Status) (problem string) {
 		return ""
 	}
 	f.alive = false
-	return fmt.Sprintf("the guard's own settings leave out %s, which this agent runs: the node counts as one without a guard", f.lacks)
+	return fmt.Sprintf("the settings of the fencer process leave out %s, which this agent runs: the node is not registered as self-fencing", f.lacks)
 }
 
 func (f *fencer) heard(st lease.Status, now time.Time) {
@@ -174,22 +178,22 @@ func (f *fencer) heard(st lease.Status, now time.Time) {
 	f.alive = !f.twice.IsZero() && now.Sub(f.twice) < fencerAway
 }
 
-// lapse marks all guarded workloads as lapsed: it cancels their starts, and only a newer order
+// lapse marks all leased workloads as lapsed: it cancels their starts, and only a newer order
 // starts them again.
 func (x *step) lapse(why string) {
 	for _, w := range x.list() {
-		if w.Intent == nil || !w.Intent.Guarded() || w.memory.lapsed {
+		if w.Intent == nil || !w.Intent.Leased() || w.memory.lapsed {
 			continue
 		}
 		w = x.edit(w)
 		w.memory.lapsed = true
-		x.notice(true, "the lease has ended, and with it this workload", "workload", w.ID, "reason", why)
+		x.notice(true, "the workload may not run any more, because the lease has ended", "workload", w.ID, "reason", why)
 		x.publish(w)
 		x.due(w.ID, x.now)
 	}
 	x.fencer.extra = nil
 	x.jobs.Scan(func(_ string, j job) bool {
-		if j.act != nil && j.act.Guarded {
+		if j.act != nil && j.act.Leased {
 			x.do(Cancel{Act: j.act})
 		}
 		return true
@@ -202,61 +206,61 @@ func (x *step) isCovered(w lease.Workload) bool {
 	return slices.Contains(f.covered, w) && x.clock < f.confirmed && f.told == f.lapses
 }
 
-// noLease returns the reason why no workload can be covered now, independent of the fencer's
-// answers. It is empty if the fencer may confirm workloads.
+// noLease returns the reason why the fencer can confirm no workload now, whatever it answers. It is empty if
+// the fencer may confirm workloads.
 func (x *step) noLease() string {
 	switch {
 	case !x.Settings.Fencer:
-		return "on_lost_lease: stop needs a guard, and PERSYS_GUARD is off"
+		return "on_lost_lease: stop needs a fencer, and PERSYS_FENCER is off"
 	case x.clock >= max(x.fencer.lease, x.fencer.confirmed):
-		return "there is no lease to run it under"
+		return "the node has no lease from the schedulers, and this workload runs only under one"
 	}
 	return ""
 }
 
 func (x *step) unconfirmed() string {
-	return "the guard has not confirmed this workload: " + x.fencer.problem
+	return "the fencer has not confirmed this workload: " + x.fencer.problem
 }
 
-// coverOrder reports whether an order can be accepted: an accepted order must be guarded, because
-// the schedulers rely on it. If the workload is not covered yet, coverOrder answers the sender, who
+// coverOrder reports whether an order can be accepted. The schedulers rely on the fencer to stop the workload
+// of an accepted order. If the fencer has not confirmed the workload yet, coverOrder answers the sender, who
 // retries after the fencer's next answer.
 func (x *step) coverOrder(w *Workload, next *Intent, newer bool) bool {
-	if !next.Guarded() || !next.Running() {
+	if !next.Leased() || !next.Running() {
 		return true
 	}
 	if w != nil && w.Intent != nil && w.Waiting() && !newer {
 		return true // the order is accepted, but the workload is not started
 	}
-	if x.isCovered(guarded(next)) {
+	if x.isCovered(leaseWorkload(next)) {
 		return true
 	}
 	if why := x.noLease(); why != "" {
-		x.answer(Answer{Unavailable: guardError(why)})
+		x.answer(Answer{Unavailable: fencerError(why)})
 		return false
 	}
 	f := &x.fencer
-	same := func(a ahead) bool { return a.workload == guarded(next) }
+	same := func(a ahead) bool { return a.workload == leaseWorkload(next) }
 	first := !slices.ContainsFunc(f.extra, same)
 	f.extra = slices.DeleteFunc(f.extra, same)
-	f.extra = append(f.extra, ahead{guarded(next), x.now.Add(aheadFor)})
-	if first { // a repeated order waits for the next periodic message to the fencer
+	f.extra = append(f.extra, ahead{leaseWorkload(next), x.now.Add(aheadFor)})
+	if first { // only the first attempt of an order sends a message to the fencer at once; for repeated ones the periodic message is soon enough
 		x.do(TellFencer{})
 	}
-	x.answer(Answer{Unavailable: guardError(x.unconfirmed()), Retry: true})
+	x.answer(Answer{Unavailable: fencerError(x.unconfirmed()), Retry: true})
 	return false
 }
 
-// guardError formats a fencer error like the error of a driver.
-func guardError(why string) string {
-	return "guard: " + why + " (" + string(workload.RuntimeUnhealthy) + ")"
+// fencerError formats a fencer error like the error of a driver.
+func fencerError(why string) string {
+	return "fencer: " + why + " (" + string(workload.RuntimeUnhealthy) + ")"
 }
 
-// actUnderLease holds an act until the fencer has confirmed its workload. It fails the act if the
+// actUnderLease holds an action back until the fencer has confirmed its workload. It fails the action if the
 // lease has ended.
 func (x *step) actUnderLease(a *Act) {
 	if w := x.Get(a.ID); w.memory.lapsed {
-		x.failed(a.ID, a.Intent, workload.RuntimeUnhealthy, guardError("the lease has ended"))
+		x.failed(a.ID, a.Intent, workload.RuntimeUnhealthy, fencerError("the lease has ended"))
 		return
 	}
 	j, _ := x.jobs.Get(a.ID)
@@ -268,7 +272,7 @@ func (x *step) actUnderLease(a *Act) {
 	x.do(TellFencer{})
 }
 
-// cover continues or fails the acts that wait for the fencer.
+// cover continues or fails the actions that are held back until the fencer confirms their workloads.
 func (x *step) cover() {
 	var waiting []job
 	x.jobs.Scan(func(_ string, j job) bool {
@@ -283,12 +287,12 @@ func (x *step) cover() {
 		switch why := x.noLease(); {
 		case w == nil || w.Intent != a.Intent || w.memory.lapsed || x.rebinding != "":
 			x.turn(a.ID)
-		case x.isCovered(guarded(a.Intent)):
+		case x.isCovered(leaseWorkload(a.Intent)):
 			x.act(a)
 		case why != "":
-			x.failed(a.ID, a.Intent, workload.RuntimeUnhealthy, guardError(why))
+			x.failed(a.ID, a.Intent, workload.RuntimeUnhealthy, fencerError(why))
 		case !x.now.Before(j.until):
-			x.failed(a.ID, a.Intent, workload.RuntimeUnhealthy, guardError(x.unconfirmed()))
+			x.failed(a.ID, a.Intent, workload.RuntimeUnhealthy, fencerError(x.unconfirmed()))
 		}
 	}
 }

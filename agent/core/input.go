@@ -10,21 +10,21 @@ import (
 // Input is an event with the time at which it happened.
 type Input struct {
 	Now   time.Time     // wall clock
-	Clock time.Duration // time since boot; leases are measured by it
+	Clock time.Duration // time since the machine started; the ends of leases are given in it
 	Event Event
 }
 
-// Event is an event for Step. The types below implement it.
+// Event is the kind and content of an Input. The types below implement it.
 type Event interface{ event() }
 
 type (
-	// Start begins the work on all restored workloads and tombstones.
+	// Start begins the work on all workloads and tombstones that were restored from the state file.
 	Start struct{}
 
-	// Apply is an order to run a workload or to keep it stopped. Answer is the reply.
+	// Apply is an order to run a workload or to keep it stopped. The effect Answer is the reply.
 	Apply struct{ Order Order }
 
-	// Delete is an order to remove a workload. Answer is the reply.
+	// Delete is an order to remove a workload. The effect Answer is the reply.
 	Delete struct {
 		Sender
 		ID          string
@@ -33,28 +33,28 @@ type (
 		KeepVolumes bool // keep all volumes: the workload continues on another node
 	}
 
-	// Call checks the sender of any other call. Answer is the reply. With Changes, the call changes
-	// the machine and needs an epoch if a leadership is known.
+	// Call checks the sender of an API call that is neither Apply nor Delete. The effect Answer is the reply.
+	// With Changes, the call changes the machine, and needs an epoch once a leadership is known.
 	Call struct {
 		Sender
 		Changes bool
 	}
 
-	// Heard is a scheduler's response to a registration or heartbeat. Answer is the reply; on a
-	// refusal the response must be ignored.
+	// Heard is a scheduler's response to a registration or heartbeat. The effect Answer is the reply; if it
+	// is a refusal, the caller must ignore the response.
 	Heard struct {
 		ClusterID string
 		Epoch     *Epoch
 	}
 
-	// Leased: the schedulers granted a lease that ends at Until, on the clock of Input.Clock.
+	// Leased: the schedulers granted a lease that ends at Until, given as time since the machine started.
 	Leased struct{ Until time.Duration }
 
 	// Drain: the schedulers switch draining on or off. A draining node accepts no new workloads.
 	Drain struct{ On bool }
 
-	// Engines reports the drivers made for a cluster label. With Added, the kinds are added to the
-	// existing ones; otherwise they replace them.
+	// Engines reports that drivers were made for a cluster label. With Added, their kinds are added to the
+	// existing kinds; otherwise they replace the existing kinds.
 	Engines struct {
 		Cluster string
 		Kinds   []workload.Kind
@@ -69,8 +69,8 @@ type (
 		Reason   string
 	}
 
-	// Listed is a list of all instances of an engine, or the error in Trouble. Bound identifies the
-	// engine.
+	// Listed is the list of all instances of an engine; if listing failed, Trouble is the error. Bound
+	// identifies the driver that listed them.
 	Listed struct {
 		Kind    workload.Kind
 		Bound   uint64
@@ -79,11 +79,11 @@ type (
 		Trouble string
 	}
 
-	// Looked is the observed state of one workload on which no Act is under way.
+	// Looked is the result of an inspection of one workload, while no Act on the workload is in progress.
 	Looked struct {
 		ID       string
 		Kind     workload.Kind
-		Bound    uint64 // Engine.Bound of the driver
+		Bound    uint64 // Engine.Bound of the driver that inspected the workload
 		Observed *workload.Observed
 		Began    time.Time
 	}
@@ -92,27 +92,27 @@ type (
 	Done struct {
 		Act    *Act
 		Failed *Failed
-		// Result of a Look. Whole: the whole engine was listed instead, and its Listed was sent
-		// before.
+		// Observed is the result of a Look. Whole: the driver listed the whole engine instead, and the input
+		// Listed with that list came before.
 		Observed *workload.Observed
 		Began    time.Time
 		Whole    bool
 	}
 
-	// Wake requests a look at a workload.
+	// Wake asks Step to evaluate a workload again.
 	Wake struct{ ID string }
 
-	// StoreFailed: the Store effect of an input without sender failed, so the input had no effect.
-	// ID is the Workload of that Store.
+	// StoreFailed: a Store effect failed, and no caller waits for the answer to its input. The input had no
+	// effect. ID is the Workload of that Store.
 	StoreFailed struct{ ID string }
 
-	// Tick: the time of the last Arm is reached.
+	// Tick reports that the time of the last effect Arm is reached.
 	Tick struct{}
 
 	// Progress is the current activity of a driver for a workload; empty when it has ended.
 	Progress struct{ ID, Text string }
 
-	// Checked is the current state of a health check.
+	// Checked is the present result of a workload's health check.
 	Checked struct{ ID, State, Detail string }
 
 	// Measured is the disk use and disk limit of an instance in bytes.
@@ -121,16 +121,17 @@ type (
 		Bytes, Limit  int64
 	}
 
-	// FencerMet is the fencer's first answer to this process. Problem is set if there was no answer.
+	// FencerMet is the first answer of the fencer to this process of the agent. Problem is set if there was
+	// no answer.
 	FencerMet struct {
 		Status  lease.Status
 		Problem string
 	}
 
-	// FencerDue requests the next Renew.
+	// FencerDue says that the next message to the fencer is due. The effect Renew is that message.
 	FencerDue struct{}
 
-	// FencerAnswered is the fencer's answer to a Renew.
+	// FencerAnswered is the fencer's answer to the effect Renew.
 	FencerAnswered struct {
 		Sent    lease.Renewal
 		Status  lease.Status
@@ -140,7 +141,7 @@ type (
 	// Record adds a task to the history.
 	Record struct{ Task *Task }
 
-	// Forget drops an order that failed permanently, if it is still Intent.
+	// Forget drops an order that failed permanently, if Intent is still the order of its workload.
 	Forget struct{ Intent *Intent }
 
 	// Prune drops history and tombstones beyond their limits.
@@ -172,11 +173,11 @@ func (Record) event()         {}
 func (Forget) event()         {}
 func (Prune) event()          {}
 
-// Sender identifies the sender and the addressee of an order. Empty fields are not checked.
+// Sender names who sent an order, and the agent that it is for. Empty fields are not checked.
 type Sender struct {
-	Epoch    *Epoch // nil from legacy v1 schedulers and operators
-	Node     string // node id that the order is for
-	Instance string // instance id of the agent that the order is for
+	Epoch    *Epoch // leadership epoch; nil from legacy v1 schedulers and operators
+	Node     string // node id to which the order is addressed
+	Instance string // agent instance id to which the order is addressed
 }
 
 // Order is the content of an Apply.
@@ -185,22 +186,30 @@ type Order struct {
 	ID         string
 	Kind       workload.Kind
 	Revision   string
-	Content    string // the scheduler's name for the specification
-	SpecHash   string // the agent's name for it
+	Content    string // hash by which the scheduler identifies the specification
+	SpecHash   string // hash by which the agent identifies the specification
 	Generation workload.Generation
 	Running    bool
 	Labels     map[string]string
 	Exclusive  bool
-	// OnLostLease is "", keep or stop.
+	// Adopts: the workload was imported from a legacy v1 cluster, and its specification has not changed
+	// since. An instance or a record of the legacy v1 agent counts as made from this specification.
+	Adopts bool
+	// OnLostLease is what happens to an exclusive workload when the lease ends: stop or keep; "" means keep.
 	OnLostLease string
-	Traits      Traits
-	Body        any
+	// OnUnhealthy is what happens to a workload that has become unhealthy: restart or keep; "" means keep.
+	OnUnhealthy string
+	// Policies and Confined: see the fields of Intent with these names.
+	Policies []string
+	Confined bool
+	Traits   Traits
+	Body     any
 	// Room is the node's offer of each resource, in the order of Traits.Promises. If it is nil,
 	// orders are not refused for lack of resources.
 	Room *[3]Room
 }
 
-// Room is how much of one resource may be promised to workloads.
+// Room is how much of one resource the node offers to workloads.
 type Room struct {
 	Resource, Unit         string
 	Total, Reserved, Offer int64

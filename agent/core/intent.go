@@ -11,13 +11,13 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Intent is the last order for one workload: its desired state. The JSON names are those of the
-// state file. A published Intent is immutable; a change makes a new Intent.
+// Intent is the last order for one workload: its desired state. The JSON names are those of the state file.
+// An Intent is never changed; a change makes a new Intent.
 type Intent struct {
 	ID           string        `json:"id"`
 	Type         workload.Kind `json:"type"`
 	RevisionID   string        `json:"revision_id"`
-	DesiredState string        `json:"desired_state"` // running, stopped
+	DesiredState string        `json:"desired_state"` // "running" or "stopped"
 	CreatedAt    time.Time     `json:"created_at"`
 	UpdatedAt    time.Time     `json:"updated_at"`
 
@@ -27,26 +27,33 @@ type Intent struct {
 	// SpecHash is this agent's hash of the specification. It identifies an unchanged specification
 	// that another scheduler sends under a different Content.
 	SpecHash string `json:"spec_hash,omitempty"`
-	// EngineContent is the content label of the instance. It changes with the specification, and
-	// when the engine may or may not restart the instance by itself.
+	// EngineContent is the content label of the instance. It changes with the specification, and when a
+	// change decides whether the engine may restart the instance by itself.
 	EngineContent string `json:"engine_content,omitempty"`
-	// LegacyRevision and LegacyContent are set if this agent took over the state file of a legacy v1
-	// agent. An instance without content label and with the revision label LegacyRevision was made
-	// by that agent and has the content LegacyContent.
+	// LegacyRevision and LegacyContent are set if this agent took over the state file of a legacy v1 agent.
+	// An instance that has no content label but the revision label LegacyRevision was made by that agent. Its
+	// content is LegacyContent.
 	LegacyRevision string            `json:"legacy_revision,omitempty"`
 	LegacyContent  string            `json:"legacy_content,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	Exclusive      bool              `json:"exclusive,omitempty"`
 	OnLostLease    string            `json:"on_lost_lease,omitempty"`
+	OnUnhealthy    string            `json:"on_unhealthy,omitempty"`
+	// Policies are the policy documents that a scheduler applied to the workload: the policy of its namespace,
+	// if any, then those of this node. Confined means that a scheduler that knows policies sent the order, and
+	// that users who are limited to namespaces may have written the specification.
+	Policies []string `json:"policies,omitempty"`
+	Confined bool     `json:"confined,omitempty"`
 	// Deleting: the workload must be removed. Purge also removes volumes with the retain policy.
 	Deleting bool `json:"deleting,omitempty"`
 	Purge    bool `json:"purge,omitempty"`
-	// KeepVolumes: the workload continues on another node, so the delete keeps all volumes.
-	// KeepShared: the sender cannot tell whether it does, so the delete keeps volumes that other
-	// nodes can reach. Both stay set if a new order arrives before the delete is carried out.
+	// KeepVolumes: the workload continues on another node, so the delete keeps all volumes. KeepShared: the
+	// sender does not know whether the workload continues on another node, so the delete keeps volumes that
+	// other nodes can reach. Both stay set if a new order arrives before the delete is carried out.
 	KeepVolumes bool `json:"keep_volumes,omitempty"`
 	KeepShared  bool `json:"keep_shared,omitempty"`
-	// Recreate: the workload was applied again before its delete was carried out.
+	// Recreate: a new order arrived before the delete of the workload was carried out, so a new instance must
+	// be made.
 	Recreate bool `json:"recreate,omitempty"`
 	// Restart: a forced restart is pending.
 	Restart bool `json:"restart,omitempty"`
@@ -61,8 +68,8 @@ type Intent struct {
 
 // Traits are the properties of a specification that the core needs.
 type Traits struct {
-	RestartPolicy string // of a container: "", no, on-failure, always, unless-stopped
-	// Promises are the resources reserved by placement: millicores, MiB, GiB.
+	RestartPolicy string // restart policy of a container: "", no, on-failure, always, unless-stopped
+	// Promises are the resources that placement reserves for the workload: millicores, MiB, GiB.
 	Promises [3]int64
 	// DiskLimit is the maximum disk use in bytes; 0 means no limit.
 	DiskLimit int64
@@ -73,17 +80,21 @@ type Traits struct {
 // Running reports whether the desired state is running.
 func (in *Intent) Running() bool { return in.DesiredState == "running" }
 
-// Guarded reports whether the workload must be stopped when the lease ends.
-func (in *Intent) Guarded() bool { return in.Exclusive && in.OnLostLease == "stop" }
+// Leased reports whether the workload must be stopped when the lease ends.
+func (in *Intent) Leased() bool { return in.Exclusive && in.OnLostLease == "stop" }
 
-// WaitsAfterRestart reports whether the workload is not started after a restart of the agent until
-// it is ordered again or observed running. The schedulers may have placed it on another node
-// meanwhile.
+// WaitsAfterRestart reports whether the workload is not started after a restart of the agent until it is
+// ordered again or observed running. The schedulers may have placed the workload on another node during the
+// restart.
 func (in *Intent) WaitsAfterRestart() bool { return in.Exclusive && in.Running() }
 
-// keepsEnded reports whether the restart policy keeps an ended workload stopped. For on-failure the
-// engine restarts the instance itself, except for exclusive workloads, which the agent restarts.
+// keepsEnded reports whether the restart policy keeps an ended workload stopped. With on-failure the engine
+// restarts the instance itself, except for exclusive workloads, which the agent restarts. For a stack the
+// driver decides, because only the driver knows the restart policies of its services.
 func (in *Intent) keepsEnded(o *workload.Observed) bool {
+	if o != nil && o.Completed {
+		return true
+	}
 	switch in.Traits.RestartPolicy {
 	case "no":
 		return true
@@ -100,7 +111,7 @@ func (in *Intent) desired(asked bool, o *workload.Observed) desired {
 	}
 }
 
-// observed converts an engine's answer into an observation for this intent.
+// observed selects what decide needs from an engine's report of the instance.
 func (in *Intent) observed(o *workload.Observed) observation {
 	if o == nil {
 		return observation{state: workload.Absent}
@@ -112,16 +123,25 @@ func (in *Intent) observed(o *workload.Observed) observation {
 	return observation{state: o.State, content: content, current: content == "" && o.Revision == in.RevisionID}
 }
 
+// anyRevision is the LegacyRevision of an adopted workload whose record of a legacy v1 agent is lost: its
+// instance may carry any revision.
+const anyRevision = "*"
+
+// RunsLegacy reports whether an instance that a legacy v1 agent made satisfies this intent.
+func (in *Intent) RunsLegacy() bool {
+	return in.LegacyRevision != "" && in.LegacyContent == in.EngineContent
+}
+
 // LegacyContentOf returns the content of an instance made by a legacy v1 agent. It is empty for
 // other instances.
 func (in *Intent) LegacyContentOf(o *workload.Observed) string {
 	switch {
 	case in.LegacyRevision == "":
-	case o.Revision == in.LegacyRevision:
+	case o.Revision == in.LegacyRevision, in.LegacyRevision == anyRevision && in.Type == workload.Container:
 		return in.LegacyContent
 	case (in.Type == workload.Compose || in.Type == workload.VM) && o.Revision == "" && !o.Owned:
-		// Legacy v1 agents put no labels on stacks and machines: a stack is known by its folder, a
-		// machine by its name.
+		// Legacy v1 agents put no labels on stacks and virtual machines. A stack is recognized by its folder,
+		// a virtual machine by its name.
 		return in.LegacyContent
 	}
 	return ""
@@ -144,14 +164,14 @@ func restartCounter(revision string) int {
 	return n
 }
 
-// exclusively is appended to the content of an instance that its engine must not restart by itself.
-// The restart policy of an instance cannot be changed, so a workload that becomes exclusive or
-// ordinary is replaced in place and keeps its volumes. VMs get no suffix, because no engine starts a
-// VM by itself.
+// exclusively is appended to the content label of an instance that its engine must not restart by itself. The
+// restart policy of an instance cannot be changed. So if a workload becomes exclusive or ordinary, its
+// instance is replaced in place and keeps its volumes. VMs get no suffix, because no engine starts a VM by
+// itself.
 const exclusively = "+exclusive"
 
-// follow makes the intent for an order. old is the previous intent, or nil. The differences between
-// the two determine the work.
+// follow makes the intent for an order. old is the previous intent, or nil. The agent acts on the differences
+// between the two.
 func follow(old *Intent, o Order, now time.Time) *Intent {
 	state := "running"
 	if !o.Running {
@@ -160,13 +180,16 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 	next := &Intent{
 		ID: o.ID, Type: o.Kind, RevisionID: o.Revision, DesiredState: state, CreatedAt: now, UpdatedAt: now,
 		Generation: o.Generation, Content: o.Content, SpecHash: o.SpecHash, Labels: maps.Clone(o.Labels),
-		Exclusive: o.Exclusive, OnLostLease: o.OnLostLease, Traits: o.Traits, Body: o.Body,
+		Exclusive: o.Exclusive, OnLostLease: o.OnLostLease, OnUnhealthy: o.OnUnhealthy, Policies: o.Policies, Confined: o.Confined, Traits: o.Traits, Body: o.Body,
 	}
 	next.EngineContent = cmp.Or(next.Content, next.SpecHash)
 	if next.Exclusive && o.Kind != workload.VM {
 		next.EngineContent += exclusively
 	}
 	if old == nil {
+		if o.Adopts { // the record of the legacy v1 agent is lost, so any revision of the instance is accepted
+			next.LegacyRevision, next.LegacyContent = anyRevision, next.EngineContent
+		}
 		return next
 	}
 	next.CreatedAt = old.CreatedAt
@@ -177,8 +200,8 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		next.KeepVolumes, next.KeepShared = old.KeepVolumes, old.KeepShared
 	}
 	if old.Type != o.Kind {
-		// If the type changed back before the first change was carried out, the removal of that
-		// instance may have begun.
+		// The type of the workload changed and changed back. If the first change was not yet carried out, the
+		// removal of the instance of this type may have begun.
 		next.Recreate = slices.Contains(old.PreviousTypes, o.Kind)
 		next.PreviousTypes = slices.DeleteFunc(append(slices.Clone(old.PreviousTypes), old.Type), func(k workload.Kind) bool { return k == o.Kind })
 		return next
@@ -186,14 +209,19 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 	if next.Generation == (workload.Generation{}) {
 		next.Generation = old.Generation
 	}
+	if o.Adopts && old.legacy() {
+		// The agent's record is complete. The record of a legacy v1 scheduler lacks the volumes, and has
+		// labels that the scheduler added.
+		next.SpecHash, next.Labels, next.Traits, next.Body = old.SpecHash, old.Labels, old.Traits, old.Body
+	}
 	if next.sameSpec(old) {
 		// The fencer stops only labelled instances. An instance of a legacy v1 agent has no labels
-		// and must be replaced before it is guarded.
-		unmarked := next.Guarded() && !old.Guarded() && old.EngineContent == old.LegacyContent
+		// and must be replaced before it is leased.
+		unmarked := next.Leased() && !old.Leased() && old.EngineContent == old.LegacyContent
 		if (next.Exclusive == old.Exclusive || o.Kind == workload.VM) && !unmarked {
 			next.EngineContent = old.EngineContent
 		} else if old.Exclusive && !next.Exclusive && old.EngineContent == next.EngineContent {
-			// Earlier versions did not append the suffix.
+			// Earlier versions did not append the suffix +exclusive.
 			next.EngineContent += "+ordinary"
 		}
 		next.Restart = old.Restart || restartCounter(next.RevisionID) > restartCounter(old.RevisionID)
@@ -201,7 +229,12 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 	return next
 }
 
-// removed clears the volume flags of a delete after it was carried out.
+// legacy reports whether the specification still comes from the state file of a legacy v1 agent.
+func (in *Intent) legacy() bool {
+	return in.LegacyContent != "" && in.SpecHash == in.LegacyContent && in.EngineContent == in.LegacyContent
+}
+
+// removed clears the volume flags of a delete after the delete was carried out.
 func (in *Intent) removed() {
 	if !in.Recreate && len(in.PreviousTypes) == 0 {
 		in.KeepVolumes, in.KeepShared = false, false
@@ -216,25 +249,26 @@ func (in *Intent) sameSpec(old *Intent) bool {
 	return in.SpecHash == old.SpecHash || in.Content != "" && in.Content == old.Content
 }
 
-// sameEffect reports whether both intents require the same actions of an engine. old may be nil.
+// sameEffect reports whether both intents require the same actions on the engine. old may be nil.
 func (in *Intent) sameEffect(old *Intent) bool {
 	return old != nil && in.Type == old.Type && in.EngineContent == old.EngineContent && in.Running() == old.Running() && in.Recreate == old.Recreate
 }
 
-// sameOrder reports whether in requests nothing beyond old.
+// sameOrder reports whether intent in asks for nothing that old does not ask for.
 func (in *Intent) sameOrder(old *Intent) bool {
 	return !old.Deleting && in.sameSpec(old) && in.EngineContent == old.EngineContent && in.DesiredState == old.DesiredState &&
 		in.Recreate == old.Recreate && in.Restart == old.Restart && slices.Equal(in.PreviousTypes, old.PreviousTypes)
 }
 
-// sameRecord reports whether in need not be stored because old is equal.
+// sameRecord reports whether intent in need not be stored, because the stored intent old is equal.
 func (in *Intent) sameRecord(old *Intent) bool {
 	return in.sameOrder(old) && in.RevisionID == old.RevisionID && in.Generation == old.Generation &&
-		in.Content == old.Content && in.Exclusive == old.Exclusive && in.OnLostLease == old.OnLostLease &&
-		in.Traits.HealthCheck == old.Traits.HealthCheck
+		in.Content == old.Content && in.Exclusive == old.Exclusive && in.OnLostLease == old.OnLostLease && in.OnUnhealthy == old.OnUnhealthy &&
+		in.Traits.HealthCheck == old.Traits.HealthCheck && in.Confined == old.Confined && slices.Equal(in.Policies, old.Policies)
 }
 
-// maxPromise limits one promise, so that sums of promises do not overflow.
+// maxPromise limits what a workload may reserve of one resource, so that sums over all workloads do not
+// overflow.
 const maxPromise = 1 << 40
 
 func (in *Intent) promises() (out [3]int64) {

@@ -9,7 +9,7 @@ import (
 
 // setEngines replaces the drivers, or adds some.
 func (x *step) setEngines(e Engines) {
-	// Added engines do not end a running replacement of the drivers.
+	// Drivers that are only added do not end a replacement of all drivers that is under way.
 	waited := !e.Added && x.rebinding != ""
 	old := x.engines
 	if !e.Added {
@@ -20,14 +20,14 @@ func (x *step) setEngines(e Engines) {
 		x.bounds++
 		next := Engine{Kind: kind, Bound: x.bounds}
 		for _, was := range old {
-			if was.Kind == kind { // the same engine with another cluster label
+			if was.Kind == kind { // keep the state of an engine that is the same but has a new driver with another cluster label
 				next.Probed, next.Healthy, next.EngineID, next.Reason = was.Probed, was.Healthy, was.EngineID, was.Reason
 			}
 		}
 		x.engines = append(x.engines, next)
 	}
 	sortEngines(x.engines)
-	if waited { // work is suspended while drivers are replaced
+	if waited { // no action starts while drivers are being replaced
 		for w := range x.State.Workloads() {
 			x.due(w.ID, x.now)
 		}
@@ -50,7 +50,7 @@ func (x *step) probed(p Probed) {
 	}
 	id := p.EngineID
 	if !p.Healthy && id == "" {
-		id = e.EngineID // the engine does not answer, but is the same engine
+		id = e.EngineID // an engine that does not answer is taken for the engine from before
 	}
 	if !e.Probed || e.Healthy != p.Healthy || e.EngineID != id {
 		x.do(Register{})
@@ -58,9 +58,9 @@ func (x *step) probed(p Probed) {
 	e.Probed, e.Healthy, e.EngineID, e.Reason = true, p.Healthy, id, p.Reason
 }
 
-// listed applies the list of an engine, or its error, and schedules the work that follows. Workloads
-// of an engine that does not answer are kept. A list is ignored for workloads that were looked at
-// after the list began.
+// listed applies the list of an engine's instances, or the error of that list, and schedules the work that
+// follows. Workloads of an engine that does not answer are kept. The list is ignored for workloads that were
+// inspected singly after the list began.
 func (x *step) listed(l Listed) {
 	e := x.engine(l.Kind)
 	if e == nil || e.Bound != l.Bound {
@@ -88,6 +88,7 @@ func (x *step) listed(l Listed) {
 		if w.Kind == l.Kind {
 			if !w.lookedAt.After(l.Began) {
 				w = x.edit(w)
+				x.ended(w, o)
 				w.Observed = o
 			}
 			there[id] = true
@@ -100,6 +101,7 @@ func (x *step) listed(l Listed) {
 		w = x.edit(w)
 		w.Seen = x.now
 		if !there[w.ID] {
+			x.ended(w, nil)
 			w.Observed = nil
 			if w.Intent == nil {
 				x.forget(w)
@@ -113,13 +115,13 @@ func (x *step) listed(l Listed) {
 	}
 }
 
-// orphan handles an instance with our labels and no order. If a tombstone has its generation or a
-// higher one, the delete is carried out again. Otherwise the instance is only reported, because it
-// may be the last copy of its data.
+// orphan handles an instance that has our labels but no order. If a tombstone has the generation of the
+// instance or a higher one, the delete is carried out again. Otherwise the instance is only reported, because
+// it may be the last copy of its data.
 func (x *step) orphan(w *Workload, o *workload.Observed) {
 	t := x.Tombstone(w.ID)
 	if t == nil || t.Generation.Less(o.Generation) {
-		x.notice(true, "an instance of ours runs without an order", "workload", w.ID, "generation", o.Generation.String())
+		x.notice(true, "an instance has our labels but no order; it is left as it is", "workload", w.ID, "generation", o.Generation.String())
 		return
 	}
 	again := *t
@@ -128,7 +130,7 @@ func (x *step) orphan(w *Workload, o *workload.Observed) {
 	x.due(w.ID, x.now)
 }
 
-// looked applies a look at one workload.
+// looked applies the result of an inspection of one workload.
 func (x *step) looked(l Looked) {
 	w := x.Get(l.ID)
 	e := x.engine(l.Kind)
@@ -136,15 +138,40 @@ func (x *step) looked(l Looked) {
 		return // the workload is gone or has another type, or the driver was replaced
 	}
 	w = x.edit(w)
-	w.saw(l.Observed, l.Began, x.now)
+	x.saw(w, l.Observed, l.Began)
 	x.schedule(w, x.consider(w))
 	x.publish(w)
 }
 
-// saw stores a look at this workload, unless a later look was stored already.
-func (w *Workload) saw(o *workload.Observed, began, now time.Time) {
+// saw stores an observed instance of a workload, unless a later observation was stored already.
+func (x *step) saw(w *Workload, o *workload.Observed, began time.Time) {
 	if !w.lookedAt.After(began) {
-		w.Observed, w.Seen, w.lookedAt = o, now, began
+		x.ended(w, o)
+		w.Observed, w.Seen, w.lookedAt = o, x.now, began
+	}
+}
+
+// ended queues another attempt for the workloads that wait for a host port or a container name, if the
+// instance of w has ended and may have released it. o is the new observation of w.
+func (x *step) ended(w *Workload, o *workload.Observed) {
+	was := w.Observed
+	if was == nil || o != nil && o.RuntimeID == was.RuntimeID && (o.State == workload.Running || was.State != workload.Running) {
+		return
+	}
+	x.freed()
+}
+
+// freed schedules the workloads that wait for a host port or a name.
+func (x *step) freed() {
+	for _, w := range x.list() {
+		switch w.Failure.Class {
+		case workload.PortBindConflict, workload.NameConflict:
+			if w.Failure.Next.After(x.now) {
+				w = x.edit(w)
+				w.Failure.Next = x.now
+				x.due(w.ID, x.now)
+			}
+		}
 	}
 }
 
@@ -164,7 +191,7 @@ func (x *step) measured(m Measured) {
 	if over {
 		const mib = 1 << 20
 		w.memory.over = excess{content: w.Intent.EngineContent, instance: m.RuntimeID, at: x.now, message: fmt.Sprintf(
-			"disk: it occupies %d MiB, its limit is %d MiB; stopped. Give it more disk, or delete it and apply it anew", m.Bytes/mib, m.Limit/mib)}
+			"disk: the workload occupies %d MiB, its limit is %d MiB; stopped. Give it more disk, or delete it and apply it again", m.Bytes/mib, m.Limit/mib)}
 		x.notice(true, "stopping a workload that is over its disk limit", "workload", w.ID, "bytes", m.Bytes, "limit", m.Limit)
 	} else {
 		w.memory.over, w.Failure = excess{}, Failure{}

@@ -12,8 +12,8 @@ func (x *step) answer(a Answer) { x.do(a) }
 
 func (x *step) refuse(no *Refusal) { x.answer(Answer{Refusal: no}) }
 
-// admit applies the first fence. It stores the sender's epoch even if the order is refused later,
-// because the leadership exists in any case.
+// admit checks the epoch of the sender (the first fence). It stores that epoch even if the order is refused
+// later for another reason, because the leadership term exists in any case.
 func (x *step) admit(from Sender) *Refusal {
 	if no := JudgeNode(x.Node, from.Node); no != nil {
 		return no
@@ -39,8 +39,8 @@ func (x *step) writeMeta() {
 	x.write(true).Meta = &meta
 }
 
-// rebind requests drivers that label instances with the cluster's id, unless there are workloads
-// with another label.
+// rebind requests drivers that label instances with the cluster's id. It does nothing while there are
+// workloads whose instances have another label.
 func (x *step) rebind() {
 	cluster := x.Meta.Epoch.ClusterID
 	if x.Bound == "" || cluster == "" || cluster == x.Bound || cluster == x.rebinding || x.Meta.Engine != "" && x.ordered() {
@@ -50,7 +50,7 @@ func (x *step) rebind() {
 	x.do(Rebind{cluster})
 }
 
-// call checks the sender of a call. A call without epoch is accepted if it changes nothing.
+// call checks the sender of an API call. A call without epoch is accepted if it changes nothing.
 func (x *step) call(c Call) {
 	if no := JudgeNode(x.Node, c.Sender.Node); no != nil {
 		x.refuse(no)
@@ -58,7 +58,7 @@ func (x *step) call(c Call) {
 	}
 	if c.Epoch == nil {
 		if c.Changes && !x.Standalone && x.Meta.Epoch.Owned() {
-			x.refuse(fencedf("epoch: is missing, and this node belongs to a cluster whose schedulers name theirs"))
+			x.refuse(fencedf("epoch: missing, but the schedulers of this node's cluster send their epoch with each call"))
 			return
 		}
 		x.answer(Answer{})
@@ -77,7 +77,7 @@ func (x *step) heard(h Heard) {
 	}
 	known := x.Meta.Epoch
 	switch {
-	case got.ClusterID == "": // a legacy v1 scheduler
+	case got.ClusterID == "": // the answer comes from a legacy v1 scheduler
 	case known.ClusterID != "" && known.ClusterID != got.ClusterID:
 		x.refuse(fencedf("this node belongs to cluster %q, the answer is from cluster %q", known.ClusterID, got.ClusterID))
 		return
@@ -85,7 +85,7 @@ func (x *step) heard(h Heard) {
 		x.refuse(fencedf("this node belongs to shard %q, the answer is from shard %q of cluster %q", known.Shard, got.Shard, got.ClusterID))
 		return
 	case got.Owned() && got.Less(known):
-		x.refuse(fencedf("answered by epoch %s, which %s has superseded", got, known))
+		x.refuse(fencedf("the answer is from epoch %s, which is older than %s, which this node has seen", got, known))
 		return
 	default:
 		got.Shard = cmp.Or(got.Shard, known.Shard)
@@ -98,15 +98,15 @@ func (x *step) heard(h Heard) {
 	x.answer(Answer{})
 }
 
-// apply checks an order, stores it and schedules the work.
+// apply checks an order, stores it, and schedules the actions that it needs.
 func (x *step) apply(o Order) {
 	if o.OnLostLease == "stop" {
 		if !x.Settings.Fencer {
-			x.refuse(Refusedf("on_lost_lease: stop needs a self-fencing node, this one is not: PERSYS_GUARD is off"))
+			x.refuse(Refusedf("on_lost_lease: stop needs a self-fencing node, and this node is not self-fencing: PERSYS_FENCER is off"))
 			return
 		}
 		if o.Running && slices.Contains(x.fencer.lacks, o.Kind) {
-			x.refuse(Refusedf("on_lost_lease: stop: the settings of this node's guard leave out what it would have to stop: %s", o.Kind))
+			x.refuse(Refusedf("on_lost_lease: stop: the settings of this node's fencer leave out a kind of workload that it would have to stop: %s", o.Kind))
 			return
 		}
 	}
@@ -141,12 +141,12 @@ func (x *step) apply(o Order) {
 		return
 	}
 	if tomb.open() && old == nil {
-		next.Recreate = true // the delete has not been carried out yet
+		next.Recreate = true // a new instance is needed, because the delete has not been carried out yet
 		next.KeepVolumes, next.KeepShared = tomb.KeepVolumes, tomb.KeepShared
 	}
 	if old == nil && w != nil && w.Kind != o.Kind {
 		next.PreviousTypes = []workload.Kind{w.Kind}
-		next.KeepVolumes = next.KeepVolumes || !tomb.open() // the volumes of an orphan were not deleted
+		next.KeepVolumes = next.KeepVolumes || !tomb.open() // the delete was for an instance without order, so its volumes were not deleted
 	}
 	newer := old == nil || old.Generation.Less(next.Generation)
 	if !x.coverOrder(w, next, newer) {
@@ -155,9 +155,9 @@ func (x *step) apply(o Order) {
 	x.accept(o, w, old, next, newer)
 }
 
-// accept stores a checked order and schedules the work.
+// accept stores an order that was checked, and schedules the actions that it needs.
 func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
-	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && w.settled()
+	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && (w.settled() || w.completed())
 	if !skip || !next.sameRecord(old) || x.writes {
 		x.write(true).Intents = append(x.store.Intents, next)
 		if t := x.Tombstone(o.ID); t.open() {
@@ -177,9 +177,9 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	if j, _ := x.jobs.Get(o.ID); j.act != nil && old != nil && !next.sameEffect(old) {
 		x.do(Cancel{Act: j.act, Starting: true})
 	}
-	// A waiting guarded workload needs a newer order: an order of the same generation may have been
+	// A waiting leased workload needs a newer order: an order of the same generation may have been
 	// sent before the workload was stopped.
-	if w.Waiting() && (newer || !next.Guarded()) {
+	if w.Waiting() && (newer || !next.Leased()) {
 		w.memory.waits, w.memory.lapsed = false, false
 		x.due(o.ID, x.now)
 	}
@@ -196,10 +196,10 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	x.answer(Answer{Message: "queued", Intent: next, Task: t})
 }
 
-// room refuses an order if the promises of all orders would exceed the resources that this node
-// offers. Actual usage does not count. An order that asks for no more than its predecessor is
-// accepted, so that lower settings stop no workload. Schedulers that know the settings respect them
-// already; this check is for other schedulers and for a standalone agent.
+// room refuses an order if all orders together would reserve more than this node offers. Actual usage does
+// not count. An order that reserves no more than the previous order of its workload is accepted, so that
+// lower settings stop no workload. Schedulers that know the settings keep to them; this check is for other
+// schedulers and for a standalone agent.
 func (x *step) room(next, old *Intent, offers *[3]Room) *Refusal {
 	if offers == nil {
 		return nil
@@ -226,8 +226,8 @@ func (x *step) room(next, old *Intent, offers *[3]Room) *Refusal {
 	return nil
 }
 
-// delete checks a delete, stores it and schedules the work. The tombstone is stored even if the
-// workload is not here, because an older apply may still arrive.
+// delete checks a delete, stores it, and schedules its work. The tombstone is stored even if the workload is
+// not on this node, because an older apply may still arrive.
 func (x *step) delete(d Delete) {
 	if no := x.admit(d.Sender); no != nil {
 		x.refuse(no)
@@ -249,10 +249,11 @@ func (x *step) delete(d Delete) {
 		}
 	}
 	fresh := Tombstone{ID: d.ID, Generation: d.Generation, DeletedAt: x.now, KeepVolumes: d.KeepVolumes}
-	// A legacy v1 scheduler sends the same delete for a workload that it placed on another node.
+	// A legacy v1 scheduler sends the same delete whether it deletes the workload or has placed it on another
+	// node, so shared volumes are kept.
 	fresh.KeepShared = d.Epoch == nil && !x.Standalone
 	if old != nil && fresh.Generation.Less(old.Generation) {
-		fresh.Generation = old.Generation // deletes for a standalone agent carry no generation
+		fresh.Generation = old.Generation // a delete for a standalone agent has no generation
 	}
 	if tomb != nil && fresh.Generation.Less(tomb.Generation) {
 		fresh.Generation = tomb.Generation
@@ -261,7 +262,7 @@ func (x *step) delete(d Delete) {
 	for _, e := range x.engines {
 		known = known && e.Listed
 	}
-	gone := Answer{Absent: true, Message: "nothing of it is here"}
+	gone := Answer{Absent: true, Message: "the workload is not on this node"}
 	if w == nil && known && !tomb.open() {
 		if x.writes || tomb == nil || fresh.Generation != tomb.Generation {
 			fresh.Done = true
@@ -279,7 +280,7 @@ func (x *step) delete(d Delete) {
 	}
 	t := NewTask(ActionDelete, d.ID, x.now)
 	if again && open.Open() && open.Action == ActionDelete {
-		t = open // continue the open task
+		t = open // continue the open task of the workload
 	}
 	x.supersede(open, t)
 	x.setTombstone(fresh)

@@ -10,13 +10,13 @@ import (
 
 // Meta is the agent's own record in the state file.
 type Meta struct {
-	// Epoch is the highest epoch seen, for the first fence. If only ClusterID is set, it is the
-	// cluster that this node joined.
+	// Epoch is the highest epoch seen; orders of a lower epoch are refused. If only its ClusterID is set,
+	// that is the cluster that this node joined.
 	Epoch Epoch `json:"epoch,omitzero"`
 	// InstanceID is a random id, made once per state file. It distinguishes two machines with the
 	// same node id.
 	InstanceID string `json:"instance_id"`
-	// Node is the node id of the workloads in the file.
+	// Node is the node id under which the workloads in the file were ordered.
 	Node string `json:"node,omitempty"`
 	// KeyID is the id of the key that encrypts the secrets in the file.
 	KeyID string `json:"key_id"`
@@ -37,21 +37,21 @@ type Tombstone struct {
 	// Done: the workload was removed completely. Until then the tombstone is a pending delete.
 	Done bool `json:"done,omitempty"`
 
-	version uint64 // State.Version of the last change; not stored
+	version uint64 // value of State.Version when the tombstone last changed; not stored
 }
 
 // open reports whether the delete is still pending.
 func (t *Tombstone) open() bool { return t != nil && !t.Done }
 
-// closed returns the tombstone as done. It is used when a newer order includes the removal of the
-// old instance.
+// closed returns a copy of the tombstone with Done set. It is used when a newer order includes the removal of
+// the old instance.
 func (t *Tombstone) closed() *Tombstone {
 	done := *t
 	done.Done = true
 	return &done
 }
 
-// Failure records the failed steps of a workload. The zero value means that no step failed.
+// Failure records the failed actions on a workload. The zero value means that no action failed.
 type Failure struct {
 	Class    workload.Class `json:"class,omitempty"`
 	Message  string         `json:"message,omitempty"`
@@ -60,9 +60,9 @@ type Failure struct {
 	// Next is the time of the next attempt. If it is zero and Attempts > 0, there is no further
 	// attempt: the schedulers decide.
 	Next time.Time `json:"next,omitzero"`
-	// Final: the workload is reported as Failed. Otherwise it is reported as Pending.
+	// Final: the workload is reported as Failed. If it is false, the workload is reported as Pending.
 	Final bool `json:"final,omitempty"`
-	// Ended identifies the last end of an instance that was counted.
+	// Ended identifies the last exit of an instance that was counted as a failure, so that it counts once.
 	Ended string `json:"ended,omitempty"`
 }
 
@@ -78,8 +78,8 @@ const (
 	TaskFailed    = "failed"
 )
 
-// Limits of the task history and of tombstones. Tombstones are kept longer than an order can be in
-// transit.
+// Limits of the task history and of tombstones. A tombstone is kept for longer than an order can be under way
+// to the agent.
 const (
 	MaxTasks   = 1000
 	maxTaskAge = 7 * 24 * time.Hour
@@ -88,8 +88,8 @@ const (
 	maxTombstoneAge = 7 * 24 * time.Hour
 )
 
-// Task is the history entry of one order. Orders are carried out independently of it. A published
-// Task is immutable; a change makes a new Task.
+// Task is the history entry of one order. Orders are carried out independently of their tasks. A Task that is
+// part of a State is never changed; a change makes a new Task.
 type Task struct {
 	ID        string    `json:"task_id"`
 	Workload  string    `json:"workload_id"`
@@ -115,14 +115,14 @@ func NewTask(action, id string, now time.Time) *Task {
 // Open reports whether the task is pending or running. A nil task is not open.
 func (t *Task) Open() bool { return t != nil && (t.Status == TaskPending || t.Status == TaskRunning) }
 
-// Started returns the task as running since now.
+// Started returns a copy of the task that is running since now.
 func (t *Task) Started(now time.Time) *Task {
 	next := *t
 	next.Status, next.StartedAt = TaskRunning, now
 	return &next
 }
 
-// Ended returns the task as completed or failed at now.
+// Ended returns a copy of the task that has ended at now, as failed or completed.
 func (t *Task) Ended(message string, failed bool, now time.Time) *Task {
 	next := *t
 	next.Status, next.Error, next.EndedAt = TaskCompleted, Valid(message), now
@@ -132,7 +132,7 @@ func (t *Task) Ended(message string, failed bool, now time.Time) *Task {
 	return &next
 }
 
-// key orders tasks by creation time, oldest first.
+// key is the sort key of a task: by creation time, oldest first.
 func (t *Task) key() string { return fmt.Sprintf("%020d/%s", max(0, t.CreatedAt.UnixNano()), t.ID) }
 
 // Valid replaces invalid UTF-8 in text, which protobuf refuses to marshal.

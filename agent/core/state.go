@@ -19,14 +19,13 @@ type Settings struct {
 	Standalone bool
 	// Fencer: a fencer is configured. Without one, orders with on_lost_lease: stop are refused.
 	Fencer bool
-	// Threshold is the percentage of the node's resources that may be promised. It is used only in
-	// the text of refusals.
+	// Threshold is the percentage of the node's resources that may be promised to workloads. Only the texts
+	// of refusals use it.
 	Threshold int
-	// Concurrency is the maximum number of workloads in work at the same time.
+	// Concurrency is the maximum number of workloads on which actions are in progress at the same time, besides
+	// those that wait for their own dependencies.
 	Concurrency int
 	Policy      Policy
-	// StopGrace is how long a workload may take to stop before it is killed.
-	StopGrace time.Duration
 }
 
 // State is the complete state of an agent. Restore makes one. A State is never changed in place. Any
@@ -37,15 +36,15 @@ type State struct {
 	Draining bool
 	// Bound is the cluster id on the labels of new instances.
 	Bound string
-	// Version is the version of the newest change to report.
+	// Version grows with each report of a workload that changes. It is the version of the newest change.
 	Version uint64
 
-	rebinding string // cluster id of the pending Rebind
-	bounds    uint64 // last value of Engine.Bound
+	rebinding string // cluster id for which new drivers were requested (Rebind) and are not made yet
+	bounds    uint64 // the highest number given to a driver so far (Engine.Bound)
 	engines   []Engine
 	workloads *btree.Map[string, *Workload]
 	tombs     *btree.Map[string, *Tombstone]
-	tasks     *btree.Map[string, *Task] // by Task.key, oldest first
+	tasks     *btree.Map[string, *Task] // task history, ordered by Task.key, oldest first
 	jobs      *btree.Map[string, job]
 	fencer    fencer
 	armed     time.Time
@@ -54,13 +53,13 @@ type State struct {
 // Engine is the state of one engine.
 type Engine struct {
 	Kind     workload.Kind
-	Bound    uint64 // changes with each new driver
+	Bound    uint64 // identifies the driver of the engine; each new driver gets another value
 	Probed   bool
 	Healthy  bool
 	EngineID string
 	Reason   string // why the engine is not healthy
-	Listed   bool   // at least one list succeeded
-	Trouble  string // why the last list failed; empty if it did not
+	Listed   bool   // at least one list of the engine's instances succeeded
+	Trouble  string // why the last list of the engine's instances failed; empty if it succeeded
 }
 
 // Works reports whether the engine can run workloads now.
@@ -77,28 +76,33 @@ func (e Engine) Cause() string {
 	return e.Reason
 }
 
-// Workload is the state of one workload id. A published Workload is immutable.
+// Workload is the state of one workload id. A Workload that is part of a State is never changed; a change
+// makes a new Workload.
 type Workload struct {
 	ID string
-	// Intent is nil for an instance with our labels and no order. Such an instance is reported and
-	// left alone.
+	// Intent is nil for an instance that has our labels but no order. Such an instance is reported and not
+	// changed.
 	Intent   *Intent
 	Kind     workload.Kind
-	Observed *workload.Observed // nil: absent on the engine
-	Seen     time.Time          // time of the last look; zero before the first
+	Observed *workload.Observed // the instance as the engine last reported it; nil if there is no instance
+	Seen     time.Time          // time of the last observation; zero before the first
 	Failure  Failure
-	Task     *Task // the newest
+	Task     *Task // newest task of the workload
 	Status   *Status
 
-	lookedAt time.Time // start of the last look at this workload alone
+	// Healing counts the restarts of the present instance because it was unhealthy.
+	Healing Healing
+
+	lookedAt time.Time // start of the last inspection of this workload alone
 	memory   memory
-	busy     string // current activity of the driver
+	busy     string // the driver's present activity for the workload, as text
+	healed   string // why the instance was last restarted because it was unhealthy
 	health   string // state of the health check
 	detail   string
-	watched  string // Watch.Instance of the current health check
-	// checkedOn holds the addresses and ports used by the health check.
+	watched  string // Watch.Instance of the health check that runs now
+	// checkedOn is the observation whose addresses and ports the health check uses.
 	checkedOn *workload.Observed
-	version   uint64 // State.Version of Status
+	version   uint64 // value of State.Version when Status last changed
 }
 
 // memory is the part of a workload's state that is not stored.
@@ -109,8 +113,8 @@ type memory struct {
 	over   excess
 }
 
-// excess records that an instance exceeds its disk limit. The instance stays stopped until the order
-// or the instance changes. The zero value means no excess.
+// excess records that an instance exceeds its disk limit. The workload is kept stopped until its order or its
+// instance changes. The zero value means that the limit is not exceeded.
 type excess struct {
 	content, instance string
 	message           string
@@ -130,14 +134,15 @@ type Saved struct {
 	Tombstones []*Tombstone
 }
 
-// SavedStatus is the last report of a workload and its failures, stored so that both survive a
-// restart.
+// SavedStatus is the last report of a workload, its failures and its restarts, stored so that they survive a
+// restart of the agent.
 type SavedStatus struct {
 	Status  *Status
 	Failure Failure
+	Healing Healing
 }
 
-// degree is the degree of the B-trees.
+// degree is the degree of the B-trees that hold the State.
 const degree = 16
 
 // Restore makes the State of a new process from its state file.
@@ -151,15 +156,23 @@ func Restore(set Settings, saved Saved, now time.Time) State {
 		s.tasks.Set(t.key(), t)
 	}
 	for t := range s.Tasks() {
-		latest[t.Workload] = t
+		if t.Action != ActionGC { // collecting garbage is no order for the workload
+			latest[t.Workload] = t
+		}
 	}
 	for _, in := range saved.Intents {
 		w := &Workload{ID: in.ID, Intent: in, Kind: in.Type, Task: latest[in.ID]}
-		w.memory.asked = w.Task.Open() // the order was acknowledged, but its work may not have begun
+		w.memory.asked = w.Task.Open() // the order was acknowledged, and possibly was not carried out before the restart
 		w.memory.waits = in.WaitsAfterRestart() && !set.Standalone
 		if st, ok := saved.Status[in.ID]; ok {
-			w.Failure, w.Status = st.Failure, st.Status
-			// If the clock was set back, the next attempt would be too late.
+			w.Failure, w.Status, w.Healing = st.Failure, st.Status, st.Healing
+			if w.Healing.At.After(now) {
+				w.Healing.At = now // the machine's clock was set back
+			}
+			if w.Task != nil && w.Failure.At.Before(w.Task.CreatedAt) {
+				w.Failure = Failure{} // the order of the task is newer than this failure, and cleared it
+			}
+			// If the machine's clock was set back, the stored time of the next attempt is too late.
 			if limit := now.Add(set.Policy.Max); w.Failure.Next.After(limit) {
 				w.Failure.Next = limit
 			}
@@ -168,15 +181,15 @@ func Restore(set Settings, saved Saved, now time.Time) State {
 	}
 	for _, t := range saved.Tombstones {
 		if w, ok := s.workloads.Get(t.ID); ok && !w.Intent.Deleting && !t.Done {
-			t = t.closed() // earlier versions left it open when the workload was applied again
+			t = t.closed() // earlier versions did not close the tombstone when the workload was applied again
 		}
 		s.tombs.Set(t.ID, t)
 	}
 	return s
 }
 
-// Label returns the cluster id for instance labels at the start of the agent. It returns unbound if
-// the agent knows no cluster id.
+// Label returns the cluster id with which a starting agent labels new instances. It returns unbound if the
+// agent knows no cluster id.
 func (s State) Label(unbound string) string {
 	switch {
 	case s.Meta.Engine != "" && s.workloads.Len() > 0:
@@ -228,7 +241,7 @@ func values[V any](m *btree.Map[string, V]) iter.Seq[V] {
 // Len returns the number of workloads.
 func (s State) Len() int { return s.workloads.Len() }
 
-// ordered reports whether there are orders.
+// ordered reports whether there is an order for any workload.
 func (s State) ordered() bool {
 	for w := range s.Workloads() {
 		if w.Intent != nil {
@@ -238,17 +251,17 @@ func (s State) ordered() bool {
 	return false
 }
 
-// Guards reports whether any order has on_lost_lease: stop.
-func (s State) Guards() bool {
+// NeedsFencer reports whether any order has on_lost_lease: stop.
+func (s State) NeedsFencer() bool {
 	for w := range s.Workloads() {
-		if w.Intent != nil && w.Intent.Guarded() {
+		if w.Intent != nil && w.Intent.Leased() {
 			return true
 		}
 	}
 	return false
 }
 
-// Engines returns the engines: containers, stacks, VMs.
+// Engines returns the engines, sorted: containers, stacks, VMs.
 func (s State) Engines() []Engine { return s.engines }
 
 // Engine returns the engine of a kind.
@@ -272,8 +285,8 @@ func (s State) EngineID() string {
 	return ""
 }
 
-// Working reports whether work on a workload is pending or under way. Other code must not touch the
-// workload meanwhile.
+// Working reports whether an action on a workload is due or in progress. Until the work ends, other code must
+// not change the workload's instance or volumes.
 func (s State) Working(id string) bool {
 	if s.Tombstone(id).open() {
 		return true
@@ -282,13 +295,13 @@ func (s State) Working(id string) bool {
 	return w != nil && (w.Task.Open() || w.busy != "") || s.InWork(id)
 }
 
-// InWork reports whether an Act on a workload is under way.
+// InWork reports whether an Act on a workload is in progress.
 func (s State) InWork(id string) bool {
 	j, _ := s.jobs.Get(id)
 	return j.busy()
 }
 
-// Depth counts the workloads that are due, now or later, and those in work.
+// Depth counts the workloads on which an action is due, now or later, or in progress.
 func (s State) Depth() (n int) {
 	for j := range values(s.jobs) {
 		if j.busy() {
@@ -301,8 +314,8 @@ func (s State) Depth() (n int) {
 	return n
 }
 
-// LegacyContent returns the content of an instance without content label that was taken over from a
-// legacy v1 agent.
+// LegacyContent returns the content of an instance that has no content label, because a legacy v1 agent made
+// it.
 func (s State) LegacyContent(id, runtimeID string) (string, bool) {
 	w := s.Get(id)
 	if w == nil || w.Intent == nil || w.Observed == nil || w.Observed.RuntimeID != runtimeID {
@@ -312,7 +325,7 @@ func (s State) LegacyContent(id, runtimeID string) (string, bool) {
 	return content, content != ""
 }
 
-// Taken reports whether a workload was taken over from a legacy v1 agent.
+// Taken reports whether the record of a workload was taken over from a legacy v1 agent.
 func (s State) Taken(kind workload.Kind, id string) bool {
 	in := s.Intent(id)
 	return in != nil && in.LegacyContent != "" && (in.Type == kind || slices.Contains(in.PreviousTypes, kind))
@@ -340,9 +353,9 @@ func (s State) Promised() (out [3]int64) {
 	return out
 }
 
-// FailedSince returns the orders that failed permanently at or before a time and have no instance,
-// ordered by id. It returns none if the schedulers use epochs, because such schedulers handle failed
-// orders themselves. Legacy v1 schedulers leave them to agents.
+// FailedSince returns the orders that failed permanently at or before a time and have no instance, ordered by
+// id. It returns no order if the schedulers use epochs, because such schedulers handle failed orders
+// themselves. Legacy v1 schedulers leave failed orders to agents.
 func (s State) FailedSince(before time.Time) (out []*Workload) {
 	if s.Standalone || s.Meta.Epoch.Owned() {
 		return nil
@@ -367,7 +380,7 @@ func (s State) ObservedOn(kind workload.Kind) (out []workload.Observed) {
 }
 
 // SelfFencing returns the registered facts about the fencer: whether it works, and the time after
-// the end of a lease within which all guarded workloads are stopped.
+// the end of a lease within which all leased workloads are stopped.
 func (s State) SelfFencing() (bool, time.Duration) {
 	if !s.Settings.Fencer || !s.fencer.alive {
 		return false, 0
@@ -375,12 +388,13 @@ func (s State) SelfFencing() (bool, time.Duration) {
 	return true, lease.Bound(s.fencer.grace)
 }
 
-// repeated is how long full reports include deleted workloads.
+// repeated is how long after its deletion a workload is included in full reports.
 const repeated = 10 * time.Minute
 
-// Changes returns the workloads whose report is newer than version after (or all, if full), and the
-// tombstones to report, both ordered by id. epochs is false for a legacy v1 scheduler, which would
-// treat a tombstone or an instance without order as a workload of this node.
+// Changes returns the workloads to report and the tombstones to report, both ordered by id. With full it
+// returns all workloads, otherwise those whose report is newer than the version given as after. epochs is false
+// for a legacy v1 scheduler, which would treat a tombstone or an instance without order as a workload of this
+// node.
 func (s State) Changes(full, epochs bool, after uint64, now time.Time) (changed []*Workload, gone []*Tombstone) {
 	for w := range s.Workloads() {
 		if w.Status != nil && (full || w.version > after) && (epochs || w.Intent != nil) {
@@ -411,30 +425,7 @@ func (w *Workload) settled() bool {
 	return w.Status != nil && w.Status.State == want
 }
 
-// ending reports whether some instance on this machine is being removed, was removed within the last
-// lingers, or is to be stopped or replaced. Such an instance may still hold a port.
-func (s State) ending(now time.Time) bool {
-	for t := range s.Tombstones() {
-		if !t.Done || now.Sub(t.DeletedAt) < lingers {
-			return true
-		}
-	}
-	for w := range s.Workloads() {
-		in := w.Intent
-		if in == nil || w.Failure.Final {
-			continue
-		}
-		if len(in.PreviousTypes) > 0 {
-			return true
-		}
-		if o := in.observed(w.Observed); (in.Recreate || !in.Running()) && (o.state == workload.Running || o.state == workload.Pending) {
-			return true
-		}
-	}
-	return false
-}
-
-// sortEngines sorts containers before stacks before VMs.
+// sortEngines sorts engines: containers, stacks, VMs.
 func sortEngines(list []Engine) {
 	rank := func(k workload.Kind) int {
 		return slices.Index([]workload.Kind{workload.Container, workload.Compose, workload.VM}, k)

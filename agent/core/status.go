@@ -11,38 +11,56 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Status is the agent's report of one workload. A published Status is immutable.
+// Status is the agent's report of one workload. A Status that is part of a State is never changed; a change
+// makes a new Status.
 type Status struct {
 	ID           string
 	Kind         workload.Kind
 	Revision     string
 	Content      string
 	Generation   workload.Generation
-	DesiredState string         // running, stopped; empty without an order
+	DesiredState string         // desired state: "running" or "stopped"; empty without an order
 	State        workload.State // Pending, Running, Stopped, Failed or Unknown
 	Message      string
-	Class        workload.Class // class of the failure that is final or retried
+	Class        workload.Class // class of the last failure, whether or not it is retried
+	Reason       string         // why the state is not the desired one although nothing failed: ReasonCompleted, ReasonWorking or ""
 	Health       string
 	RestartCount int
 	Addresses    []string
-	Ports        []workload.Port // ports forwarded by the host, without duplicates
+	Ports        []workload.Port // ports that the host forwards to the instance, without duplicates
 	Metadata     map[string]string
 	CreatedAt    time.Time
 	UpdatedAt    time.Time // when the report last changed; whole seconds
 	Since        time.Time // when State last changed
 	RetryAt      time.Time // time of the next attempt
+	Exit         Exit      // how the instance ended; the zero value if it has not ended
+}
+
+// Exit is how an instance ended.
+type Exit struct {
+	Code               int
+	StartedAt, EndedAt time.Time
+	Output             string // last lines of output of a container of a job
 }
 
 // same reports whether both reports are equal, apart from UpdatedAt and Since.
 func (s *Status) same(o *Status) bool {
 	return s.Kind == o.Kind && s.Revision == o.Revision && s.Content == o.Content && s.Generation == o.Generation &&
-		s.DesiredState == o.DesiredState && s.State == o.State && s.Message == o.Message && s.Class == o.Class &&
+		s.DesiredState == o.DesiredState && s.State == o.State && s.Message == o.Message && s.Class == o.Class && s.Reason == o.Reason &&
 		s.Health == o.Health && s.RestartCount == o.RestartCount && slices.Equal(s.Addresses, o.Addresses) &&
 		slices.Equal(s.Ports, o.Ports) && maps.Equal(s.Metadata, o.Metadata) && s.CreatedAt.Equal(o.CreatedAt) &&
-		s.RetryAt.Equal(o.RetryAt)
+		s.RetryAt.Equal(o.RetryAt) && s.Exit == o.Exit
 }
 
-// waitsMessage is reported with state Stopped. The schedulers then order the workload again.
+// ReasonCompleted: the workload has ended with success, and its restart policy does not start it again.
+const ReasonCompleted = "Completed"
+
+// ReasonWorking: the agent is carrying the order out. The message says what it does or waits for. The
+// schedulers set no time limit meanwhile, because the agent itself ends an action that makes no progress.
+const ReasonWorking = "Working"
+
+// waitsMessage is reported with state Stopped for an exclusive workload after a restart of the agent. The
+// schedulers then order the workload again.
 const waitsMessage = "exclusive: waits for the scheduler's order after a restart"
 
 // lapsedMessage is reported with state Stopped for a workload whose lease has ended.
@@ -52,8 +70,8 @@ const lapsedMessage = "exclusive: stopped when the node's lease ended; waits for
 // follows, and the reason in parentheses if there is one.
 const healthPrefix = "running, health check: "
 
-// publish updates the report of a workload. A changed report is sent with the next heartbeat and
-// stored.
+// publish updates the report of a workload. If the report changed, it is stored and sent with the next
+// heartbeat.
 func (x *step) publish(w *Workload) {
 	if w.Intent == nil && w.Observed == nil {
 		return
@@ -83,7 +101,7 @@ func (x *step) watch(w *Workload) {
 	in, o := w.Intent, w.Observed
 	instance := ""
 	if in != nil && !in.Deleting && in.Running() && o != nil && o.State == workload.Running && in.Traits.HealthCheck != "" {
-		instance = o.RuntimeID + " " + o.StartedAt.String() + " " + in.Traits.HealthCheck
+		instance = in.checkOf(o)
 	}
 	if instance == w.watched && (instance == "" || o == w.checkedOn ||
 		slices.Equal(o.Addresses, w.checkedOn.Addresses) && slices.Equal(o.Ports, w.checkedOn.Ports)) {
@@ -100,6 +118,11 @@ func (x *step) watch(w *Workload) {
 	}
 }
 
+// checkOf identifies the health check of one run of an instance.
+func (in *Intent) checkOf(o *workload.Observed) string {
+	return o.RuntimeID + " " + o.StartedAt.String() + " " + in.Traits.HealthCheck
+}
+
 // assess makes the report of a workload.
 func (x *step) assess(w *Workload) *Status {
 	st := &Status{ID: w.ID, Kind: w.Kind, Metadata: map[string]string{}, Since: x.now}
@@ -108,8 +131,12 @@ func (x *step) assess(w *Workload) *Status {
 			st.Metadata = maps.Clone(o.Metadata)
 		}
 		st.RestartCount, st.Health = o.RestartCount, string(o.Health)
-		// With forwarded ports, the instance's network is private to this machine, and clients use
-		// the node's address.
+		if n := w.Healing.of(o); n > 0 {
+			st.RestartCount += n
+			st.Metadata["health_restarts"] = strconv.Itoa(n)
+		}
+		// If the host forwards ports, the instance's network is private to this machine, and clients use the
+		// node's address.
 		if st.Ports = forwarded(o.Ports); len(st.Ports) == 0 {
 			st.Addresses = slices.Clone(o.Addresses)
 		}
@@ -120,14 +147,14 @@ func (x *step) assess(w *Workload) *Status {
 		if limit := in.Traits.DiskLimit; limit > 0 && w.Observed != nil {
 			by := "measured"
 			if w.Observed.DiskCapped {
-				by = "kept by the engine"
+				by = "enforced by the engine"
 			}
 			st.Metadata["disk_limit"] = fmt.Sprintf("%d GiB, %s", limit>>30, by)
 		}
 	} else {
 		o := w.Observed
 		st.Revision, st.Content, st.Generation, st.Class = o.Revision, o.Content, o.Generation, o.Class
-		st.State, st.Message = o.State, "runs here without an order; left alone"
+		st.State, st.Message = o.State, "an instance with our labels but without an order; the agent leaves it as it is"
 	}
 	if w.Task.Open() {
 		st.Metadata["task_id"], st.Metadata["task_status"] = w.Task.ID, w.Task.Status
@@ -146,7 +173,7 @@ func (x *step) assess(w *Workload) *Status {
 	return st
 }
 
-// judge sets the state of an ordered workload.
+// judge sets the state in the report of a workload that has an order.
 func (x *step) judge(st *Status, w *Workload) {
 	in, f := w.Intent, w.Failure
 	e, engine := x.Engine(w.Kind)
@@ -161,6 +188,7 @@ func (x *step) judge(st *Status, w *Workload) {
 	switch {
 	case in.Deleting:
 		st.State, st.Message = workload.Pending, "being deleted"
+		st.now(w.busy)
 		if f.Message != "" {
 			st.failure(f)
 			st.Metadata["last_delete_error"] = workload.Bound(f.Message)
@@ -170,13 +198,15 @@ func (x *step) judge(st *Status, w *Workload) {
 		if w.Task.Status == TaskRunning {
 			st.Message = cmp.Or(w.busy, "in work")
 		}
-		if e.Trouble != "" {
-			st.Message, st.Class = "waits for the runtime: "+e.Trouble, workload.RuntimeUnhealthy
+		if st.Reason = ReasonWorking; e.Trouble != "" {
+			st.Reason, st.Message, st.Class = "", "waits for the runtime: "+e.Trouble, workload.RuntimeUnhealthy
 		}
 	case !engine:
 		st.State, st.Message, st.Class = workload.Failed, "runtime not available: "+string(w.Kind), workload.RuntimeError
 	case e.Trouble != "" || !e.Listed:
 		st.State, st.Message, st.Class = workload.Unknown, "runtime: "+e.Cause(), workload.RuntimeUnhealthy
+	case in.Running() && x.heals(w.ID):
+		st.State, st.Reason, st.Message = workload.Pending, ReasonWorking, "restarting it, because it is unhealthy: "+w.healed
 	case match.state == workload.Running && fits && in.Running():
 		st.State, st.Message = workload.Running, w.Observed.Message
 		if w.watched != "" {
@@ -187,24 +217,59 @@ func (x *step) judge(st *Status, w *Workload) {
 	case w.memory.waits && in.Running() && !(f.Final && f.Next.IsZero()):
 		st.State, st.Message = workload.Stopped, waitsMessage
 	case f.Final && !in.Running() && match.state == workload.Running:
-		st.failure(f) // the stop failed
+		st.failure(f) // the workload still runs, because stopping it failed
 		st.State = workload.Running
 	case f.Final && in.Running():
 		st.failure(f)
 		st.State = workload.Failed
-		if match.state == workload.Running && !fits {
-			st.Message += "; the former revision still runs"
-		}
+		st.former(match.state == workload.Running && !fits)
 	case f.Attempts > 0 && (in.Running() || match.state == workload.Running):
 		st.failure(f)
 		st.State = workload.Pending
+		st.former(match.state == workload.Running && !fits && in.Running())
+		st.now(w.busy)
 	case w.Observed == nil && in.Running():
-		st.State, st.Message = workload.Pending, "missing, to be created"
+		st.State, st.Message = workload.Pending, "the instance is missing and will be created"
+		st.now(w.busy)
 	case w.Observed == nil:
 		st.State = workload.Stopped
 	default:
 		o := w.Observed.Under(in.Running())
 		st.State, st.Message, st.Class = o.State, o.Message, o.Class
+		if w.completed() {
+			st.Reason = ReasonCompleted
+			st.Message += "; its restart policy does not start it again"
+		}
+	}
+	if o := w.Observed; fits && w.ended() && (st.Reason == ReasonCompleted || st.State == workload.Failed && o.State == workload.Failed) {
+		st.Exit = Exit{Code: o.ExitCode, StartedAt: o.StartedAt, EndedAt: o.FinishedAt, Output: Valid(o.Output)}
+	}
+}
+
+// ended reports whether the instance ended by itself, in the run that the last order asked for. The agent did not
+// stop it, and no start has failed since.
+func (w *Workload) ended() bool {
+	return w.Observed != nil && !w.Observed.FinishedAt.IsZero() && w.Failure.Attempts == 0 && w.Failure.Ended == mark(w.Observed)
+}
+
+// completed reports whether the instance has ended with success and its restart policy does not start it
+// again.
+func (w *Workload) completed() bool {
+	in, o := w.Intent, w.Observed
+	return in.Running() && o != nil && o.State == workload.Stopped && in.keepsEnded(o) && w.Failure.Ended != "" && w.Failure.Attempts == 0
+}
+
+// former adds to the message of a report that the instance of the previous revision still runs, if it does.
+func (st *Status) former(runs bool) {
+	if runs {
+		st.Message += "; the former revision still runs"
+	}
+}
+
+// now adds to the message of a report what the driver does for the next attempt.
+func (st *Status) now(busy string) {
+	if busy != "" {
+		st.Message += "; now: " + busy
 	}
 }
 
@@ -219,13 +284,13 @@ func (st *Status) failure(f Failure) {
 	if !f.Next.IsZero() {
 		m["next_retry_time"] = f.Next.UTC().Format(time.RFC3339)
 	}
-	if f.Class.Permanent() {
+	if f.Class.Cause() == workload.Final {
 		m["retry_terminal"], m["retry_terminal_reason"] = "true", text
 	}
 }
 
-// healthNow returns the message and the health of a workload with a health check. The health is the
-// worse of that check and of the image's own check.
+// healthNow returns the message and the health of a workload with a health check. The health is the worse of
+// two results: that of the workload's check and that of the check in its image.
 func (w *Workload) healthNow() (message, health string) {
 	state := cmp.Or(w.health, string(workload.Starting))
 	message = healthPrefix + state
@@ -242,11 +307,11 @@ func (w *Workload) healthNow() (message, health string) {
 func forwarded(ports []workload.Port) (out []workload.Port) {
 	for _, p := range ports {
 		if p.HostPort > 0 {
-			out = append(out, workload.Port{HostPort: p.HostPort, Port: p.Port, Protocol: p.Protocol})
+			out = append(out, p)
 		}
 	}
 	slices.SortFunc(out, func(x, y workload.Port) int {
-		return cmp.Or(cmp.Compare(x.Port, y.Port), cmp.Compare(x.Protocol, y.Protocol), cmp.Compare(x.HostPort, y.HostPort))
+		return cmp.Or(cmp.Compare(x.Port, y.Port), cmp.Compare(x.Protocol, y.Protocol), cmp.Compare(x.HostPort, y.HostPort), cmp.Compare(x.HostIP, y.HostIP))
 	})
 	return slices.Compact(out)
 }

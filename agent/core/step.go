@@ -32,7 +32,7 @@ type step struct {
 	store   Store
 	writes  bool
 	effects []Effect
-	fresh   map[*Workload]bool // workloads copied in this step, which may be changed
+	fresh   map[*Workload]bool // workloads that were copied in this step and so may be changed
 }
 
 func (x *step) event(e Event) {
@@ -76,6 +76,9 @@ func (x *step) event(e Event) {
 			w = x.edit(w)
 			w.health, w.detail = e.State, e.Detail
 			x.publish(w)
+			if w.unhealthy() {
+				x.due(w.ID, x.now)
+			}
 		}
 	case Measured:
 		x.measured(e)
@@ -98,15 +101,14 @@ func (x *step) do(e Effect) { x.effects = append(x.effects, e) }
 
 func (x *step) notice(warn bool, text string, args ...any) { x.do(Notice{warn, text, args}) }
 
-// write returns the Store of this step. required marks it as required.
+// write returns the Store effect of this step. With required, a failure of that Store undoes the step.
 func (x *step) write(required bool) *Store {
 	x.writes = true
 	x.store.Required = x.store.Required || required
 	return &x.store
 }
 
-// edit returns a copy of a workload that this step may change. It returns w itself if w is such a
-// copy.
+// edit returns a copy of workload w, which this step may change. If w is such a copy already, it returns w.
 func (x *step) edit(w *Workload) *Workload {
 	if x.fresh[w] {
 		return w
@@ -142,7 +144,7 @@ func (x *step) putTask(t *Task) {
 	}
 }
 
-// supersede ends the open task, if any, and adds its replacement t.
+// supersede ends the open task of a workload, if any, because the task t takes its place, and adds t.
 func (x *step) supersede(open, t *Task) {
 	if open.Open() && open != t {
 		old := open.Ended("superseded by "+t.ID, false, x.now)
@@ -153,7 +155,7 @@ func (x *step) supersede(open, t *Task) {
 	x.write(true).Tasks = append(x.store.Tasks, t)
 }
 
-// openTask returns the newest open task of a workload, or nil.
+// openTask returns the newest task of a workload if it is pending or running, or nil.
 func (x *step) openTask(id string) *Task {
 	for t := range x.TasksNewestFirst() {
 		if t.Workload == id && t.Open() {
@@ -168,7 +170,7 @@ func (x *step) setTombstone(t Tombstone) {
 	x.write(true).Tombstones = append(x.store.Tombstones, &t)
 }
 
-// reportGone marks a tombstone for the next heartbeat.
+// reportGone marks a tombstone, so that the next heartbeat reports the workload as deleted.
 func (x *step) reportGone(t Tombstone) Tombstone {
 	x.Version++
 	t.version = x.Version
@@ -188,7 +190,7 @@ func (x *step) start() {
 	}
 }
 
-// forgetFailed drops the order of a workload if it is still in.
+// forgetFailed drops the order of a workload, if the workload still has the order in.
 func (x *step) forgetFailed(in *Intent) {
 	w := x.Get(in.ID)
 	if w == nil || w.Intent != in || w.Observed != nil {

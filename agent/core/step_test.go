@@ -19,7 +19,7 @@ type history struct {
 }
 
 func newHistory(t *testing.T, set func(*Settings), saved ...*Intent) *history {
-	settings := Settings{Node: "a", Policy: policy, Concurrency: 8, StopGrace: 30 * time.Second}
+	settings := Settings{Node: "a", Policy: policy, Concurrency: 8}
 	if set != nil {
 		set(&settings)
 	}
@@ -36,7 +36,7 @@ func (h *history) step(e Event) *history {
 	return h
 }
 
-// answer returns the Answer to the last event.
+// answer returns the effect Answer that the last event caused.
 func (h *history) answer() Answer {
 	for _, e := range h.effects {
 		if a, ok := e.(Answer); ok {
@@ -47,7 +47,7 @@ func (h *history) answer() Answer {
 	return Answer{}
 }
 
-// act returns the Act of the last event, or nil.
+// act returns the Act that the last event caused, or nil.
 func (h *history) act() *Act {
 	for _, e := range h.effects {
 		if a, ok := e.(*Act); ok {
@@ -57,12 +57,12 @@ func (h *history) act() *Act {
 	return nil
 }
 
-// look completes the Look of the last event with an instance in the given state.
+// look answers the Look that the last event caused: the instance is in the given state.
 func (h *history) look(state workload.State) *history {
 	h.t.Helper()
 	a := h.act()
 	if a == nil || a.Verb != Look {
-		h.t.Fatalf("want a look, have %+v", a)
+		h.t.Fatalf("the core's action is %+v, want a Look", a)
 	}
 	var o *workload.Observed
 	if state != workload.Absent {
@@ -88,36 +88,36 @@ func deletion(sequence, term uint64) Delete {
 		Generation: workload.Generation{Incarnation: 1, Sequence: sequence}}
 }
 
-func guardedOrder(o *Order) { o.Exclusive, o.OnLostLease = true, "stop" }
+func leasedOrder(o *Order) { o.Exclusive, o.OnLostLease = true, "stop" }
 
 func withFencer(s *Settings) { s.Fencer = true }
 
-// Orders are accepted or refused by an agent that runs db at generation 5 under term 7 and has
-// deleted old at generation 9.
+// TestStepJudgesOrders checks which orders are accepted. The agent runs db at generation 5, ordered in term
+// 7, and has deleted old at generation 9.
 func TestStepJudgesOrders(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		event  Event
 		fenced bool
-		says   string // text of the refusal; empty: accepted
+		says   string // text of the refusal; empty if the order is accepted
 	}{
-		{"a newer generation is taken", order(6, 7), false, ""},
-		{"the same generation is taken", order(5, 7), false, ""},
-		{"an older generation is refused", order(4, 7), true, "outdated"},
-		{"an older epoch is refused", order(6, 6), true, "older than"},
+		{"an order of a newer generation is accepted", order(6, 7), false, ""},
+		{"an order of the same generation is accepted", order(5, 7), false, ""},
+		{"an order of an older generation is refused", order(4, 7), true, "outdated"},
+		{"an order of an older epoch is refused", order(6, 6), true, "older than"},
 		{"an order without epoch is refused", order(6, 7, func(o *Order) { o.Epoch = nil }), true, "missing"},
 		{"an order for another node is refused", order(6, 7, func(o *Order) { o.Node = "b" }), true, `this is node "a"`},
-		{"an order for another instance is refused", order(6, 7, func(o *Order) { o.Instance = "i0" }), true, "this is instance i1"},
+		{"an order for another instance of the agent is refused", order(6, 7, func(o *Order) { o.Instance = "i0" }), true, "this is agent instance i1"},
 		{"an order of another cluster is refused", order(6, 7, func(o *Order) { o.Epoch.ClusterID = "c2" }), true, "c2"},
-		{"an order at a tombstone is refused", order(9, 7, func(o *Order) { o.ID = "old" }), true, "deleted at 1.9"},
-		{"an order above a tombstone is taken", order(10, 7, func(o *Order) { o.ID = "old" }), false, ""},
-		{"an older delete is refused", deletion(4, 7), true, "outdated"},
-		{"a delete of the same generation is taken", deletion(5, 7), false, ""},
+		{"an order with the generation of a tombstone is refused", order(9, 7, func(o *Order) { o.ID = "old" }), true, "deleted at generation 1.9"},
+		{"an order with a higher generation than the tombstone is accepted", order(10, 7, func(o *Order) { o.ID = "old" }), false, ""},
+		{"a delete of an older generation is refused", deletion(4, 7), true, "outdated"},
+		{"a delete of the same generation is accepted", deletion(5, 7), false, ""},
 		{"a delete of an older epoch is refused", deletion(6, 6), true, "older than"},
-		{"an answer of an older epoch does not count", Heard{"c1", &Epoch{ClusterID: "c1", Incarnation: 1, Term: 6}}, true, "superseded"},
+		{"a scheduler's response of an older epoch is refused", Heard{"c1", &Epoch{ClusterID: "c1", Incarnation: 1, Term: 6}}, true, "is older than"},
 		{"a read of an older epoch is refused", Call{Sender: Sender{Epoch: &Epoch{ClusterID: "c1", Incarnation: 1, Term: 6}}}, true, "older than"},
 		{"a read without epoch is answered", Call{}, false, ""},
-		{"a change without epoch is refused", Call{Changes: true}, true, "missing"},
+		{"a call without epoch that changes the machine is refused", Call{Changes: true}, true, "missing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHistory(t, nil).step(order(5, 7)).look(workload.Absent)
@@ -128,14 +128,14 @@ func TestStepJudgesOrders(t *testing.T) {
 			case c.says == "" && no != nil:
 				t.Errorf("refused: %s", no.Message)
 			case c.says != "" && (no == nil || no.Fenced != c.fenced || !strings.Contains(no.Message, c.says)):
-				// Call words the refusal of a missing epoch differently.
-				t.Errorf("%+v, want a refusal that says %q", no, c.says)
+				// If the epoch is missing, the refusal of a Call has another text than that of an Apply.
+				t.Errorf("the answer is %+v, want a refusal that says %q", no, c.says)
 			}
 		})
 	}
 }
 
-// A step returns one Store, before every other effect.
+// A step has one effect Store, which is before all other effects.
 func TestStepStoresBeforeItAnswers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -148,7 +148,7 @@ func TestStepStoresBeforeItAnswers(t *testing.T) {
 			return len(s.Intents) == 1 && s.Intents[0].Deleting && len(s.Tombstones) == 1 && s.Meta.Epoch.Term == 8
 		}},
 		{"a delete of an absent workload stores a tombstone", func() Delete { d := deletion(1, 7); d.ID = "x"; return d }(), func(s Store) bool { return len(s.Tombstones) == 1 && s.Tombstones[0].Done }},
-		{"an answer stores its epoch", Heard{"c1", &Epoch{ClusterID: "c1", Incarnation: 1, Term: 8}}, func(s Store) bool { return s.Meta.Epoch.Term == 8 }},
+		{"a scheduler's response stores its epoch", Heard{"c1", &Epoch{ClusterID: "c1", Incarnation: 1, Term: 8}}, func(s Store) bool { return s.Meta.Epoch.Term == 8 }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHistory(t, nil).step(order(5, 7)).look(workload.Absent).step(c.event)
@@ -167,69 +167,69 @@ func TestStepDoesNotChangeItsState(t *testing.T) {
 	before := h.s
 	h.step(order(5, 7))
 	if before.Get("db") != nil || before.Meta.Epoch.Owned() || before.Depth() != 0 {
-		t.Errorf("the former state has the order: %+v", before.Get("db"))
+		t.Errorf("the step changed the previous State, which now has the order: %+v", before.Get("db"))
 	}
 	if h.s.Get("db") == nil {
-		t.Error("the new state has it not")
+		t.Error("the State that the step returned lacks the workload")
 	}
 }
 
-// Each workload has at most one Act at a time, until it is in its desired state.
+// At most one Act is in progress for a workload, until it is in its desired state.
 func TestOneActPerWorkload(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7)).look(workload.Absent)
 	start := h.act()
 	if start == nil || start.Verb != Ensure || start.Cluster != "c1" {
-		t.Fatalf("want a start, have %+v", start)
+		t.Fatalf("the core's action is %+v, want the start of the workload", start)
 	}
 	if h.step(Wake{"db"}); h.act() != nil {
-		t.Errorf("a second act began: %+v", h.act())
+		t.Errorf("a second action on the workload began while the first was in progress: %+v", h.act())
 	}
 	h.step(Done{Act: start}).look(workload.Running)
-	h.look(workload.Running) // requested by the Wake that arrived meanwhile
+	h.look(workload.Running) // the Wake that arrived during the previous action asked for this inspection
 	if w := h.s.Get("db"); w.Status.State != workload.Running || w.Task.Open() {
 		t.Errorf("%+v, task %+v", w.Status, w.Task)
 	}
 	h.step(Done{Act: start})
 	if h.act() != nil {
-		t.Error("an outcome that comes twice counts twice")
+		t.Error("the second Done for the same action had an effect")
 	}
 	remove := h.step(deletion(6, 7)).act()
 	if remove == nil || remove.Verb != Remove {
-		t.Fatalf("want a removal, have %+v", remove)
+		t.Fatalf("the core's action is %+v, want the removal of the workload", remove)
 	}
 	if h.step(Done{Act: remove}); h.s.Get("db") != nil || !h.s.Tombstone("db").Done {
 		t.Errorf("%+v, tombstone %+v", h.s.Get("db"), h.s.Tombstone("db"))
 	}
 }
 
-// After a failed Store of a step without sender the work is retried.
+// If the Store of an input fails and no caller waits for the answer, the core tries the action again.
 func TestStepRetriesAfterFailedStore(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7))
 	h.step(StoreFailed{"db"})
 	if h.s.InWork("db") || h.s.Depth() != 1 {
-		t.Errorf("in work %t, depth %d", h.s.InWork("db"), h.s.Depth())
+		t.Errorf("after a failed Store an action on db is in progress: %t, want none; %d actions are due, want 1", h.s.InWork("db"), h.s.Depth())
 	}
 	h.now = h.now.Add(policy.Base)
 	if h.step(Tick{}); h.act() == nil {
-		t.Error("it is not tried again")
+		t.Error("the start was not tried again after the failed Store")
 	}
 }
 
-// A restored exclusive workload is not started before a new order or an observation of a running
-// instance.
+// After a restart of the agent, an exclusive workload is started only after a new order, or after its
+// instance was seen running.
 func TestStepHoldsExclusiveWorkloads(t *testing.T) {
 	in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a+exclusive", Content: "c1:a", SpecHash: "a1:x", Exclusive: true,
 		Generation: workload.Generation{Incarnation: 1, Sequence: 5}}
 	exclusive := func(o *Order) { o.Exclusive = true }
 	held := newHistory(t, nil, in).step(Start{}).look(workload.Absent)
 	if a := held.act(); a != nil {
-		t.Fatalf("started without an order: %+v", a)
+		t.Fatalf("a restored exclusive workload was started without a new order: %+v", a)
 	}
 	if st := held.s.Get("db").Status; st.State != workload.Stopped || st.Message != waitsMessage {
 		t.Errorf("reported as %+v", st)
 	}
 	if a := held.step(order(5, 7, exclusive)).look(workload.Absent).act(); a == nil || a.Verb != Ensure {
-		t.Errorf("not started by an order: %+v", a)
+		t.Errorf("a restored exclusive workload was not started by a new order: %+v", a)
 	}
 	adopted := newHistory(t, nil, in).step(Start{}).look(workload.Running)
 	if st := adopted.s.Get("db").Status; st.State != workload.Running {
@@ -237,25 +237,25 @@ func TestStepHoldsExclusiveWorkloads(t *testing.T) {
 	}
 }
 
-// A workload with on_lost_lease: stop starts only under a confirmed lease, and after a lapse only on
-// a newer order.
-func TestStepGuardsWithTheLease(t *testing.T) {
+// A workload with on_lost_lease: stop starts only under a lease that the fencer has confirmed. After the
+// lease has ended, it starts only on a newer order.
+func TestStepRunsLeasedWorkloadsUnderTheLease(t *testing.T) {
 	h := newHistory(t, withFencer)
-	if a := h.step(order(5, 7, guardedOrder)).answer(); a.Unavailable == "" || a.Retry {
-		t.Fatalf("without a lease: %+v", a)
+	if a := h.step(order(5, 7, leasedOrder)).answer(); a.Unavailable == "" || a.Retry {
+		t.Fatalf("without a lease the core began the action %+v, want none", a)
 	}
 	h.step(Leased{h.clock + time.Hour})
-	if a := h.step(order(5, 7, guardedOrder)).answer(); a.Unavailable == "" || !a.Retry {
-		t.Fatalf("before the fencer has confirmed it: %+v", a)
+	if a := h.step(order(5, 7, leasedOrder)).answer(); a.Unavailable == "" || !a.Retry {
+		t.Fatalf("before the fencer confirmed the lease the core began the action %+v, want none", a)
 	}
 	renew := func(lapses uint64) *history {
 		h.t.Helper()
 		h.step(FencerDue{})
 		sent := h.effects[len(h.effects)-1].(Renew).Renewal
-		return h.step(FencerAnswered{Sent: sent, Status: lease.Status{Deadline: sent.Deadline, Lapses: lapses, Guarded: sent.Guarded}})
+		return h.step(FencerAnswered{Sent: sent, Status: lease.Status{Deadline: sent.Deadline, Lapses: lapses, Leased: sent.Leased}})
 	}
 	renew(0)
-	if a := h.step(order(5, 7, guardedOrder)).answer(); a.Intent == nil {
+	if a := h.step(order(5, 7, leasedOrder)).answer(); a.Intent == nil {
 		t.Fatalf("confirmed: %+v", a)
 	}
 	h.look(workload.Absent)
@@ -263,30 +263,30 @@ func TestStepGuardsWithTheLease(t *testing.T) {
 	if start == nil {
 		start = renew(0).act()
 	}
-	if start == nil || !start.Guarded || start.Verb != Ensure {
-		t.Fatalf("want a guarded start, have %+v", start)
+	if start == nil || !start.Leased || start.Verb != Ensure {
+		t.Fatalf("the core's action is %+v, want a start under the lease", start)
 	}
-	renew(1) // the lease ended during the start
+	renew(1) // the fencer reports that the lease ended while the workload was being started
 	cancelled := false
 	for _, e := range h.effects {
 		c, ok := e.(Cancel)
 		cancelled = cancelled || ok && c.Act == start && !c.Starting
 	}
 	if !cancelled {
-		t.Fatalf("the start goes on: %v", h.effects)
+		t.Fatalf("the end of the lease did not cancel the start: %v", h.effects)
 	}
 	h.step(FencerDue{})
 	if told := h.effects[0].(Renew).Renewal.Lapses; told != 0 {
-		t.Error("the lapse is confirmed while a start is under way")
+		t.Error("the agent confirmed the end of the lease while a start was in progress")
 	}
 	h.step(Done{Act: start, Failed: &Failed{workload.RuntimeError, "cancelled"}})
 	h.step(FencerDue{})
 	if told := h.effects[len(h.effects)-1].(Renew).Renewal.Lapses; told != 1 {
-		t.Errorf("lapses confirmed: %d, want 1", told)
+		t.Errorf("the agent confirmed %d lapses to the fencer, want 1", told)
 	}
-	h.step(order(5, 7, guardedOrder))
+	h.step(order(5, 7, leasedOrder))
 	if w := h.s.Get("db"); !w.Waiting() || w.Status.State == workload.Running {
-		t.Errorf("the order from before the lapse counts: %+v", w.Status)
+		t.Errorf("an order from before the end of the lease started the workload: %+v", w.Status)
 	}
 }
 
@@ -296,11 +296,11 @@ func TestStepWaitsForTheLabel(t *testing.T) {
 	h.s.Bound = "unbound"
 	h.step(order(5, 7))
 	if rebound := len(h.effects) > 1 && h.act() == nil; !rebound || h.s.rebinding != "c1" {
-		t.Fatalf("work began under the old label: %v", h.effects)
+		t.Fatalf("an action began before there were drivers for the new label: %v", h.effects)
 	}
 	h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
 	if a := h.look(workload.Absent).act(); a == nil || a.Cluster != "c1" {
-		t.Errorf("want a start under the new label, have %+v", a)
+		t.Errorf("the core's action is %+v, want a start under the new label", a)
 	}
 }
 
@@ -317,24 +317,157 @@ func TestWorkPausesAfterTooManyTurns(t *testing.T) {
 		}
 	}
 	if acts == 0 || acts > 2*maxTurns {
-		t.Fatalf("%d acts without a pause, want at most %d", acts, 2*maxTurns)
+		t.Fatalf("the core began %d actions without a pause, want at most %d", acts, 2*maxTurns)
 	}
 	h.now = h.now.Add(policy.Base)
 	if h.step(Tick{}); h.act() == nil {
-		t.Error("the work does not go on after the pause")
+		t.Error("after the pause the core began no further action")
 	}
 }
 
-// An engine that is added during a replacement of the drivers does not end it. No instance is
-// created before the replacement, because it would get the previous label.
+// While all drivers are being replaced, another engine is added. The replacement goes on. No instance is
+// created before it ends, because that instance would get the previous label.
 func TestAddedEngineDoesNotEndTheReplacementOfDrivers(t *testing.T) {
 	h := newHistory(t, nil)
 	h.s.rebinding = "c2"
 	h.step(order(1, 1))
 	if h.step(Engines{Added: true, Kinds: []workload.Kind{workload.VM}}); h.act() != nil || h.s.rebinding != "c2" {
-		t.Errorf("act %+v, replacement for %q; want none, and c2", h.act(), h.s.rebinding)
+		t.Errorf("after an engine was added, the action is %+v and drivers are being made for cluster %q; want no action and c2", h.act(), h.s.rebinding)
 	}
 	if h.step(Engines{Cluster: "c2", Kinds: []workload.Kind{workload.Container, workload.VM}}); h.s.rebinding != "" {
-		t.Errorf("a finished replacement is still under way: %q", h.s.rebinding)
+		t.Errorf("the replacement of the drivers has ended, but the State still waits for drivers for cluster %q", h.s.rebinding)
+	}
+}
+
+// Until an order is carried out, the report of its workload says that the agent works on it, and what the
+// driver does. The instance of the previous order is not reported as running meanwhile.
+func TestReportSaysWhatTheAgentDoes(t *testing.T) {
+	h := newHistory(t, nil)
+	says := func(want string) {
+		t.Helper()
+		st := h.s.Get("db").Status
+		if got := string(st.State) + " " + st.Reason + ": " + st.Message; got != want {
+			t.Fatalf("the report of the workload is %q, want %q", got, want)
+		}
+	}
+	h.step(order(5, 7))
+	h.look(workload.Absent)
+	says("Pending Working: in work")
+	h.step(Progress{ID: "db", Text: "pulling app: 1 of 9 GB"})
+	says("Pending Working: pulling app: 1 of 9 GB")
+	ensure := func() *Act {
+		j, _ := h.s.jobs.Get("db")
+		return j.act
+	}
+	h.step(Progress{ID: "db"}).step(Done{Act: ensure()}).look(workload.Running)
+	says("Running : ")
+
+	// The instance of the previous order runs when an update arrives, then a stop, then a delete.
+	h.step(order(6, 7, func(o *Order) { o.Content, o.SpecHash = "c1:b", "a1:y" }))
+	says("Pending Working: in work")
+	former := &workload.Observed{ID: "db", State: workload.Running, Content: "c1:a", RuntimeID: "r1", StartedAt: h.now}
+	h.step(Done{Act: h.act(), Observed: former, Began: h.now})
+	h.step(Listed{Kind: workload.Container, Bound: h.s.engines[0].Bound, Began: h.now, Seen: []workload.Observed{*former}})
+	says("Pending Working: in work")
+	h.step(Done{Act: ensure()}).look(workload.Running)
+	h.look(workload.Running) // the list of the engine made the core ask for another inspection
+	h.step(order(7, 7, func(o *Order) { o.Content, o.SpecHash, o.Running = "c1:b", "a1:y", false }))
+	h.look(workload.Running)
+	says("Pending Working: in work")
+	h.step(Done{Act: ensure()}).look(workload.Stopped)
+	says("Stopped : ")
+	h.step(order(8, 7, func(o *Order) { o.Content, o.SpecHash = "c1:b", "a1:y" }))
+	h.look(workload.Running)
+	h.step(deletion(9, 7))
+	h.step(Progress{ID: "db", Text: "stopping, up to 60 s"})
+	says("Pending : being deleted; now: stopping, up to 60 s")
+}
+
+// TestWaitingStacksBlockNoOthers: a stack that waits for its dependency, for hours if need be, does not keep
+// other workloads of its node from being started. A stack whose start makes progress does.
+func TestWaitingStacksBlockNoOthers(t *testing.T) {
+	h := newHistory(t, func(s *Settings) { s.Concurrency = 1 })
+	other := func(id string) Apply { return order(5, 7, func(o *Order) { o.ID = id }) }
+	h.step(order(5, 7)).look(workload.Absent)
+	wait := h.act()
+	h.step(Progress{ID: "db", Text: "pulling app: 1 of 9 GB"})
+	if h.step(other("web")); h.act() != nil {
+		t.Fatalf("%+v began while the pull for db was in progress; the agent may run one action at a time", h.act())
+	}
+	h.step(Progress{ID: "db", Text: workload.WaitingFor + "migrate to end with success, 180 min"})
+	if a := h.act(); a == nil || a.ID != "web" {
+		t.Fatalf("while db waits for its dependency the core began %+v, want the start of web", a)
+	}
+	h.look(workload.Absent)
+	if a := h.act(); a == nil || a.ID != "web" || a.Verb != Ensure {
+		t.Fatalf("%+v, want that web is started", a)
+	}
+	if st := h.s.Get("db").Status; st.Reason != ReasonWorking || st.Message != "waiting for migrate to end with success, 180 min" {
+		t.Errorf("db is %+v", st)
+	}
+	// A new order ends the wait at any time.
+	h.step(Done{Act: h.act()}).look(workload.Running)
+	h.step(deletion(6, 7))
+	for _, e := range h.effects {
+		if c, ok := e.(Cancel); ok && c.Act == wait {
+			return
+		}
+	}
+	t.Errorf("a delete of db must cancel the wait of its start, but the effects are %v", h.effects)
+}
+
+// While a failed action is tried again, the report shows the failure and what the driver does now.
+func TestReportAfterAFailureSaysWhatTheAgentDoes(t *testing.T) {
+	h := newHistory(t, nil)
+	h.step(order(5, 7))
+	h.look(workload.Absent)
+	h.step(Done{Act: h.act(), Failed: &Failed{workload.NetworkUnreachable, "no route"}})
+	h.step(Progress{ID: "db", Text: "pulling app: 1 of 9 GB"})
+	st := h.s.Get("db").Status
+	if st.Reason != "" || st.Class != workload.NetworkUnreachable || st.Message != "no route; now: pulling app: 1 of 9 GB" {
+		t.Fatalf("%+v", st)
+	}
+}
+
+// While a stack waits for a dependency, the engine lists containers that are not started yet. They do not
+// count as failed.
+func TestNoFailureIsCountedDuringAStart(t *testing.T) {
+	h := newHistory(t, nil)
+	h.step(order(5, 7))
+	h.look(workload.Absent)
+	act := h.act()
+	waits := workload.Observed{ID: "db", State: workload.Failed, RuntimeID: "r1", Message: "service web created, not started"}
+	h.step(Listed{Kind: workload.Container, Bound: h.s.engines[0].Bound, Began: h.now, Seen: []workload.Observed{waits}})
+	if w := h.s.Get("db"); w.Failure.Attempts != 0 || w.Status.Reason != ReasonWorking {
+		t.Fatalf("%+v %+v", w.Failure, w.Status)
+	}
+	h.step(Done{Act: act}).look(workload.Running)
+	if w := h.s.Get("db"); w.Failure.Attempts != 0 || w.Status.State != workload.Running || w.Task.Error != "" {
+		t.Fatalf("%+v %+v %+v", w.Failure, w.Status, w.Task)
+	}
+}
+
+// TestFailureOfAFormerOrder: an agent that restarts before it stored the report about a new order drops the
+// stored failure of the former order. It keeps a failure that came after the order, and a failure that came
+// before a collection of garbage.
+func TestFailureOfAFormerOrder(t *testing.T) {
+	ordered := time.Unix(1_700_000_000, 0)
+	for name, c := range map[string]struct {
+		at     time.Time
+		action string
+		kept   bool
+	}{
+		"before the order":               {ordered.Add(-time.Second), ActionApply, false},
+		"after the order":                {ordered.Add(time.Second), ActionApply, true},
+		"before a collection of garbage": {ordered.Add(-time.Second), ActionGC, true},
+	} {
+		in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:b"}
+		saved := Saved{
+			Intents: []*Intent{in}, Tasks: []*Task{NewTask(c.action, "db", ordered)},
+			Status: map[string]SavedStatus{"db": {Status: &Status{ID: "db"}, Failure: Failure{Message: "no such image", Attempts: 1, Final: true, At: c.at}}},
+		}
+		if got := Restore(Settings{}, saved, ordered.Add(time.Minute)).Get("db").Failure; (got != Failure{}) != c.kept {
+			t.Errorf("a failure %s: the restarted agent has failure %+v, kept must be %t", name, got, c.kept)
+		}
 	}
 }

@@ -3,27 +3,28 @@ package core
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/persys/compute/agent/workload"
 )
 
-// job is the work on one workload id.
+// job is the pending or running work on one workload id.
 type job struct {
-	due   time.Time // time of the next turn; zero: none
-	act   *Act      // under way
-	cover *Act      // waits for the fencer to confirm the lease
+	due   time.Time // time when the job is evaluated next; zero if no evaluation is due
+	act   *Act      // action in progress
+	cover *Act      // action that waits until the fencer confirms its workload
 	until time.Time // deadline of cover
-	turns int       // turns since the work began
+	turns int       // number of evaluations since the work began
 }
 
 func (j job) busy() bool { return j.act != nil || j.cover != nil }
 
-// maxTurns limits the turns of one job, in case an engine reports wrong states. A workload needs
-// three, and one more for each previous type.
+// maxTurns limits the evaluations (turns) of one job, in case an engine reports wrong states. A workload
+// needs three turns, and one more turn for each previous type.
 const maxTurns = 16
 
-// due schedules a turn for an id. The earliest time counts.
+// due schedules an evaluation of a workload id. If one is scheduled already, the earlier time is kept.
 func (x *step) due(id string, at time.Time) {
 	j, _ := x.jobs.Get(id)
 	if j.due.IsZero() || at.Before(j.due) {
@@ -40,13 +41,14 @@ func (x *step) setJob(id string, j job) {
 	}
 }
 
-// rest ends the work on an id until it is due again.
+// rest ends the work on a workload id until the next evaluation is due.
 func (x *step) rest(id string) {
 	j, _ := x.jobs.Get(id)
 	x.setJob(id, job{due: j.due})
 }
 
-// begin starts due jobs, oldest due time first, up to Concurrency jobs.
+// begin starts jobs that are due, those due longest first, until Concurrency jobs are in progress. Stacks that
+// wait for their own dependencies do not count: a one-off may run for hours.
 func (x *step) begin() {
 	inWork := 0
 	var ready []string
@@ -54,7 +56,9 @@ func (x *step) begin() {
 	x.jobs.Scan(func(id string, j job) bool {
 		switch {
 		case j.busy():
-			inWork++
+			if w := x.Get(id); w == nil || !strings.HasPrefix(w.busy, workload.WaitingFor) {
+				inWork++
+			}
 		case !j.due.After(x.now):
 			ready = append(ready, id)
 			dues[id] = j.due
@@ -76,7 +80,7 @@ func (x *step) begin() {
 	}
 }
 
-// arm requests a Tick for the earliest due time.
+// arm asks for a Tick at the earliest due time of all jobs.
 func (x *step) arm() {
 	var next time.Time
 	x.jobs.Scan(func(_ string, j job) bool {
@@ -98,7 +102,7 @@ func (x *step) arm() {
 	}
 }
 
-// turn does the next step of the work on an id.
+// turn evaluates one workload id and starts its next action.
 func (x *step) turn(id string) {
 	w, tomb := x.Get(id), x.Tombstone(id)
 	var in *Intent
@@ -111,14 +115,14 @@ func (x *step) turn(id string) {
 	}
 	j, _ := x.jobs.Get(id)
 	if j.turns++; j.turns > maxTurns {
-		x.setJob(id, job{due: x.now.Add(x.Policy.Base)}) // replaces any earlier due time
+		x.setJob(id, job{due: x.now.Add(x.Policy.Base)}) // setJob replaces the due time of the job, also an earlier one
 		return
 	}
 	j.act, j.cover, j.until = nil, nil, time.Time{}
-	x.jobs.Set(id, j) // an idle job is kept too, because it counts the turns
+	x.jobs.Set(id, j) // kept although no action is in progress, because the job counts the evaluations
 	if in != nil && in.Deleting {
-		// Check the back-off: a list of the engine makes the job due at once, and the delete itself
-		// causes a list.
+		// Respect the back-off of the delete. A list of the engine makes the job due at once, and each
+		// attempt to delete causes a list.
 		if next := x.consider(w); next.do == Wait {
 			x.rest(id)
 			x.due(id, next.until)
@@ -151,8 +155,8 @@ func (x *step) act(a *Act) {
 	x.do(a)
 }
 
-// remove starts the removal of a workload from its engines, or from all engines if there is no
-// order.
+// remove starts the removal of a workload from the engines of its types. If there is no order, it removes the
+// workload from all engines.
 func (x *step) remove(id string, in *Intent, tomb *Tombstone) {
 	a := &Act{Verb: Remove, ID: id, Intent: in, Grace: x.grace(id)}
 	if in != nil {
@@ -174,7 +178,7 @@ func fateOf(in *Intent) Fate {
 	return Fate{Keep: in.KeepVolumes, KeepShared: in.KeepShared, Purge: in.Purge}
 }
 
-// done handles the end of an Act and continues the job.
+// done handles the end of an Act and goes on with the work on its workload.
 func (x *step) done(d Done) {
 	id := d.Act.ID
 	j, ok := x.jobs.Get(id)
@@ -183,8 +187,8 @@ func (x *step) done(d Done) {
 	}
 	j.act = nil
 	x.jobs.Set(id, j)
-	if d.Act.Guarded {
-		x.do(TellFencer{}) // a lapse can be acknowledged when no start is under way
+	if d.Act.Leased {
+		x.do(TellFencer{}) // the agent can acknowledge the end of a lease once no start is under way
 	}
 	w, in := x.Get(id), d.Act.Intent
 	switch d.Act.Verb {
@@ -205,11 +209,11 @@ func (x *step) done(d Done) {
 	}
 }
 
-// lookDone applies the result of a Look and starts the next act.
+// lookDone applies the result of a Look and starts the next action.
 func (x *step) lookDone(d Done, w *Workload) {
 	id, in := d.Act.ID, d.Act.Intent
 	if d.Failed != nil {
-		// The state is unknown, so do nothing now; the task stays open.
+		// The state of the instance is unknown, so do nothing now; the task stays open.
 		x.rest(id)
 		x.due(id, x.now.Add(x.Policy.Base))
 		return
@@ -220,7 +224,7 @@ func (x *step) lookDone(d Done, w *Workload) {
 	}
 	w = x.edit(w)
 	if !d.Whole {
-		w.saw(d.Observed, d.Began, x.now)
+		x.saw(w, d.Observed, d.Began)
 	}
 	next := x.consider(w)
 	if next.do == Nothing || next.do == Wait {
@@ -233,42 +237,49 @@ func (x *step) lookDone(d Done, w *Workload) {
 		x.rest(id)
 		return
 	}
-	if x.rebinding != "" { // no instance may get the label that is being replaced
+	if x.rebinding != "" { // while drivers for another cluster label are being made, no instance may be created
 		x.publish(w)
 		x.rest(id)
 		return
 	}
 	w.memory.asked = false
+	if next.heals {
+		x.heal(w)
+	}
 	x.publish(w)
-	if x.Meta.Engine != x.Bound { // from now on instances may have this label
+	if x.Meta.Engine != x.Bound { // store the label, because from now on there may be instances with it
 		x.Meta.Engine = x.Bound
 		x.writeMeta()
 		x.store.Workload = id
 	}
 	a := &Act{
 		Verb: next.do, ID: id, Intent: in, Kinds: []workload.Kind{in.Type}, Fate: fateOf(in), Cluster: x.Bound,
-		Grace: x.grace(id), Absent: w.Observed == nil, bound: d.Act.bound,
-		Guarded: in.Guarded() && in.Running() && next.do.starts(),
+		Grace: x.grace(id), Absent: w.Observed == nil, bound: d.Act.bound, Heals: next.heals,
+		Leased: in.Leased() && in.Running() && next.do.starts(),
 	}
-	if a.Guarded {
+	if a.Leased {
 		x.actUnderLease(a)
 	} else {
 		x.act(a)
 	}
+	if a.Heals {
+		x.publish(w)
+	}
 }
 
-// grace is how long a workload may take to stop before it is killed. After a lapse it is at most the
-// fencer's grace, because the schedulers wait no longer than that.
+// grace returns the longest time that a workload may take to stop before it is killed. It is
+// workload.OwnGrace, so that the specification decides. After the end of a lease it is the fencer's grace,
+// because the schedulers wait no longer than that.
 func (x *step) grace(id string) time.Duration {
 	if w := x.Get(id); w != nil && w.memory.lapsed {
-		return min(x.StopGrace, cmp.Or(x.fencer.grace, DefaultGrace))
+		return cmp.Or(x.fencer.grace, DefaultGrace)
 	}
-	return x.StopGrace
+	return workload.OwnGrace
 }
 
-// carriedOut clears the one-time requests of an order that were carried out: a restart, a new
-// instance, the removal of a previous type. If the optional Store fails, a new process may carry
-// them out a second time.
+// carriedOut clears the parts of an order that are done once: a restart, the making of a new instance, the
+// removal of a previous type. If the optional Store fails, the next process of the agent may do them a second
+// time.
 func (x *step) carriedOut(w *Workload, verb Verb) {
 	in := w.Intent
 	next := *in
@@ -287,15 +298,15 @@ func (x *step) carriedOut(w *Workload, verb Verb) {
 	x.write(false).Intents = append(x.store.Intents, &next)
 }
 
-// failed counts a failed step and schedules the next attempt.
+// failed records a failed action on a workload and schedules the next attempt.
 func (x *step) failed(id string, in *Intent, class workload.Class, message string) {
 	w := x.Get(id)
 	if w == nil || w.Intent != in {
-		x.turn(id) // the failure belongs to a previous order
+		x.turn(id) // the failed action belonged to a previous order, so evaluate the new one at once
 		return
 	}
 	w = x.edit(w)
-	w.Failure = x.Policy.after(w.Failure, in, class, message, x.ending(x.now), x.now)
+	w.Failure = x.Policy.after(w.Failure, in, class, message, x.now)
 	x.rest(id)
 	if at := w.Failure.Next; !at.IsZero() {
 		x.due(id, at)
@@ -307,7 +318,7 @@ func (x *step) failed(id string, in *Intent, class workload.Class, message strin
 	x.publish(w)
 }
 
-// removeDone completes a delete: it marks the tombstone as done and forgets the workload.
+// removeDone completes a delete: it marks the tombstone as done and drops the workload from the State.
 func (x *step) removeDone(d Done, w *Workload) {
 	id, in := d.Act.ID, d.Act.Intent
 	if d.Failed != nil {
@@ -321,7 +332,7 @@ func (x *step) removeDone(d Done, w *Workload) {
 		return
 	}
 	if w != nil && w.Intent != in {
-		x.turn(id) // a new order arrived meanwhile
+		x.turn(id) // a new order arrived while the workload was being removed
 		return
 	}
 	tomb := Tombstone{ID: id}
@@ -347,13 +358,14 @@ func (x *step) removeDone(d Done, w *Workload) {
 	if w != nil {
 		x.forget(w)
 	}
+	x.freed()
 	x.do(deleted)
 	x.do(Settled{id})
 	x.rest(id)
 	x.rebind()
 }
 
-// storeFailed schedules the work on an id again.
+// storeFailed is called after the Store of an input failed. It schedules the work on the workload again.
 func (x *step) storeFailed(id string) {
 	if id == "" {
 		return
@@ -395,8 +407,8 @@ func (x *step) finishTask(w *Workload) {
 	x.publish(w)
 }
 
-// consider updates a workload's memory and failures from its observed state, and decides the next
-// action.
+// consider updates what the core remembers of a workload (memory and failures) from the observed instance. It
+// returns the next action.
 func (x *step) consider(w *Workload) decision {
 	w = x.edit(w)
 	in, o := w.Intent, w.Observed
@@ -405,28 +417,29 @@ func (x *step) consider(w *Workload) decision {
 		seen = *o
 	}
 	if seen.State == workload.Running {
-		w.memory.waits = false // the instance kept running during the restart and is adopted
+		w.memory.waits = false // the instance kept running while the agent restarted, so it is adopted
 	}
 	d := in.desired(w.memory.asked, o)
 	d.waits, d.lapsed = w.memory.waits, w.memory.lapsed
 	if w.memory.over.message != "" && !w.memory.over.of(d.content, o) {
-		w.memory.over, w.Failure = excess{}, Failure{} // the instance or its content has changed
+		w.memory.over, w.Failure = excess{}, Failure{} // the instance or its content has changed, so earlier failures do not count
 	}
 	over := w.memory.over
 	d.over = over.message != "" && d.running
+	d.unhealthy, d.healAt = w.unhealthy(), x.Policy.healAt(w)
 	if d.over && !d.deleting {
 		w.Failure = Failure{Class: workload.ResourceQuotaExceeded, Message: over.message, At: over.at, Attempts: 1, Final: true}
-	} else {
+	} else if !x.InWork(w.ID) { // an instance that is being made has not failed yet
 		w.Failure = x.Policy.settle(d, seen, w.Failure, x.now)
 	}
 	return decide(d, in.observed(o), w.Failure, x.now)
 }
 
-// schedule makes the job due as a decision requires.
+// schedule sets when the workload is evaluated again, as its decision requires.
 func (x *step) schedule(w *Workload, next decision) {
 	switch next.do {
 	case Nothing:
-		// Look again when the workload has run long enough for its failures to be forgotten.
+		// Evaluate the workload again once it has run long enough for its failures to be forgotten.
 		if o := w.Observed; o != nil && o.State == workload.Running && w.Failure.Attempts > 0 && !o.StartedAt.IsZero() {
 			at := o.StartedAt.Add(x.Policy.Stable)
 			if soon := x.now.Add(time.Second); at.Before(soon) {
@@ -441,7 +454,7 @@ func (x *step) schedule(w *Workload, next decision) {
 	}
 }
 
-// list returns all workloads. Loops that change the workloads use it.
+// list returns a copy of the list of all workloads, for loops that change workloads.
 func (x *step) list() []*Workload {
 	out := make([]*Workload, 0, x.workloads.Len())
 	for w := range x.State.Workloads() {

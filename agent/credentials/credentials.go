@@ -1,16 +1,23 @@
-// Package credentials finds the credentials with which an agent pulls images and reads Git repositories.
-// They come from a file on the machine, and from the Docker configuration of the agent's user. So they are
-// never in a workload, in a message, or in the schedulers' log. Both sources are read at each use: a
+// Package credentials finds the credentials with which an agent pulls images and reads Git repositories. They
+// come from a file on the machine, and from the Docker configuration of the agent's user. So the credentials
+// are never in a workload, in a message, or in the schedulers' log. Both sources are read at each use: a
 // change needs no restart.
+//
+// An entry is for workloads of the default namespace, as is Docker's configuration. The section of a
+// namespace holds entries for that namespace, and an entry with shared: true is for every namespace.
 //
 //	registries:
 //	  registry.example.com: {username: robot, password: …}
-//	  docker.io: {username: robot, password: …}
+//	  docker.io: {username: robot, password: …, shared: true}
 //	git:
 //	  team:
 //	    username: robot
 //	    password: …
 //	    hosts: [git.example.com]
+//	namespaces:
+//	  shop:
+//	    registries:
+//	      registry.example.com: {username: shop-robot, password: …}
 package credentials
 
 import (
@@ -33,18 +40,19 @@ import (
 	"github.com/moby/moby/api/types/registry"
 )
 
-// Store finds credentials. The zero value finds none.
+// Store finds credentials in the machine's files. The zero value finds none.
 type Store struct {
-	// File is the path of the file; it need not exist. Only its owner may be able to read it.
+	// File is the path of the credentials file, which need not exist. Users other than its owner must not be
+	// able to read it.
 	File string
-	// Docker is the folder of Docker's config.json; empty means none.
+	// Docker is the folder of Docker's config.json; empty means that Docker's configuration is not read.
 	Docker string
 }
 
-// maxFile bounds the file, in bytes.
+// maxFile bounds the size of the credentials file, in bytes.
 const maxFile = 1 << 20
 
-// helperTimeout bounds one credential helper of Docker's configuration.
+// helperTimeout bounds one call of a credential helper that Docker's configuration names.
 const helperTimeout = 20 * time.Second
 
 // secret is a text that errors and logs do not show.
@@ -57,11 +65,49 @@ type login struct {
 	Username string   `yaml:"username"`
 	Password secret   `yaml:"password"`
 	Hosts    []string `yaml:"hosts"`
+	Shared   bool     `yaml:"shared"`
+}
+
+type section struct {
+	Registries map[string]login `yaml:"registries"`
+	Git        map[string]login `yaml:"git"`
 }
 
 type content struct {
-	Registries map[string]login `yaml:"registries"`
-	Git        map[string]login `yaml:"git"`
+	Registries map[string]login   `yaml:"registries"`
+	Git        map[string]login   `yaml:"git"`
+	Namespaces map[string]section `yaml:"namespaces"`
+}
+
+// defaultNamespace is the namespace of a workload that names none.
+const defaultNamespace = "default"
+
+// in returns the entries for a namespace. An entry of the namespace overrides a shared entry of the same
+// name or registry.
+func (c content) in(namespace string) section {
+	if namespace == "" {
+		namespace = defaultNamespace
+	}
+	own := c.Namespaces[namespace]
+	out := section{maps.Clone(own.Registries), maps.Clone(own.Git)}
+	if out.Registries == nil {
+		out.Registries = map[string]login{}
+	}
+	if out.Git == nil {
+		out.Git = map[string]login{}
+	}
+	may := func(l login) bool { return l.Shared || namespace == defaultNamespace }
+	for name, l := range c.Registries {
+		if _, hidden := own.of(hostOf(name)); !hidden && may(l) {
+			out.Registries[name] = l
+		}
+	}
+	for name, l := range c.Git {
+		if _, hidden := own.Git[name]; !hidden && may(l) {
+			out.Git[name] = l
+		}
+	}
+	return out
 }
 
 func (s *Store) read() (content, error) {
@@ -95,24 +141,31 @@ func (s *Store) read() (content, error) {
 		return out, nil
 	}
 	if err := yaml.UnmarshalWithOptions(raw, &out, yaml.Strict()); err != nil {
-		// The library's text is left out, because it quotes the lines around the fault.
+		// The message of the YAML library is left out, because it quotes the lines around the fault, which
+		// may be secret.
 		var at yaml.Error
 		if errors.As(err, &at) && at.GetToken() != nil {
-			return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: line %d: not understood; it holds registries and git, each a mapping of name to username, password and hosts",
+			return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: line %d: not understood; the file may have the keys registries and git, which map names to username, password, hosts and shared, and the key namespaces with the same two keys for each namespace",
 				s.File, at.GetToken().Position.Line)
 		}
-		return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: not understood; it holds registries and git", s.File)
+		return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: not understood; the file may have the keys registries, git and namespaces", s.File)
 	}
-	for name, l := range out.Git {
-		if len(l.Hosts) == 0 {
-			return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: git.%s.hosts: must name the hosts that may be told", s.File, name)
+	all := map[string]section{"": {out.Registries, out.Git}}
+	for namespace, own := range out.Namespaces {
+		all["namespaces."+namespace+"."] = own
+	}
+	for at, own := range all {
+		for name, l := range own.Git {
+			if len(l.Hosts) == 0 {
+				return content{}, fmt.Errorf("PERSYS_CREDENTIALS_FILE %s: %sgit.%s.hosts: must list the hosts to which the credentials may be sent", s.File, at, name)
+			}
 		}
 	}
 	return out, nil
 }
 
-// hostOf is the host of a name in the file. The name may also be an address, or the name that Docker's
-// configuration uses for Docker Hub.
+// hostOf returns the host of a registry, given its name in the file. The name may also be a URL, or the key
+// of Docker Hub in Docker's configuration.
 func hostOf(name string) string {
 	if _, rest, ok := strings.Cut(name, "://"); ok {
 		name = rest
@@ -125,8 +178,9 @@ func hostOf(name string) string {
 	return host
 }
 
-// of is the entry of the file for a registry. An entry with a plain host is preferred.
-func (c content) of(host string) (login, bool) {
+// of returns the file's entry for a registry. If several entries name the host, the entry that is only the
+// host wins.
+func (c section) of(host string) (login, bool) {
 	if l, ok := c.Registries[host]; ok {
 		return l, true
 	}
@@ -138,36 +192,39 @@ func (c content) of(host string) (login, bool) {
 	return login{}, false
 }
 
-// tells reports whether an entry may be used for a host.
+// tells reports whether the credentials may be sent to a host.
 func (l login) tells(host string) bool {
 	return slices.ContainsFunc(l.Hosts, func(h string) bool { return hostOf(h) == strings.ToLower(host) })
 }
 
-// Check reads the file, so that a fault is reported at the start.
+// Check reads the credentials file, so that a fault is reported when the agent starts.
 func (s *Store) Check() error {
 	_, err := s.read()
 	return err
 }
 
-// hub is the name in Docker's configuration for Docker Hub, which references without a registry mean.
+// hub is the key of Docker Hub in Docker's configuration. Image references without a registry refer to Docker
+// Hub.
 const hub = "https://index.docker.io/v1/"
 
-// Registry is the X-Registry-Auth value for an image reference; "" for none. The file is asked before
-// Docker's configuration.
-func (s *Store) Registry(ref string) (string, error) {
+// Registry returns the X-Registry-Auth value with which to pull an image reference for a workload of a
+// namespace ("" is the default one), or "" if there are no credentials. The credentials file has precedence
+// over Docker's configuration, which is for the default namespace only.
+func (s *Store) Registry(namespace, ref string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
 		return "", fmt.Errorf("image %q: %w", ref, err)
 	}
 	host := reference.Domain(named)
-	own, err := s.read()
+	file, err := s.read()
 	if err != nil {
 		return "", err
 	}
+	own := file.in(namespace)
 	if l, ok := own.of(host); ok {
 		return authconfig.Encode(registry.AuthConfig{Username: l.Username, Password: string(l.Password), ServerAddress: host})
 	}
-	if s.Docker == "" {
+	if s.Docker == "" || namespace != "" && namespace != defaultNamespace {
 		return "", nil
 	}
 	key := host
@@ -183,7 +240,8 @@ func (s *Store) Registry(ref string) (string, error) {
 	})
 }
 
-// docker asks Docker's configuration, which may run a helper program without a deadline of its own.
+// docker reads an entry of Docker's configuration. That may run a credential helper, which has no deadline of
+// its own.
 func (s *Store) docker(key string) (types.AuthConfig, error) {
 	type answer struct {
 		auth types.AuthConfig
@@ -212,14 +270,16 @@ func (s *Store) docker(key string) (types.AuthConfig, error) {
 	}
 }
 
-// Git returns user and password for a repository on host. It uses the entry with the name, or, if the name
-// is empty, the entry that lists the host. Both are empty if there is none. An entry is used only for its
-// own hosts, because the author of a workload chooses the address.
-func (s *Store) Git(name, host string) (user, password string, err error) {
-	own, err := s.read()
+// Git returns user and password for a Git repository on host, for a workload of a namespace. It uses the
+// entry named name or, if name is empty, the entry that lists the host. User and password are empty if no
+// entry matches. An entry is used only for the hosts that it lists, because the author of a workload chooses
+// the address.
+func (s *Store) Git(namespace, name, host string) (user, password string, err error) {
+	file, err := s.read()
 	if err != nil {
 		return "", "", err
 	}
+	own := file.in(namespace)
 	if name == "" {
 		var found []string
 		for n, l := range own.Git {
@@ -239,6 +299,10 @@ func (s *Store) Git(name, host string) (user, password string, err error) {
 	}
 	l, ok := own.Git[name]
 	if !ok {
+		if _, other := file.Git[name]; other {
+			return "", "", fmt.Errorf("entry git.%s of PERSYS_CREDENTIALS_FILE is for the default namespace: on the node, add namespaces.%s.git.%s, or shared: true to the entry",
+				name, namespace, name)
+		}
 		return "", "", fmt.Errorf("PERSYS_CREDENTIALS_FILE has no entry git.%s", name)
 	}
 	if !l.tells(host) {

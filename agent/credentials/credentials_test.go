@@ -36,17 +36,17 @@ func store(t *testing.T, text string, mode os.FileMode) *credentials.Store {
 	return &credentials.Store{File: path, Docker: dir}
 }
 
-func TestRegistry(t *testing.T) {
+func TestRegistryCredentialsAreFound(t *testing.T) {
 	s := store(t, file, 0o600)
 	for _, c := range []struct{ name, ref, user, password string }{
-		{"the file comes before Docker's configuration", "registry.example.com/a/b:v1", "robot", "hunter2"},
-		{"Docker's configuration is next", "private.example.com/a@sha256:" + strings.Repeat("0", 64), "docker", "hunter5"},
-		{"a short name means Docker Hub", "busybox", "docker", "hunter5"},
-		{"no entry", "elsewhere.example.com/a", "", ""},
+		{"the credentials file has precedence over Docker's configuration", "registry.example.com/a/b:v1", "robot", "hunter2"},
+		{"Docker's configuration is used if the file has no entry", "private.example.com/a@sha256:" + strings.Repeat("0", 64), "docker", "hunter5"},
+		{"an image reference without a registry means Docker Hub", "busybox", "docker", "hunter5"},
+		{"a registry without an entry has no credentials", "elsewhere.example.com/a", "", ""},
 		{"the port is part of the host", "registry.example.com:5000/a", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := s.Registry(c.ref)
+			got, err := s.Registry("", c.ref)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -66,30 +66,30 @@ func TestRegistry(t *testing.T) {
 		})
 	}
 	for _, name := range []string{"docker.io", "https://index.docker.io/v1/", "index.docker.io"} {
-		got, err := store(t, "registries: {'"+name+"': {username: robot, password: hunter2}, 'https://Registry.example.com/v2/': {username: robot, password: hunter2}}\n", 0o600).Registry("busybox")
+		got, err := store(t, "registries: {'"+name+"': {username: robot, password: hunter2}, 'https://Registry.example.com/v2/': {username: robot, password: hunter2}}\n", 0o600).Registry("", "busybox")
 		if auth, _ := authconfig.Decode(got); err != nil || auth.Username != "robot" {
-			t.Errorf("the hub under the name %s: %v, %v", name, auth, err)
+			t.Errorf("for Docker Hub under the name %s Registry returned %v, error %v; want the entry of the file", name, auth, err)
 		}
 	}
-	none, err := (&credentials.Store{}).Registry("registry.example.com/a")
+	none, err := (&credentials.Store{}).Registry("", "registry.example.com/a")
 	if err != nil || none != "" {
-		t.Errorf("the zero value finds %q, %v", none, err)
+		t.Errorf("the zero Store finds %q, error %v; want nothing", none, err)
 	}
 }
 
-func TestGit(t *testing.T) {
+func TestGitCredentialsAreFound(t *testing.T) {
 	s := store(t, file, 0o600)
 	for _, c := range []struct{ name, entry, host, user, fault string }{
-		{"by name", "team", "git.example.com", "bot", ""},
-		{"by host", "", "127.0.0.1:3000", "bot", ""},
+		{"named credentials", "team", "git.example.com", "bot", ""},
+		{"credentials for the host", "", "127.0.0.1:3000", "bot", ""},
 		{"a host without entry", "", "elsewhere.example.com", "", ""},
 		{"a host with two entries", "", "git.example.com", "", `name one of ["other" "team"]`},
 		{"a name without entry", "nobody", "git.example.com", "", "no entry git.nobody"},
-		{"by an address", "team", "code.example.com", "bot", ""},
+		{"credentials named by an address", "team", "code.example.com", "bot", ""},
 		{"an entry is not used for another host", "team", "evil.example.com", "", "not for host evil.example.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			user, password, err := s.Git(c.entry, c.host)
+			user, password, err := s.Git("", c.entry, c.host)
 			if c.fault != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fault) || user+password != "" {
 					t.Errorf("%q, %v; want %q", user, err, c.fault)
@@ -103,21 +103,69 @@ func TestGit(t *testing.T) {
 	}
 }
 
+func TestCredentialsOfNamespaces(t *testing.T) {
+	const file = `
+registries:
+  one.example.com: {username: house, password: p}
+  two.example.com: {username: all, password: p, shared: true}
+git:
+  team: {username: house, password: p, hosts: [git.example.com]}
+  mirror: {username: all, password: p, hosts: [mirror.example.com], shared: true}
+namespaces:
+  shop:
+    registries:
+      one.example.com: {username: shop, password: p}
+      https://Two.example.com/v2/: {username: shop2, password: p}
+    git:
+      team: {username: shop, password: p, hosts: [git.example.com]}
+`
+	s := store(t, file, 0o600)
+	for _, c := range []struct{ namespace, host, want string }{
+		{"", "one.example.com", "house"}, {"default", "one.example.com", "house"}, {"shop", "one.example.com", "shop"}, {"bank", "one.example.com", ""},
+		{"", "two.example.com", "all"}, {"shop", "two.example.com", "shop2"}, {"bank", "two.example.com", "all"},
+		{"", "private.example.com", "docker"}, {"shop", "private.example.com", ""}, {"Shop", "one.example.com", ""},
+	} {
+		got, err := s.Registry(c.namespace, c.host+"/a/b:v1")
+		user := ""
+		if err == nil && got != "" {
+			auth, _ := authconfig.Decode(got)
+			user = auth.Username
+		}
+		if err != nil || user != c.want {
+			t.Errorf("the credentials of namespace %q for registry %s are %q (error %v), want %q", c.namespace, c.host, user, err, c.want)
+		}
+	}
+	for _, c := range []struct{ namespace, name, host, want, fault string }{
+		{"", "team", "git.example.com", "house", ""},
+		{"shop", "team", "git.example.com", "shop", ""},
+		{"shop", "", "git.example.com", "shop", ""},
+		{"bank", "team", "git.example.com", "", "is for the default namespace: on the node, add namespaces.bank.git.team, or shared: true"},
+		{"bank", "", "git.example.com", "", ""},
+		{"bank", "mirror", "mirror.example.com", "all", ""},
+	} {
+		user, _, err := s.Git(c.namespace, c.name, c.host)
+		if user != c.want || (err != nil) != (c.fault != "") || err != nil && !strings.Contains(err.Error(), c.fault) {
+			t.Errorf("the Git credentials of namespace %q named %q for host %s are %q (error %v), want %q %q", c.namespace, c.name, c.host, user, err, c.want, c.fault)
+		}
+	}
+}
+
 func TestFaultsTellNoSecret(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
 		mode       os.FileMode
 		want       string
 	}{
-		{"readable by others", file, 0o640, "chmod 600"},
+		{"a file that others can read", file, 0o640, "chmod 600"},
 		{"an unknown key", "registries:\n  a: {username: u, password: hunter2, token: hunter3}\n", 0o600, "line 2"},
 		{"no YAML", "registries: [hunter2", 0o600, "not understood"},
 		{"no hosts", "git: {team: {username: u, password: hunter2}}", 0o600, "git.team.hosts"},
+		{"no hosts in a namespace", "namespaces: {shop: {git: {team: {username: u, password: hunter2}}}}", 0o600, "namespaces.shop.git.team.hosts"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := store(t, c.text, c.mode).Check()
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hunter") {
-				t.Errorf("%v; want %q and no secret", err, c.want)
+				t.Errorf("the error is %v; want %q and no secret", err, c.want)
 			}
 		})
 	}

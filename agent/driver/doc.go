@@ -1,12 +1,12 @@
-// Package driver is the interface between the agent and the engines that run workloads: Docker,
-// Compose, libvirt and a simulated engine.
+// Package driver is the interface between the agent and the engines that run workloads: Docker, Compose,
+// libvirt and a simulated engine.
 //
-// The agent decides and a driver carries out. A driver holds no queue, no retry and no list of what
-// should run. It reads everything it knows back from the engine, so a restarted agent finds its
-// workloads again with one List. The contract, which drivertest.Run checks on every driver:
+// The agent decides and a driver carries out. A driver has no queue, does not retry and keeps no list of
+// desired workloads. It reads all state from the engine, so a restarted agent finds its workloads again with
+// one List. The contract, which drivertest.Run checks on every driver:
 //
-//   - Ensure makes one spec true and does nothing else. It compares Spec.Content only. Equal content
-//     never recreates an instance, even if the revision or generation differs, because engines cannot
+//   - Ensure brings one workload to its spec and does nothing else. It compares Spec.Content only. Equal
+//     content never recreates an instance, even if the revision or generation differs, because engines cannot
 //     change the labels of an existing instance. The labels keep the revision and generation that
 //     created the instance, and Observed repeats them. The agent's store knows which newer revision
 //     has the same content.

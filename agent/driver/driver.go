@@ -12,33 +12,36 @@ import (
 //
 // Errors are *Error, except that a cancelled or expired context may be reported as such.
 type Driver interface {
-	// Kind never changes.
+	// Kind returns the kind of workloads, which never changes.
 	Kind() Kind
 
-	// Probe asks the engine whether it can run anything now. An engine that answers but cannot
-	// work is Capacity{Healthy: false} with a reason; one that does not answer is the same plus
-	// an error of class RuntimeUnhealthy.
+	// Probe asks the engine whether it can run workloads now. If the engine answers but cannot run
+	// workloads, Probe returns Capacity{Healthy: false} with a reason. If the engine does not answer,
+	// Probe returns the same and an error of class RuntimeUnhealthy.
 	Probe(ctx context.Context) (Capacity, error)
 
-	// Ensure makes spec true: creates, replaces, starts or stops until this content is in the
-	// desired state, and does nothing when it already is. It returns when the engine has accepted
-	// the last step, which for a start is not yet "the workload is healthy".
+	// Ensure creates, replaces, starts or stops the workload's instance until an instance with spec.Content
+	// is in the desired state. If it already is, Ensure does nothing. It returns when the engine has accepted
+	// the last step; the workload may not be healthy yet.
 	Ensure(ctx context.Context, spec Spec) error
 
-	// Halt stops the workload and keeps the instance, so that a later Ensure starts it again.
-	// After grace (0 means at once) the workload is killed. Halting a stopped or absent workload succeeds.
-	Halt(ctx context.Context, id ID, grace time.Duration) error
+	// Halt stops the workload and keeps the instance, so that a later Ensure can start it again. The
+	// workload gets the grace period of its specification or else the driver's default, but at most the
+	// duration most, and is then killed. With most 0 it is killed at once; with OwnGrace there is no upper
+	// bound. Halting a stopped or absent workload succeeds.
+	Halt(ctx context.Context, id ID, most time.Duration) error
 
-	// Remove stops the workload if needed and deletes it with everything the driver made for it.
-	// Removing an absent workload succeeds.
+	// Remove stops the workload if needed, as Halt with OwnGrace does, and deletes it with all resources that
+	// the driver made for it. Removing an absent workload succeeds.
 	Remove(ctx context.Context, id ID) error
 
-	// List returns every workload of ours on the engine, one entry for each ID, sorted by ID.
+	// List returns every workload on the engine that belongs to this agent, one entry for each ID, sorted by
+	// ID.
 	List(ctx context.Context) ([]Observed, error)
 
-	// Events sends the IDs of workloads that may have changed, until ctx ends; then the channel
-	// is closed. They are hints: coalesced, possibly late or spurious, missing while the engine is
-	// away. The empty ID means that anything may have changed (sent after a reconnection).
+	// Events sends the IDs of workloads that may have changed. When ctx ends, it closes the channel. An ID
+	// is only a hint: hints are merged, may be late or wrong, and are missing while the engine is
+	// unreachable. The empty ID means that any workload may have changed; it is sent after a reconnection.
 	Events(ctx context.Context) (<-chan ID, error)
 
 	// Logs returns the workload's output, stdout and stderr merged in the order the engine
@@ -47,36 +50,49 @@ type Driver interface {
 	Logs(ctx context.Context, id ID, options LogOptions) (io.ReadCloser, error)
 }
 
+// UnhealthyHalter is implemented by drivers whose workloads have parts with health checks of their own.
+type UnhealthyHalter interface {
+	// HaltUnhealthy stops the parts of a workload that the engine reports as unhealthy, with the time limit of
+	// Halt. It returns false if there are none.
+	HaltUnhealthy(ctx context.Context, id ID, most time.Duration) (some bool, err error)
+}
+
 // Spec is the desired state of one workload.
 type Spec struct {
 	ID ID
-	// Revision is the scheduler's name of this version; for information only.
+	// Revision is the scheduler's name of this version of the specification; drivers only record it.
 	Revision string
-	// Content identifies the specification (spec/DESIGN.md). Equal content is never
-	// recreated. It must not be empty.
+	// Content is a hash of the specification (spec/DESIGN.md). An instance with equal content is never
+	// recreated. Content must not be empty.
 	Content string
-	// Generation fences assignments; a driver only records it.
+	// Legacy means that this workload was made by a legacy v1 agent: instances without a content label count
+	// as instances with this Content.
+	Legacy bool
+	// Generation is the number of the scheduler's order. A driver only records it.
 	Generation Generation
 	ClusterID  string
 	NodeID     string
-	// Running is the desired state: running or stopped.
+	// Running is the desired state: true for running, false for stopped.
 	Running bool
 	Body    *agentv1.WorkloadSpec
-	// Labels are added to the body's own labels. Keys that start with LabelPrefix are ignored.
+	// Labels are set on the instance, in addition to the labels in Body. Keys that start with LabelPrefix are
+	// ignored.
 	Labels map[string]string
 	// Exclusive workloads may be placed elsewhere while this machine is down. The engine must not
 	// start them by itself, not even when it restarts; the agent does.
 	Exclusive bool
-	// Volumes are the body's managed volumes, in its order.
+	// Volumes are the managed volumes that Body names, in the same order.
 	Volumes []Volume
 	// DiskLimit is how many bytes the workload may occupy beyond its image; 0 is no limit. If the
 	// engine can enforce the limit, the driver sets it there and reports Observed.DiskCapped.
 	// Otherwise the agent measures.
 	DiskLimit int64
+	// Rules limit the rights of the workload on this machine; nil allows everything.
+	Rules *Rules
 }
 
-// Validate checks what every driver needs. The error is of class InvalidSpecification and names
-// the field.
+// Validate checks the rules that all drivers share. The error is of class InvalidSpecification and
+// names the field.
 func (s Spec) Validate() error {
 	switch {
 	case s.ID == "":
@@ -100,22 +116,22 @@ type Capacity struct {
 	EngineID string
 	Version  string
 	Healthy  bool
-	// Reason is one short line, set when not healthy.
+	// Reason says in one short line why the engine is not healthy.
 	Reason string
 }
 
-// LogOptions selects output.
+// LogOptions selects lines of a workload's output.
 type LogOptions struct {
 	Follow bool
 	// Tail is the number of last lines to begin with; 0 or less means all.
 	Tail int
-	// Since drops older lines; zero means all.
+	// Since drops lines that are older than this time; zero keeps all.
 	Since time.Time
 	// Service names one service of a Compose stack; empty means all.
 	Service string
 	// Timestamps puts an RFC 3339 time with nanoseconds and a space before every line.
 	Timestamps bool
-	// Seen, if set, is called with the engine's timestamp of every line before the line is read, so
-	// that a reader can resume after an interruption. Not all engines know the times of all lines.
+	// Seen, if set, is called with the engine's timestamp of every line before the reader returns the line,
+	// so that a reader can resume after an interruption. Not all engines know the times of all lines.
 	Seen func(time.Time)
 }

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestGeneration(t *testing.T) {
+func TestGenerationsAreParsedAndPrinted(t *testing.T) {
 	g := driver.Generation{Incarnation: 1763, Sequence: 42}
 	got, err := driver.ParseGeneration(g.String())
 	if err != nil || got != g {
@@ -43,7 +43,7 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-func TestOwnership(t *testing.T) {
+func TestLabelsDecideOwnership(t *testing.T) {
 	id := driver.Identity{ClusterID: "c1", NodeID: "n1", Owns: func(id driver.ID) bool { return id == "mine" }}
 	for _, c := range []struct {
 		name                    string
@@ -74,38 +74,40 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
-// The contract's two tables, in full, so that a new class needs a decision here.
-func TestClasses(t *testing.T) {
+// The two tables of error classes in the contract, in full. A new class must be added here with its cause and
+// its reason.
+func TestEveryErrorClassHasACauseAndAReason(t *testing.T) {
 	type row struct {
-		transient, permanent bool
-		reason               string
+		cause  driver.Cause
+		reason string
 	}
 	want := map[driver.Class]row{
-		driver.ImagePullTimeout:       {true, false, "IMAGE_PULL_FAILED"},
-		driver.ImagePullAuthFailed:    {false, false, "IMAGE_PULL_FAILED"},
-		driver.InvalidImage:           {false, true, "IMAGE_NOT_FOUND"},
-		driver.NetworkTimeout:         {true, false, "NETWORK_ERROR"},
-		driver.NetworkUnreachable:     {true, false, "NETWORK_ERROR"},
-		driver.DNSResolutionFailed:    {true, false, "NETWORK_ERROR"},
-		driver.InsufficientResources:  {false, false, "INSUFFICIENT_RESOURCES"},
-		driver.StorageFull:            {false, false, "STORAGE_ERROR"},
-		driver.ResourceQuotaExceeded:  {false, false, "INSUFFICIENT_RESOURCES"},
-		driver.InvalidSpecification:   {false, true, "INVALID_SPEC"},
-		driver.InvalidConfiguration:   {false, true, "INVALID_SPEC"},
-		driver.PortBindConflict:       {false, true, "INVALID_SPEC"},
-		driver.RuntimeError:           {true, false, "RUNTIME_ERROR"},
-		driver.RuntimeUnhealthy:       {true, false, "RUNTIME_ERROR"},
-		driver.UnknownError:           {true, false, "RUNTIME_ERROR"},
-		driver.RuntimeResourceMissing: {false, false, "RUNTIME_ERROR"},
-		driver.StorageProvisionFailed: {false, false, "STORAGE_ERROR"},
-		driver.StorageAttachFailed:    {false, false, "STORAGE_ERROR"},
-		driver.CloudInitInvalid:       {false, false, "INVALID_SPEC"},
+		driver.ImagePullTimeout:       {driver.Passing, "IMAGE_PULL_FAILED"},
+		driver.ImagePullAuthFailed:    {driver.Passing, "IMAGE_PULL_FAILED"},
+		driver.InvalidImage:           {driver.Final, "IMAGE_NOT_FOUND"},
+		driver.NetworkTimeout:         {driver.Passing, "NETWORK_ERROR"},
+		driver.NetworkUnreachable:     {driver.Passing, "NETWORK_ERROR"},
+		driver.DNSResolutionFailed:    {driver.Passing, "NETWORK_ERROR"},
+		driver.InsufficientResources:  {driver.Passing, "INSUFFICIENT_RESOURCES"},
+		driver.StorageFull:            {driver.Passing, "STORAGE_ERROR"},
+		driver.ResourceQuotaExceeded:  {driver.OfProgram, "INSUFFICIENT_RESOURCES"},
+		driver.InvalidSpecification:   {driver.Final, "INVALID_SPEC"},
+		driver.InvalidConfiguration:   {driver.Final, "INVALID_SPEC"},
+		driver.PortBindConflict:       {driver.Passing, "INVALID_SPEC"},
+		driver.RuntimeError:           {driver.OfProgram, "RUNTIME_ERROR"},
+		driver.RuntimeUnhealthy:       {driver.Passing, "RUNTIME_ERROR"},
+		driver.UnknownError:           {driver.OfProgram, "RUNTIME_ERROR"},
+		driver.RuntimeResourceMissing: {driver.Passing, "RUNTIME_ERROR"},
+		driver.StorageProvisionFailed: {driver.Passing, "STORAGE_ERROR"},
+		driver.StorageAttachFailed:    {driver.Passing, "STORAGE_ERROR"},
+		driver.CloudInitInvalid:       {driver.Final, "INVALID_SPEC"},
+		driver.NameConflict:           {driver.Passing, "INVALID_SPEC"},
 	}
 	if len(want) != len(driver.Classes()) {
 		t.Errorf("%d classes, want %d", len(driver.Classes()), len(want))
 	}
 	for _, c := range driver.Classes() {
-		if got := (row{c.Transient(), c.Permanent(), c.FailureReason(driver.Container)}); got != want[c] {
+		if got := (row{c.Cause(), c.FailureReason(driver.Container)}); got != want[c] {
 			t.Errorf("%s: %+v, want %+v", c, got, want[c])
 		}
 	}
@@ -114,13 +116,13 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-func TestClassOf(t *testing.T) {
+func TestErrorsGetTheirClass(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want driver.Class
 	}{
 		{nil, ""},
-		{errors.New("image not found: no space left"), driver.UnknownError}, // text decides nothing
+		{errors.New("image not found: no space left"), driver.UnknownError}, // the class must come from the error's type, not from its text
 		{fmt.Errorf("apply: %w", driver.Errorf(driver.InvalidImage, "pull", "x")), driver.InvalidImage},
 		{&os.PathError{Op: "write", Path: "/x", Err: syscall.ENOSPC}, driver.StorageFull},
 		{&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", syscall.EADDRINUSE)}, driver.PortBindConflict},
@@ -135,9 +137,9 @@ func TestClassOf(t *testing.T) {
 	}
 }
 
-func TestBound(t *testing.T) {
+func TestBoundCutsLongText(t *testing.T) {
 	if got := driver.Bound("short"); got != "short" {
-		t.Errorf("%q", got)
+		t.Errorf("Bound changed a short text to %q, want no change", got)
 	}
 	long := driver.Bound(strings.Repeat("ä", driver.MaxMetadata) + "z")
 	if len(long) > driver.MaxMetadata || !utf8.ValidString(long) || !strings.HasSuffix(long, "äz") {
@@ -145,7 +147,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-func TestUnder(t *testing.T) {
+func TestAnExitCountsAccordingToTheDesiredState(t *testing.T) {
 	failed := driver.Observed{State: driver.Failed, Class: driver.RuntimeError, Message: "exited with code 137"}
 	if got := failed.Under(false); got.State != driver.Stopped || got.Class != "" || got.Message != failed.Message {
 		t.Errorf("should be stopped: %+v", got)
@@ -155,9 +157,9 @@ func TestUnder(t *testing.T) {
 	}
 }
 
-func TestHints(t *testing.T) {
+func TestHintsNeverBlock(t *testing.T) {
 	h := driver.NewHints()
-	for range 1000 { // nobody reads, nothing blocks
+	for range 1000 { // no reader takes the hints here, and Add must not block
 		h.Add("a")
 		h.Add("b")
 	}

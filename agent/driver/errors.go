@@ -24,16 +24,13 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Transient reports whether the class is transient.
-func (e *Error) Transient() bool { return e.Class.Transient() }
-
 // Errorf formats an Error.
 func Errorf(class Class, op, format string, args ...any) *Error {
 	return &Error{Class: class, Op: op, Err: fmt.Errorf(format, args...)}
 }
 
-// ClassOf returns the class of the Error inside err, else the class that Generic finds, else
-// UnknownError. A nil error has no class.
+// ClassOf returns the class of the Error that err wraps. If err wraps none, it returns the class from
+// Generic, or else UnknownError. A nil error has no class.
 func ClassOf(err error) Class {
 	if err == nil {
 		return ""

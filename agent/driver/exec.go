@@ -26,7 +26,7 @@ type Consoler interface {
 type ExecOptions struct {
 	// Command is the program and its arguments; no shell interprets them. Not empty.
 	Command []string
-	// Service names one service of a Compose stack; empty if there is only one.
+	// Service names one service of a Compose stack; may be empty if the stack has only one service.
 	Service string
 	// TTY gives the command a terminal of Size. A terminal has one output stream, and it receives the
 	// end of input (^D) and signals as bytes of the input.
@@ -38,7 +38,7 @@ type ExecOptions struct {
 
 // ConsoleOptions select a console.
 type ConsoleOptions struct {
-	// Service names one service of a Compose stack.
+	// Service names one service of a Compose stack; may be empty if the stack has only one service.
 	Service string
 	Size    TerminalSize
 }
@@ -56,15 +56,15 @@ type Session interface {
 	io.Writer
 	// CloseWrite closes the command's input.
 	CloseWrite() error
-	// Resize tells the terminal its new size; without a terminal it does nothing.
+	// Resize sets the size of the session's terminal. It does nothing for a session without terminal.
 	Resize(ctx context.Context, size TerminalSize) error
 	// Signal sends a signal by name: INT, TERM, HUP, …
 	Signal(ctx context.Context, name string) error
-	// Exit returns the command's exit code, or 128 plus the signal number if a signal ended it; 0 for
-	// a console. Call it after the last Output.
+	// Exit returns the command's exit code, or 128 plus the signal number if a signal ended the command. For
+	// a console it returns 0. Call Exit after the last Output.
 	Exit(ctx context.Context) (int, error)
-	// Close ends the session. A command that still runs gets SIGHUP and is killed soon after, as far
-	// as the engine supports that. The workload of a console goes on. Close may be called twice.
+	// Close ends the session. A command that still runs gets SIGHUP and is killed soon after, as far as the
+	// engine supports that. Closing a console does not end the workload. Close may be called twice.
 	Close() error
 }
 

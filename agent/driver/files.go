@@ -2,13 +2,14 @@ package driver
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"syscall"
 )
 
-// Rename renames a file durably: it syncs the file before and the folder after the rename, so that
-// a power failure leaves either the old or the complete new file.
+// Rename renames a file durably. It syncs the file before the rename and the folder after it. So after a
+// power failure either the old file or the complete new file exists.
 func Rename(from, to string) error {
 	if err := Synced(from); err != nil {
 		return err
@@ -17,6 +18,20 @@ func Rename(from, to string) error {
 		return err
 	}
 	return Synced(filepath.Dir(to))
+}
+
+// WriteFile creates the file name below root, and missing parent folders with mode 0755. The file survives a
+// power failure. It gets exactly the given mode, regardless of the umask. The file must not exist before.
+func WriteFile(root *os.Root, name string, mode os.FileMode, from io.Reader) error {
+	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	w, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, from)
+	return errors.Join(err, w.Chmod(mode), w.Sync(), w.Close())
 }
 
 // Synced flushes a file or a folder's entries to the disk. Some file systems do not support syncing

@@ -7,41 +7,44 @@ import (
 
 // Garbage is a resource that a driver made and that nothing needs any more.
 type Garbage struct {
-	// Kind of resource.
 	Kind GarbageKind
 	// Name identifies the resource within its Kind; Collect finds it by this name.
 	Name string
-	// Workload for which it was made; empty for images.
+	// Workload is the workload for which the resource was made; empty for images.
 	Workload ID
-	// Reason is one short line.
+	// Reason says in one short line why the resource is garbage.
 	Reason string
-	// Bytes that its removal frees; 0 if unknown.
+	// Bytes is the disk space that removing the resource frees; 0 if unknown.
 	Bytes int64
 }
 
-// GarbageKind is a kind of leftover.
+// GarbageKind is a kind of resource that can become garbage.
 type GarbageKind string
 
-// The kinds. Only an orphan may hold the last copy of data: it runs or ran as a workload that no
-// scheduler ordered. It is removed only at a person's request.
+// The kinds of garbage. An Orphan is an instance with our labels for which the agent has no order. It may
+// hold the only copy of data, so it is removed only if a user asks for it or PERSYS_GC_ORPHANS is set.
 const (
 	Orphan    GarbageKind = "orphan"
-	Leftover  GarbageKind = "leftover" // of an interrupted replacement
-	Project   GarbageKind = "project"  // a Compose project's folder without the project
-	Network   GarbageKind = "network"  // of a deleted stack
-	ISO       GarbageKind = "iso"      // cloud-init of a deleted virtual machine
-	ImageFile GarbageKind = "image"    // pulled by this agent, unused, past the budget
-	Record    GarbageKind = "record"   // the agent's own record of a deleted workload
-	OldVolume GarbageKind = "volume"   // released, with a policy other than retain
+	Leftover  GarbageKind = "leftover" // left by an interrupted replacement of an instance
+	Project   GarbageKind = "project"  // the project folder of a Compose stack that no longer exists
+	Network   GarbageKind = "network"  // a network of a deleted stack
+	ISO       GarbageKind = "iso"      // the cloud-init image of a deleted virtual machine
+	ImageFile GarbageKind = "image"    // an unused image beyond the disk budget, pulled by this agent
+	Record    GarbageKind = "record"   // the record of a deleted workload or image in the agent's store
+	OldVolume GarbageKind = "volume"   // a released volume whose retention policy is not retain
+	LeftDisk  GarbageKind = "disk"     // disks that a virtual machine left when it moved to another node
 )
 
 // GarbageQuery holds the facts that a driver needs to find garbage.
 type GarbageQuery struct {
-	// Wanted reports whether a workload is ordered. Busy reports whether a task works on it now:
-	// resources of a busy workload are left for the next collection.
+	// Wanted reports whether the agent has an order for a workload. Busy reports whether a task is working on
+	// the workload now; resources of a busy workload are left for the next collection.
 	Wanted, Busy func(ID) bool
-	// Settled is the least age of garbage. A younger resource may be part of an unfinished operation.
+	// Settled is the minimum age of garbage. A younger resource may be part of an unfinished operation.
 	Settled time.Duration
+	// LeftFor is how long after the move of a workload to another node its disks stay here before they are
+	// garbage.
+	LeftFor time.Duration
 	// Pulled lists the images that this agent pulled, oldest first. ImageBudget is how many bytes of
 	// unused pulled images may stay; a negative budget has no limit.
 	Pulled      []PulledImage
@@ -50,12 +53,12 @@ type GarbageQuery struct {
 
 // PulledImage is an image that this agent pulled. Other images are never removed.
 type PulledImage struct {
-	Ref string // or the image id, if a newer image took the name
+	Ref string // name of the image, or its id if a newer image took over the name
 	At  time.Time
 }
 
-// Collector is implemented by drivers that find and remove their garbage. Both methods fail if the
-// engine does not answer, because an incomplete list would make live resources look unused.
+// Collector is implemented by drivers that can find and remove garbage. Both methods fail if the engine does
+// not answer, because an incomplete list would make live resources look unused.
 type Collector interface {
 	// Garbage lists garbage and changes nothing.
 	Garbage(ctx context.Context, q GarbageQuery) ([]Garbage, error)

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Hints coalesces event hints. A slow reader delays nobody and costs at most one entry per
-// workload. Use NewHints; the zero value is not usable.
+// Hints is a queue of workload ids that may have changed; an id is queued once at most. A slow reader does
+// not block Add. Use NewHints; the zero value is not usable.
 type Hints struct {
 	mu    sync.Mutex
 	set   map[ID]struct{}
@@ -14,7 +14,7 @@ type Hints struct {
 	wake  chan struct{}
 }
 
-// NewHints returns an empty set.
+// NewHints returns an empty queue.
 func NewHints() *Hints {
 	return &Hints{set: make(map[ID]struct{}), wake: make(chan struct{}, 1)}
 }

@@ -1,29 +1,65 @@
 package driver
 
-// Labels that every instance of ours carries (RULES.md "One engine, several agents" and
-// contract/semantics.md section 12). The first three are those of legacy v1 agents.
+// Labels that every instance carries (RULES.md "One engine, several agents" and contract/semantics.md section
+// 12). Instances of legacy v1 agents carry only the first three.
 const (
 	LabelPrefix     = "persys."
-	LabelManaged    = "persys.managed" // "true"
+	LabelManaged    = "persys.managed" // the value is always "true"
 	LabelWorkload   = "persys.workload_id"
 	LabelRevision   = "persys.revision_id"
 	LabelCluster    = "persys.cluster_id"
 	LabelNode       = "persys.node_id"
 	LabelGeneration = "persys.generation"
 	LabelContent    = "persys.content"
+	LabelJob        = "persys.job" // true on the containers of jobs, whose last lines of output are reported
 	LabelKind       = "persys.kind"
+	LabelNamespace  = "persys.namespace" // namespace of the workload; instances and volumes made before this label existed lack it
 )
 
-// Identity selects the instances that a driver may list and touch.
+// DefaultNamespace is the namespace of a workload without a namespace.
+const DefaultNamespace = "default"
+
+// CheckNamespace returns an error if the labels of an instance or volume name another namespace than spec.
+// The parameter what describes the object in the error. An object without a namespace label belongs to any
+// namespace if it carries the workload's id. If a legacy v1 agent made the object (claimed), the object
+// belongs to the default namespace, because such agents know no other.
+func CheckNamespace(spec Spec, what string, labels map[string]string, claimed bool) error {
+	want := spec.Body.GetNamespace()
+	have := labels[LabelNamespace]
+	if have == "" && !claimed && labels[LabelWorkload] == string(spec.ID) || SameNamespace(have, want) {
+		return nil
+	}
+	return Errorf(InvalidConfiguration, "ensure",
+		"%s on this node belongs to namespace %q, not to %q: use another workload id, or let an admin remove it (persysctl drift, persysctl gc)", what, orDefault(have), orDefault(want))
+}
+
+// OtherNamespace reports whether labels name another namespace.
+func OtherNamespace(labels map[string]string, namespace string) bool {
+	have := labels[LabelNamespace]
+	return have != "" && !SameNamespace(have, namespace)
+}
+
+// SameNamespace compares two namespaces; "" is the default one.
+func SameNamespace(a, b string) bool { return orDefault(a) == orDefault(b) }
+
+func orDefault(namespace string) string {
+	if namespace == "" {
+		return DefaultNamespace
+	}
+	return namespace
+}
+
+// Identity decides which instances a driver may list and change.
 type Identity struct {
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store claims a workload. It decides for instances without a
-	// node label, which legacy v1 agents made. Nil claims nothing.
+	// Owns reports whether the agent's store lists a workload. It decides who owns an instance without a node
+	// label, which a legacy v1 agent made. If Owns is nil, such instances are a stranger's.
 	Owns func(ID) bool
 }
 
-// Check refuses a spec of another cluster or node, whose instance no agent would own.
+// Check returns an error if spec names another cluster or node than id: this agent would not own the
+// instance.
 func (id Identity) Check(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
@@ -40,9 +76,9 @@ func (id Identity) Check(spec Spec) error {
 // Ownership is the owner of an instance, derived from its labels.
 type Ownership int
 
-// The owners. A Sibling belongs to another agent of our cluster on the same engine; it may hold the
-// name that we want, and then we use another name. Everything else is a Stranger: it is never
-// touched, and if it holds a name that we need, that is an error.
+// The kinds of owners. A Sibling is another agent of our cluster on the same engine; if one of its instances
+// has the name that we want, we use another name. Every other foreign owner is a Stranger. We never change
+// instances of a Stranger, and return an error if one has a name that we need.
 const (
 	Stranger Ownership = iota
 	Sibling
@@ -50,7 +86,7 @@ const (
 	Claimed
 )
 
-// Of returns the owner of an instance from its labels.
+// Of returns the owner of the instance that carries labels.
 func (id Identity) Of(labels map[string]string) Ownership {
 	workload := ID(labels[LabelWorkload])
 	if labels[LabelManaged] != "true" || workload == "" {
@@ -73,7 +109,8 @@ func (id Identity) Of(labels map[string]string) Ownership {
 	return Stranger
 }
 
-// Labels returns the labels of an instance for spec. Our labels override the user's.
+// Labels returns the labels of an instance for spec. Our labels override equal keys in user, the labels that
+// the user chose.
 func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	out := make(map[string]string, len(user)+len(spec.Labels)+8)
 	for _, from := range []map[string]string{user, spec.Labels} {
@@ -92,11 +129,17 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	out[LabelGeneration] = spec.Generation.String()
 	out[LabelContent] = spec.Content
 	out[LabelKind] = string(kind)
+	if spec.Body.GetJob() {
+		out[LabelJob] = "true"
+	}
+	if in := spec.Body.GetNamespace(); in != "" {
+		out[LabelNamespace] = in
+	}
 	return out
 }
 
-// FromLabels fills an Observed from an instance's labels. An unreadable generation becomes zero,
-// which loses against any real one.
+// FromLabels returns an Observed with the fields that an instance's labels contain. An unreadable generation
+// becomes zero, which is lower than any real one.
 func FromLabels(labels map[string]string) Observed {
 	generation, err := ParseGeneration(labels[LabelGeneration])
 	if err != nil {

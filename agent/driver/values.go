@@ -12,6 +12,7 @@ type (
 	Health     = workload.Health
 	Port       = workload.Port
 	Class      = workload.Class
+	Cause      = workload.Cause
 )
 
 // See workload.Kind.
@@ -59,19 +60,27 @@ const (
 	StorageProvisionFailed = workload.StorageProvisionFailed
 	StorageAttachFailed    = workload.StorageAttachFailed
 	CloudInitInvalid       = workload.CloudInitInvalid
+	NameConflict           = workload.NameConflict
 )
 
-// MaxMetadata bounds a value in Observed.Metadata, in bytes.
+// See workload.Cause.
+const (
+	OfProgram = workload.OfProgram
+	Passing   = workload.Passing
+	Final     = workload.Final
+)
+
+// OwnGrace is passed to Halt to give a workload its own grace period, without an upper limit.
+const OwnGrace = workload.OwnGrace
+
+// MaxMetadata is the maximum size in bytes of a value in Observed.Metadata.
 const MaxMetadata = workload.MaxMetadata
 
-// Classes returns all classes of failures, in the contract's order.
+// Classes returns all classes of failures, in the order of the contract (docs/contract).
 func Classes() []Class { return workload.Classes() }
 
-// ParseGeneration reads the form that Generation.String writes.
+// ParseGeneration parses a generation (the number of an order) from the form that Generation.String writes.
 func ParseGeneration(s string) (Generation, error) { return workload.ParseGeneration(s) }
 
-// Bound cuts s to its last MaxMetadata bytes, at a rune boundary.
+// Bound cuts s to its last MaxMetadata bytes, at the start of a UTF-8 character.
 func Bound(s string) string { return workload.Bound(s) }
-
-// Tail cuts s to its last most bytes, at a rune boundary.
-func Tail(s string, most int) string { return workload.Tail(s, most) }

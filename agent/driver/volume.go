@@ -2,12 +2,12 @@ package driver
 
 import "context"
 
-// Pool is a storage pool of an engine, in which it makes disks of workloads.
+// Pool is a storage pool of an engine. The engine creates disks of workloads in it.
 type Pool struct {
 	Name string
 	// Type is local, nfs, iscsi or ceph-rbd.
 	Type string
-	// Total and Used are in bytes. Used counts all users of the pool.
+	// Total and Used are in bytes. Used includes the data of all users of the pool.
 	Total, Used int64
 }
 
@@ -17,14 +17,15 @@ type Pooler interface {
 	Pools(ctx context.Context) ([]Pool, error)
 }
 
-// Volume is one managed volume of a workload. The agent mounts or maps it before Ensure and keeps it
-// until the workload is removed; the driver only passes it to the engine. Exactly one of Path and
-// Disk is set.
+// Volume is one managed volume of a workload. The agent mounts or maps the volume before it calls Ensure, and
+// unmounts it only after the workload is removed. The driver only passes it to the engine. Exactly one of
+// Path and Disk is set.
 type Volume struct {
-	// Name is the volume's name in the specification; a Compose file names it as an external volume.
+	// Name is the volume's name in the specification. A Compose file refers to it as an external volume of
+	// that name.
 	Name string
-	// Path is a folder of the machine, for containers and stacks. A driver must not let its engine
-	// create a missing folder: it would be an empty folder on the wrong disk.
+	// Path is a folder of the machine, for containers and stacks. A driver must not let its engine create
+	// a missing folder: the new folder would be empty and on the wrong disk.
 	Path string
 	// Disk is for virtual machines: the path of a raw image file or block device, or
 	// rbd:<pool>/<image>.
@@ -34,12 +35,19 @@ type Volume struct {
 	ReadOnly  bool
 }
 
+// Namespaced is implemented by drivers that label their resources with the workload's namespace.
+type Namespaced interface {
+	// Foreign reports whether the engine has an instance or volumes that carry this workload id and belong to
+	// another namespace. When the workload is deleted, the driver must leave these resources alone.
+	Foreign(ctx context.Context, id ID, namespace string) (bool, error)
+}
+
 // Leaver is implemented by drivers whose resources must survive a move: a workload that moves to
 // another node leaves them here.
 type Leaver interface {
-	// Leave is Remove for a workload that runs, or may run, on another node. Shared resources that the
-	// other node may use stay. With volumes set, the workload certainly runs elsewhere: then the
-	// engine's own volumes and the driver's folders that replace them stay too, because they may be
-	// the only copy of its data and only this machine can reach them.
+	// Leave is Remove for a workload that runs, or may run, on another node. It removes the instance, but
+	// keeps shared resources that the other node may use. If volumes is true, the workload certainly runs
+	// elsewhere. Then Leave also keeps the engine's own volumes, and the driver's folders that replace
+	// volumes: they may be the only copy of the workload's data, and only this machine can reach them.
 	Leave(ctx context.Context, id ID, volumes bool) error
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// Client connects an agent to its fencers. It is for one caller at a time.
+// Client connects an agent to its fencers. Only one goroutine may use it.
 type Client struct {
 	Dir string
-	// Start starts a fencer; nil if a supervisor such as systemd does.
+	// Start starts a fencer process; nil if a supervisor such as systemd starts it.
 	Start func() error
 	// Version of the fencers that this client starts. A fencer of another version is replaced.
 	Version string
@@ -29,32 +29,34 @@ type Client struct {
 	lines   *bufio.Scanner
 	started time.Time
 	last    lease.Status
-	silent  int // calls in a row that were not answered in time
+	silent  int // number of consecutive calls that were not answered in time
 }
 
-// Times of one call. An agent that waited longer would not confirm the end of a lease in time.
+// Time limits of one call to the fencer. With longer limits the agent could not confirm the end of a lease in
+// time.
 const (
 	callTimeout  = time.Second
 	startTimeout = 3 * time.Second
 	startAgain   = time.Second
 )
 
-// Renew sends a renewal and returns the answer. If the client may start fencers, it starts one if none
-// runs, and kills the first one if it does not answer, so that the second takes over.
+// Renew sends the present lease and its workloads to the fencer, and returns the answer. If the client may
+// start fencers, it starts one if none runs. It kills the first fencer if that does not answer, so that the
+// second one takes over.
 func (c *Client) Renew(ctx context.Context, in lease.Renewal) (lease.Status, error) {
 	out, err := c.call(ctx, in)
 	if err != nil {
 		return lease.Status{}, err
 	}
 	if out.Version != c.Version && c.Start != nil && !in.Retire {
-		c.Logger.Info("replacing a guard of another version", "version", out.Version)
+		c.Logger.Info("replacing a fencer of another version", "version", out.Version)
 		_, err := c.call(ctx, lease.Renewal{Boot: in.Boot, Retire: true})
 		c.close()
 		if err != nil {
 			return lease.Status{}, err
 		}
-		for until := time.Now().Add(callTimeout); Alive(out.Guard) && time.Now().Before(until) && ctx.Err() == nil; {
-			time.Sleep(10 * time.Millisecond) // until it has released its lock
+		for until := time.Now().Add(callTimeout); Alive(out.Fencer) && time.Now().Before(until) && ctx.Err() == nil; {
+			time.Sleep(10 * time.Millisecond) // the former fencer needs a moment to end and to release its lock
 		}
 		c.started = time.Time{}
 		return c.call(ctx, in)
@@ -91,18 +93,18 @@ func (c *Client) call(ctx context.Context, in lease.Renewal) (lease.Status, erro
 		c.close()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			c.silent++
-			if c.silent >= 2 && c.Start != nil && Alive(c.last.Guard) {
-				c.Logger.Warn("the guard does not answer: killing it, so that the other takes over", "pid", c.last.Guard.PID)
-				if err := Kill(c.last.Guard); err != nil && !errors.Is(err, os.ErrProcessDone) {
-					c.Logger.Error("killing the guard", "error", err)
+			if c.silent >= 2 && c.Start != nil && Alive(c.last.Fencer) {
+				c.Logger.Warn("the first fencer does not answer: killing it, so that the second fencer takes over", "pid", c.last.Fencer.PID)
+				if err := Kill(c.last.Fencer); err != nil && !errors.Is(err, os.ErrProcessDone) {
+					c.Logger.Error("killing the fencer", "error", err)
 				}
 			}
 		}
-		return lease.Status{}, fmt.Errorf("guard: %w", err)
+		return lease.Status{}, fmt.Errorf("fencer: %w", err)
 	}
 	c.silent, c.last = 0, out
 	if out.Error != "" {
-		return lease.Status{}, errors.New("guard: " + out.Error)
+		return lease.Status{}, errors.New("fencer: " + out.Error)
 	}
 	return out, nil
 }
@@ -115,13 +117,13 @@ func (c *Client) connect(ctx context.Context) error {
 	}
 	c.started = time.Now()
 	if serr := c.Start(); serr != nil {
-		return fmt.Errorf("starting the guard: %w", serr)
+		return fmt.Errorf("starting the fencer: %w", serr)
 	}
 	for until := time.Now().Add(startTimeout); time.Now().Before(until) && ctx.Err() == nil; {
 		if err = c.dial(); err == nil {
 			return nil
 		}
-		time.Sleep(20 * time.Millisecond) // until it listens
+		time.Sleep(20 * time.Millisecond) // the new fencer needs a moment until it listens
 	}
 	return err
 }
@@ -129,23 +131,23 @@ func (c *Client) connect(ctx context.Context) error {
 func (c *Client) dial() error {
 	path, done, err := at(c.Dir, socketFile)
 	if err != nil {
-		return fmt.Errorf("guard: %w", err)
+		return fmt.Errorf("fencer: %w", err)
 	}
 	defer done()
 	conn, err := net.DialTimeout("unix", path, callTimeout)
 	if err != nil {
-		return fmt.Errorf("guard: %w", err)
+		return fmt.Errorf("fencer: %w", err)
 	}
-	// The process is known from the socket, even if it never answers.
+	// The socket tells which process listens on it, even if that process never answers.
 	if p, err := listener(conn); err == nil {
-		c.last = lease.Status{Guard: p}
+		c.last = lease.Status{Fencer: p}
 	}
 	c.conn, c.lines = conn, bufio.NewScanner(conn)
 	c.lines.Buffer(nil, 16<<20)
 	return nil
 }
 
-// listener is the process at the other end of a connection.
+// listener returns the process that listens at the other end of a connection.
 func listener(conn net.Conn) (lease.Process, error) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -167,5 +169,5 @@ func (c *Client) close() {
 	}
 }
 
-// Close ends the connection; the fencer goes on.
+// Close ends the connection. The fencer keeps running.
 func (c *Client) Close() { c.close() }

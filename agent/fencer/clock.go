@@ -12,17 +12,18 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// Now is the time since the machine started (CLOCK_BOOTTIME). Unlike the wall clock nobody sets it, and
-// unlike Go's monotonic clock it goes on while the machine is suspended.
+// Now returns the time since the machine started (CLOCK_BOOTTIME). Nobody can set this clock, unlike the wall
+// clock. It continues while the machine is suspended, unlike Go's monotonic clock.
 func Now() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("CLOCK_BOOTTIME: " + err.Error()) // Linux has had it since 2.6.39
+		panic("CLOCK_BOOTTIME: " + err.Error()) // cannot happen: Linux has the clock since 2.6.39
 	}
 	return time.Duration(ts.Nano())
 }
 
-// BootID is another one after each start of the machine. A time of Now is valid for one BootID.
+// BootID returns an id that changes each time the machine starts. A time that Now returned is valid only
+// while BootID is the same.
 func BootID() (string, error) {
 	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -31,7 +32,7 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(raw)), nil
 }
 
-// Self is the calling process.
+// Self returns the calling process.
 func Self() (lease.Process, error) { return processOf(os.Getpid()) }
 
 func processOf(pid int) (lease.Process, error) {
@@ -39,7 +40,7 @@ func processOf(pid int) (lease.Process, error) {
 	if err != nil {
 		return lease.Process{}, err
 	}
-	// The name of the program is in parentheses and may contain any character.
+	// In /proc/PID/stat the name of the program is in parentheses and may contain any character.
 	text := string(raw)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
@@ -52,13 +53,13 @@ func processOf(pid int) (lease.Process, error) {
 	return lease.Process{PID: pid, Start: start}, err
 }
 
-// Alive reports whether the process exists; it may be paused.
+// Alive reports whether the process exists. A paused process is alive.
 func Alive(p lease.Process) bool {
 	now, err := processOf(p.PID)
 	return p.PID > 0 && err == nil && now == p
 }
 
-// Kill kills this process, and no other one that got its process id.
+// Kill kills process p. It never kills another process that got the same process id.
 func Kill(p lease.Process) error {
 	if p.PID <= 0 {
 		return os.ErrProcessDone
@@ -68,7 +69,7 @@ func Kill(p lease.Process) error {
 		return os.ErrProcessDone
 	}
 	defer unix.Close(fd)
-	if !Alive(p) { // checked after the descriptor refers to the process
+	if !Alive(p) { // the start time is compared only now, because an open pidfd keeps the process id from being reused
 		return os.ErrProcessDone
 	}
 	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)

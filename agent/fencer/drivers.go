@@ -13,8 +13,9 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// Drivers is a Runtime over drivers. New makes the drivers for a cluster at the first use, and again while
-// a kind of driver is missing, because its engine may be installed after the fencer started.
+// Drivers is a Runtime that uses the agent's drivers. New is called to make the drivers for a cluster when
+// they are first needed. It is called again while the driver of a kind is missing, because its engine may be
+// installed after the fencer started.
 type Drivers struct {
 	New func(cluster string) ([]driver.Driver, error)
 
@@ -26,11 +27,11 @@ type Drivers struct {
 func (d *Drivers) of(cluster string, workloads ...lease.Workload) ([]driver.Driver, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// A workload of a kind without a driver is not known to be stopped.
+	// If there is no driver for a workload's kind, the fencer cannot know that the workload is stopped.
 	lacks := func(list []driver.Driver) error {
 		for _, w := range workloads {
 			if !slices.ContainsFunc(list, func(drv driver.Driver) bool { return drv.Kind() == w.Kind }) {
-				return fmt.Errorf("this guard has no runtime for %s", w.Kind)
+				return fmt.Errorf("this fencer has no runtime for %s", w.Kind)
 			}
 		}
 		return nil
@@ -48,7 +49,7 @@ func (d *Drivers) of(cluster string, workloads ...lease.Workload) ([]driver.Driv
 	for _, drv := range made {
 		if !slices.ContainsFunc(d.list, func(have driver.Driver) bool { return have.Kind() == drv.Kind() }) {
 			d.list = append(d.list, drv)
-		} else if c, ok := drv.(io.Closer); ok { // the driver that is there may be at work
+		} else if c, ok := drv.(io.Closer); ok { // the existing driver stays, because a call may be using it; close the new driver
 			_ = c.Close()
 		}
 	}

@@ -20,39 +20,41 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// Runtime stops workloads on the engines of this machine.
+// Runtime lists and stops workloads on the engines of this machine.
 type Runtime interface {
-	// Running lists those of a list that are not known to be stopped. The error tells of engines that
-	// did not answer.
+	// Running returns those workloads of a list that may still run: all that are not known to be stopped. The
+	// error names the engines that did not answer.
 	Running(ctx context.Context, cluster string, of []lease.Workload) ([]lease.Workload, error)
 	Halt(ctx context.Context, cluster string, w lease.Workload, grace time.Duration) error
 }
 
 // Options of a fencer.
 type Options struct {
-	// Dir is a folder of its own, in which agent and fencers meet.
+	// Dir is the folder that holds the socket and the files of the agent and of the fencers. The folder holds
+	// nothing else.
 	Dir     string
 	Runtime Runtime
-	// Stops are the kinds that Runtime can stop, now or once their engine has started; nil = not known.
+	// Stops are the kinds of workloads that Runtime can stop, now or once their engine has started; nil = not
+	// known.
 	Stops []driver.Kind
-	// Grace is what a workload gets to end by itself.
+	// Grace is how long a workload may take to stop by itself.
 	Grace time.Duration
-	// UntilIdle ends the fencer when its agent is dead and nothing is left to stop.
+	// UntilIdle: the fencer ends when its agent is dead and there is nothing left to stop.
 	UntilIdle bool
-	// IdleFor is how long the fencer then waits for another agent, so that an agent that restarts
-	// finds it; default 10 s.
+	// IdleFor is how long a fencer with UntilIdle waits for a restarted agent before it ends; default
+	// 10 s.
 	IdleFor time.Duration
-	// Beat, if set, is called five times a second. A supervisor that no longer hears it ends this
-	// process and starts another one.
+	// Beat, if set, is called five times a second. If the supervisor gets no such signal for a while, it ends
+	// this process and starts another one.
 	Beat func()
-	// Second starts the second fencer. That process must outlive the death of this one.
+	// Second starts the second fencer process, which must outlive this process.
 	Second  func() (*os.Process, error)
 	Version string
 	Logger  *slog.Logger
 }
 
-// ErrEnough is returned where two fencers run already.
-var ErrEnough = errors.New("there are two guards already")
+// ErrEnough is the error of Run if two fencers run already.
+var ErrEnough = errors.New("there are two fencers already")
 
 // Fencer is one of the two fencers of a node.
 type Fencer struct {
@@ -62,15 +64,15 @@ type Fencer struct {
 	retire context.CancelFunc
 	work   sync.WaitGroup
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	state  lease.State
-	second bool // the second fencer runs
+	second bool // a second fencer process runs
 }
 
-// tick is how often a fencer looks at the clock: well within lease.Margin.
+// tick is the interval at which a fencer checks the clock. It is much shorter than lease.Margin.
 const tick = 200 * time.Millisecond
 
-// Run guards until ctx ends, or until the fencer is no longer needed.
+// Run works as a fencer until ctx ends, or until the fencer is no longer needed.
 func Run(ctx context.Context, opt Options) error {
 	if opt.Logger == nil {
 		opt.Logger = slog.Default()
@@ -94,7 +96,8 @@ func Run(ctx context.Context, opt Options) error {
 	f := &Fencer{opt: opt, boot: boot, self: self, retire: retire,
 		state: lease.State{Settings: lease.Settings{Grace: opt.Grace, UntilIdle: opt.UntilIdle, IdleFor: opt.IdleFor}}}
 	lock, err := f.claim(ctx)
-	// The lock is released last: until then no other fencer takes this place.
+	// The lock of this fencer is released last: until then no other process becomes the first or the second
+	// fencer in its place.
 	defer func() {
 		retire()
 		f.work.Wait()
@@ -123,8 +126,8 @@ func Run(ctx context.Context, opt Options) error {
 	return nil
 }
 
-// claim takes the lock of the first fencer, or else that of the second. The second waits in the
-// background for the first lock.
+// claim takes the lock file of the first fencer, or else that of the second. A second fencer waits in the
+// background for the lock of the first.
 func (f *Fencer) claim(ctx context.Context) (*os.File, error) {
 	first, err := lockFile(filepath.Join(f.opt.Dir, firstLock))
 	if err == nil {
@@ -147,10 +150,10 @@ func (f *Fencer) claim(ctx context.Context) (*os.File, error) {
 		for ctx.Err() == nil {
 			lock, err := lockFile(filepath.Join(f.opt.Dir, firstLock))
 			if err == nil {
-				f.opt.Logger.Info("the first guard has ended; this is the first now")
-				second.Close() // another process may be the second now
+				f.opt.Logger.Info("the first fencer has ended; this process is the first fencer now")
+				second.Close() // another process may have become the second fencer in the meantime, so try again
 				if err := f.lead(ctx); err != nil {
-					f.opt.Logger.Error("guard", "error", err)
+					f.opt.Logger.Error("fencer", "error", err)
 					f.retire()
 				}
 				<-ctx.Done()
@@ -177,7 +180,7 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// lead begins the work of the first fencer: it serves the socket and keeps a second fencer.
+// lead begins the work of the first fencer: it serves the socket and keeps a second fencer process running.
 func (f *Fencer) lead(ctx context.Context) error {
 	l, err := listen(f.opt.Dir)
 	if err != nil {
@@ -189,7 +192,8 @@ func (f *Fencer) lead(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	// Fencers that were killed left these files. If the second is writing one now, it writes it again.
+	// Fencers that were killed left these files. If the second fencer is writing one of them now, it will
+	// write it again.
 	left, _ := filepath.Glob(filepath.Join(f.opt.Dir, nextLeases))
 	for _, path := range left {
 		_ = os.Remove(path)
@@ -202,7 +206,8 @@ func (f *Fencer) lead(ctx context.Context) error {
 	return nil
 }
 
-// at is a path into the folder that is short enough for a socket. done releases it.
+// at returns a path of a file in dir that is short enough for the address of a socket. done releases the
+// path.
 func at(dir, name string) (path string, done func(), err error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -224,11 +229,11 @@ func listen(dir string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // another fencer may use the name by then
+	l.SetUnlinkOnClose(false) // closing must not remove the socket file, which may belong to another fencer by then
 	return l, os.Chmod(filepath.Join(dir, socketFile), 0o600)
 }
 
-// keepSecond keeps a second fencer alive.
+// keepSecond starts a second fencer process, and starts another one whenever it ends.
 func (f *Fencer) keepSecond(ctx context.Context) {
 	for ctx.Err() == nil {
 		p, err := f.opt.Second()
@@ -241,7 +246,8 @@ func (f *Fencer) keepSecond(ctx context.Context) {
 			select {
 			case <-ended:
 			case <-ctx.Done():
-				// The second ends when this process retires, and goes on when it is killed.
+				// If this process ends in order, it ends the second fencer too. If this process is killed,
+				// the second fencer continues.
 				_ = p.Kill()
 				<-ended
 			}
@@ -254,7 +260,7 @@ func (f *Fencer) keepSecond(ctx context.Context) {
 	}
 }
 
-// load reads the file.
+// load reads the lease file.
 func (f *Fencer) load() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -275,8 +281,8 @@ func (f *Fencer) serve(ctx context.Context, l net.Listener) {
 		conn, err := l.Accept()
 		if err != nil {
 			if ctx.Err() == nil {
-				f.opt.Logger.Error("guard", "error", err)
-				f.retire() // no agent can reach it: let the second take over
+				f.opt.Logger.Error("fencer", "error", err)
+				f.retire() // no agent can reach this fencer, so let the second fencer take over
 			}
 			return
 		}
@@ -284,7 +290,7 @@ func (f *Fencer) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// talk answers each line of an agent with one line.
+// talk serves one connection of an agent: each line from the agent gets one line as answer.
 func (f *Fencer) talk(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -301,20 +307,20 @@ func (f *Fencer) talk(ctx context.Context, conn net.Conn) {
 			return
 		}
 		if in.Retire {
-			f.opt.Logger.Info("retiring, for a guard of another version")
+			f.opt.Logger.Info("this fencer ends, because a fencer of another version replaces it")
 			f.retire()
 			return
 		}
 	}
 }
 
-// take answers one renewal.
+// take answers one renewal of the lease by the agent.
 func (f *Fencer) take(in lease.Renewal) lease.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := lease.Status{Grace: f.opt.Grace}
 	if in.Boot != f.boot {
-		out.Error = "the agent names another start of the machine: " + in.Boot
+		out.Error = "the agent's message is from another start of the machine: " + in.Boot
 	} else if !in.Retire {
 		next, effects := lease.Step(f.state, Now(), in)
 		for _, e := range effects {
@@ -334,18 +340,18 @@ func (f *Fencer) take(in lease.Renewal) lease.Status {
 
 // sign adds the facts about this fencer to an answer. It is called with mu held.
 func (f *Fencer) sign(out lease.Status) lease.Status {
-	out.Version, out.Guard, out.Second, out.Stops = f.opt.Version, f.self, f.second, f.opt.Stops
+	out.Version, out.Fencer, out.Second, out.Stops = f.opt.Version, f.self, f.second, f.opt.Stops
 	return out
 }
 
-// tick looks at the clock.
+// tick gives a lease.Tick to the lease package. Before that it reads the lease file again if necessary.
 func (f *Fencer) tick(ctx context.Context) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.state.ReadsFile(Now()) {
 		have, err := load(f.opt.Dir, f.boot)
 		if err != nil {
-			f.opt.Logger.Error("guard", "error", err)
+			f.opt.Logger.Error("fencer", "error", err)
 			return
 		}
 		f.state.Lease = have
@@ -353,7 +359,7 @@ func (f *Fencer) tick(ctx context.Context) {
 	f.step(ctx, lease.Tick{AgentAlive: Alive(f.state.Lease.Agent)})
 }
 
-// step applies an input and carries out its effects. It is called with mu held.
+// step applies an input to the lease and carries out its effects. It is called with mu held.
 func (f *Fencer) step(ctx context.Context, in lease.Input) {
 	var effects []lease.Effect
 	f.state, effects = lease.Step(f.state, Now(), in)
@@ -361,7 +367,7 @@ func (f *Fencer) step(ctx context.Context, in lease.Input) {
 		switch e := e.(type) {
 		case lease.Save:
 			if err := save(f.opt.Dir, f.state.Lease); err != nil {
-				f.opt.Logger.Error("guard", "error", err)
+				f.opt.Logger.Error("fencer", "error", err)
 			}
 		case lease.Lapse:
 			f.opt.Logger.Warn("the lease has ended: stopping the workloads that may not run without one",
@@ -398,10 +404,10 @@ func (f *Fencer) look(ctx context.Context, look lease.Look) {
 func (f *Fencer) halt(ctx context.Context, h lease.Halt) {
 	within, cancel := context.WithTimeout(ctx, f.opt.Grace+30*time.Second)
 	defer cancel()
-	f.opt.Logger.Warn("stopping: the lease has ended", "workload", h.Workload.ID)
+	f.opt.Logger.Warn("stopping the workload, because the lease has ended", "workload", h.Workload.ID)
 	err := f.opt.Runtime.Halt(within, h.Cluster, h.Workload, h.Grace)
 	if err != nil && ctx.Err() == nil {
-		f.opt.Logger.Error("stopping failed, trying again", "workload", h.Workload.ID, "error", err)
+		f.opt.Logger.Error("could not stop the workload, trying again", "workload", h.Workload.ID, "error", err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

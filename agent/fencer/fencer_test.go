@@ -23,15 +23,16 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// deafEnv names a folder in which this program listens as a fencer that never answers.
-const deafEnv = "GUARD_TEST_DEAF"
+// deafEnv is a variable that names a folder. If it is set, this test binary listens there as a fencer that
+// never answers.
+const deafEnv = "FENCER_TEST_DEAF"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(deafEnv); dir != "" {
 		if _, err := listen(dir); err != nil {
 			panic(err)
 		}
-		time.Sleep(time.Minute) // until it is killed
+		time.Sleep(time.Minute) // this is a child process that its test kills; if the test dies, the child ends after a minute
 		return
 	}
 	goleak.VerifyTestMain(m)
@@ -39,13 +40,13 @@ func TestMain(m *testing.M) {
 
 var db = lease.Workload{Kind: driver.Container, ID: "db"}
 
-// engine records running workloads, and when each was stopped.
+// engine records which workloads run, and when each was stopped.
 type engine struct {
 	mu      sync.Mutex
 	running map[lease.Workload]bool
 	stopped map[lease.Workload]time.Duration
-	deaf    bool // does not answer
-	slow    bool // answers late
+	deaf    bool // while deaf is true the fake engine does not answer
+	slow    bool // the engine answers late
 }
 
 func (e *engine) Running(ctx context.Context, _ string, of []lease.Workload) (out []lease.Workload, err error) {
@@ -87,7 +88,7 @@ func (e *engine) at(w lease.Workload) time.Duration {
 	return e.stopped[w]
 }
 
-// rig is a folder with an engine, and fencers that end with the test.
+// rig is a fencer folder with an engine, and with fencers that end with the test.
 type rig struct {
 	*testing.T
 	dir    string
@@ -113,8 +114,8 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// guard runs a fencer until the test ends, or stop is called.
-func (r *rig) guard() (stop func(), ended chan error) {
+// fencer runs a fencer until the test ends, or stop is called.
+func (r *rig) fencer() (stop func(), ended chan error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	ended = make(chan error, 1)
 	done := make(chan struct{})
@@ -131,21 +132,21 @@ func (r *rig) feed(in lease.Renewal) lease.Status {
 	r.Helper()
 	in.Agent, in.Boot, in.Cluster = r.agent, r.boot, "c1"
 	var st lease.Status
-	testbed.Within(r, testbed.Patience, "feed of a guard that may just be starting", func() (err error) {
+	testbed.Within(r, testbed.Patience, "the fencer answers a renewal", func() (err error) {
 		st, err = r.client.Renew(r.Context(), in)
 		return err
 	})
 	return st
 }
 
-// victim is a process that stands for an agent.
+// victim starts a process that the fencers take for the agent.
 func (r *rig) victim() lease.Process {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
 		r.Fatal(err)
 	}
 	done := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(done) }() // killed by the test or by the fencer
+	go func() { _ = cmd.Wait(); close(done) }() // the process is killed by the test or by the fencer
 	r.Cleanup(func() { _ = cmd.Process.Kill(); <-done })
 	p, err := processOf(cmd.Process.Pid)
 	if err != nil {
@@ -154,65 +155,66 @@ func (r *rig) victim() lease.Process {
 	return p
 }
 
-func TestItStopsAtTheDeadlineAndNotBefore(t *testing.T) {
+func TestTheFencerStopsWorkloadsAtTheDeadlineAndNotBefore(t *testing.T) {
 	r := newRig(t)
-	r.guard()
+	r.fencer()
 	deadline := Now() + 700*time.Millisecond
-	st := r.feed(lease.Renewal{Deadline: deadline, Guarded: []lease.Workload{db}})
-	if st.Deadline != deadline || len(st.Guarded) != 1 || st.Grace != 100*time.Millisecond {
-		t.Fatalf("%+v", st)
+	st := r.feed(lease.Renewal{Deadline: deadline, Leased: []lease.Workload{db}})
+	if st.Deadline != deadline || len(st.Leased) != 1 || st.Grace != 100*time.Millisecond {
+		t.Fatalf("after a renewal the fencer's status is %+v, want the new deadline, one leased workload and the grace", st)
 	}
 	later := Now() + 1200*time.Millisecond
-	r.feed(lease.Renewal{Deadline: later, Guarded: []lease.Workload{db}})
+	r.feed(lease.Renewal{Deadline: later, Leased: []lease.Workload{db}})
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
 	if late := r.engine.at(db) - later; late < 0 || late > 700*time.Millisecond {
-		t.Errorf("stopped %s after the deadline", late)
+		t.Errorf("the workload was stopped %s after the deadline, want within 700 ms", late)
 	}
-	st = r.feed(lease.Renewal{Deadline: Now() + time.Hour, Guarded: []lease.Workload{db}})
+	st = r.feed(lease.Renewal{Deadline: Now() + time.Hour, Leased: []lease.Workload{db}})
 	if !st.Lapsed || st.Lapses != 1 {
-		t.Fatalf("%+v: the lapse is not told", st)
+		t.Fatalf("the fencer's status does not report the end of the lease: %+v", st)
 	}
-	// An instance that starts late is stopped as well, until the agent has confirmed.
+	// An instance that starts late is stopped too, until the agent has confirmed that it knows of the end of
+	// the lease.
 	r.engine.start(db)
 	testbed.Until(r, "stopped again", func() bool { return r.engine.at(db) > 0 })
 	st = r.feed(lease.Renewal{Deadline: Now() + time.Hour, Lapses: 1})
 	if st.Lapsed {
-		t.Fatalf("%+v: confirmed, and it still counts as lapsed", st)
+		t.Fatalf("the agent confirmed the end of the lease, but the status still says that it has lapsed: %+v", st)
 	}
-	testbed.Until(r, "the condemned are forgotten", func() bool {
+	testbed.Until(r, "the fencer forgets the stopped workloads", func() bool {
 		have, err := load(r.dir, r.boot)
 		return err == nil && have.Idle()
 	})
 	r.engine.start(db)
-	if st := r.feed(lease.Renewal{Lapses: 1, Deadline: Now() + time.Hour, Guarded: []lease.Workload{db}}); st.Lapsed || st.Lapses != 1 || len(st.Guarded) != 1 {
-		t.Errorf("%+v: ordered anew, and not guarded", st)
+	if st := r.feed(lease.Renewal{Lapses: 1, Deadline: Now() + time.Hour, Leased: []lease.Workload{db}}); st.Lapsed || st.Lapses != 1 || len(st.Leased) != 1 {
+		t.Errorf("a workload that was ordered again must be leased, the status is %+v", st)
 	}
 	if r.engine.at(db) != 0 {
-		t.Error("what was ordered anew was stopped")
+		t.Error("a workload that was ordered again was stopped")
 	}
 }
 
-// The fencer does not wait for a slow engine: everything is stopped within the bound.
-func TestItStopsInTimeWithASlowEngine(t *testing.T) {
+// The fencer does not wait for a slow engine: every workload is stopped within lease.Bound.
+func TestTheFencerStopsWorkloadsInTimeWithASlowEngine(t *testing.T) {
 	r := newRig(t)
 	r.engine.slow, r.agent = true, r.victim()
-	r.guard()
+	r.fencer()
 	deadline := Now() + time.Second
-	r.feed(lease.Renewal{Deadline: deadline, Guarded: []lease.Workload{db}})
+	r.feed(lease.Renewal{Deadline: deadline, Leased: []lease.Workload{db}})
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
 	if late := r.engine.at(db) - deadline; late > lease.Bound(100*time.Millisecond) {
-		t.Errorf("stopped %s after the end of the lease", late)
+		t.Errorf("the workload was stopped %s after the end of the lease, want within lease.Bound", late)
 	}
 }
 
-func TestItKillsAnAgentThatDoesNotConfirm(t *testing.T) {
+func TestTheFencerKillsAnAgentThatDoesNotConfirm(t *testing.T) {
 	r := newRig(t)
-	r.guard()
+	r.fencer()
 	r.agent = r.victim()
 	if err := syscall.Kill(r.agent.PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	r.feed(lease.Renewal{Deadline: Now() + 300*time.Millisecond, Guarded: []lease.Workload{db}})
+	r.feed(lease.Renewal{Deadline: Now() + 300*time.Millisecond, Leased: []lease.Workload{db}})
 	testbed.Until(r, "killed", func() bool { return !Alive(r.agent) })
 	if r.engine.at(db) == 0 {
 		t.Error("the agent was killed before the workload was stopped")
@@ -220,33 +222,33 @@ func TestItKillsAnAgentThatDoesNotConfirm(t *testing.T) {
 }
 
 func TestARestartedAgentHasTimeToConfirm(t *testing.T) {
-	t.Run("from one guard", func(t *testing.T) { comesBackLater(t, 1) })
-	t.Run("from two", func(t *testing.T) { comesBackLater(t, 2) })
+	t.Run("a message from one fencer", func(t *testing.T) { comesBackLater(t, 1) })
+	t.Run("messages from two fencers", func(t *testing.T) { comesBackLater(t, 2) })
 }
 
-func comesBackLater(t *testing.T, guards int) {
+func comesBackLater(t *testing.T, fencers int) {
 	r := newRig(t)
-	for range guards {
-		r.guard()
+	for range fencers {
+		r.fencer()
 	}
 	r.agent = r.victim()
 	deadline := Now() + 100*time.Millisecond
-	r.feed(lease.Renewal{Deadline: deadline, Guarded: []lease.Workload{db}})
+	r.feed(lease.Renewal{Deadline: deadline, Leased: []lease.Workload{db}})
 	if err := Kill(r.agent); err != nil {
 		t.Fatal(err)
 	}
-	testbed.Until(r, "the lapse is long over", func() bool { return Now() > deadline+lease.KillAfter+4*tick })
+	testbed.Until(r, "the time in which an agent must confirm is over", func() bool { return Now() > deadline+lease.KillAfter+4*tick })
 	r.agent = r.victim()
 	r.feed(lease.Renewal{Ask: true})
 	came := Now()
-	testbed.Until(r, "it is given its time", func() bool {
+	testbed.Until(r, "the restarted agent has some time to confirm", func() bool {
 		if !Alive(r.agent) {
 			t.Fatalf("killed after %s", Now()-came)
 		}
 		return Now() > came+4*tick
 	})
 	r.feed(lease.Renewal{Lapses: 1})
-	testbed.Until(r, "it has confirmed, and lives", func() bool { return Alive(r.agent) && Now() > came+lease.KillAfter+2*tick })
+	testbed.Until(r, "the agent, which has confirmed the end of the lease, stays alive", func() bool { return Alive(r.agent) && Now() > came+lease.KillAfter+2*tick })
 }
 
 func TestAnotherProcessOfTheSameIDIsNotKilled(t *testing.T) {
@@ -254,89 +256,90 @@ func TestAnotherProcessOfTheSameIDIsNotKilled(t *testing.T) {
 	p := r.victim()
 	other := lease.Process{PID: p.PID, Start: p.Start - 1}
 	if err := Kill(other); !errors.Is(err, os.ErrProcessDone) {
-		t.Errorf("killing it: %v", err)
+		t.Errorf("Kill of a process whose id was reused returned %v, want ErrProcessDone", err)
 	}
 	if !Alive(p) || Alive(other) {
 		t.Error("the wrong one is alive")
 	}
 }
 
-func TestTheSecondTakesOver(t *testing.T) {
+func TestSecondFencerTakesOver(t *testing.T) {
 	r := newRig(t)
-	stop, _ := r.guard()
-	first := r.feed(lease.Renewal{Deadline: Now() + 2*time.Second, Guarded: []lease.Workload{db}})
-	_, one := r.guard()
-	_, other := r.guard()
+	stop, _ := r.fencer()
+	first := r.feed(lease.Renewal{Deadline: Now() + 2*time.Second, Leased: []lease.Workload{db}})
+	_, one := r.fencer()
+	_, other := r.fencer()
 	var err error
-	select { // the one that started later
+	select { // the fencer that was started later must fail
 	case err = <-one:
 	case err = <-other:
 	case <-time.After(5 * time.Second):
 	}
 	if !errors.Is(err, ErrEnough) {
-		t.Errorf("a third guard: %v, want that there are enough", err)
+		t.Errorf("a third fencer returned %v, want ErrEnough", err)
 	}
 	r.client.Close()
 	stop()
-	testbed.Until(r, "stopped by the second", func() bool { return r.engine.at(db) > 0 })
+	testbed.Until(r, "the workload is stopped by the second fencer", func() bool { return r.engine.at(db) > 0 })
 	if late := r.engine.at(db) - first.Deadline; late < 0 || late > lease.SecondWaits+time.Second {
-		t.Errorf("stopped %s after the deadline", late)
+		t.Errorf("the workload was stopped %s after the deadline, want within the wait of the second fencer and a second", late)
 	}
 	if st := r.feed(lease.Renewal{}); st.Lapses != 1 {
-		t.Errorf("%+v: the second does not answer as the first", st)
+		t.Errorf("the second fencer did not take over; the status is %+v", st)
 	}
 }
 
-func TestItGoesOnFromItsFile(t *testing.T) {
+func TestFencerContinuesFromItsFile(t *testing.T) {
 	r := newRig(t)
-	stop, _ := r.guard()
+	stop, _ := r.fencer()
 	deadline := Now() + time.Second
-	r.feed(lease.Renewal{Deadline: deadline, Guarded: []lease.Workload{db}})
+	r.feed(lease.Renewal{Deadline: deadline, Leased: []lease.Workload{db}})
 	r.client.Close()
 	stop()
 	r.engine.mu.Lock()
-	r.engine.deaf = true // instances that cannot be seen are stopped all the same
+	r.engine.deaf = true // the fencer must stop an instance even if the engine does not report it
 	r.engine.mu.Unlock()
-	if err := os.WriteFile(filepath.Join(r.dir, leaseFile+".1.new"), []byte("{"), 0o600); err != nil { // left by a fencer that was killed while it wrote
+	if err := os.WriteFile(filepath.Join(r.dir, leaseFile+".1.new"), []byte("{"), 0o600); err != nil { // a file that was left by a fencer that was killed while it wrote the file
 		t.Fatal(err)
 	}
-	r.guard()
-	if st := r.feed(lease.Renewal{Ask: true}); st.Deadline != deadline || len(st.Guarded) != 1 {
-		t.Errorf("%+v: it does not know what it was told", st)
+	r.fencer()
+	if st := r.feed(lease.Renewal{Ask: true}); st.Deadline != deadline || len(st.Leased) != 1 {
+		t.Errorf("the restarted fencer has status %+v, want the lease that the agent sent before", st)
 	}
 	if _, err := os.Stat(filepath.Join(r.dir, leaseFile+".1.new")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("what a guard that was killed left is still there (%v)", err)
+		t.Errorf("a file that a killed fencer left is still there (%v)", err)
 	}
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
-	// A file of another start of the machine is ignored.
+	// A lease file that was written before the machine's last start is ignored.
 	if have, err := load(r.dir, "another boot"); err != nil || !have.Idle() {
-		t.Errorf("%+v, %v", have, err)
+		t.Errorf("a lease of another boot was loaded as %+v, %v", have, err)
 	}
-	// So is a file that was not written completely before a power loss.
+	// A lease file that was not written completely before a power loss is ignored too.
 	for _, left := range []string{"", "\x00\x00"} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, leaseFile), []byte(left), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if have, err := load(dir, r.boot); err != nil || !have.Idle() {
-			t.Errorf("%q is %+v, %v", left, have, err)
+			t.Errorf("a lease file with content %q was loaded as %+v, %v, want an empty lease", left, have, err)
 		}
 	}
 }
 
-// A renewal that cannot be stored changes nothing, because the second fencer cannot know it.
+// If the fencer cannot store a renewal, the renewal changes nothing, because the second fencer cannot know of
+// it.
 func TestARenewalThatIsNotStoredChangesNothing(t *testing.T) {
 	vm := lease.Workload{Kind: driver.VM, ID: "vm"}
 	have := func() lease.Lease {
 		return lease.Lease{Boot: "b", Lapses: 1, Lapsed: true, Instance: "i", ToStop: []lease.Workload{db, vm}}
 	}
 	g := &Fencer{opt: Options{Dir: t.TempDir() + "/lost"}, boot: "b", state: lease.State{Lease: have()}}
-	in := lease.Renewal{Boot: "b", Instance: "i", Lapses: 1, Deadline: Now() + time.Hour, Guarded: []lease.Workload{db}}
+	in := lease.Renewal{Boot: "b", Instance: "i", Lapses: 1, Deadline: Now() + time.Hour, Leased: []lease.Workload{db}}
 	if out := g.take(in); out.Error == "" {
-		t.Fatal("it was stored in a folder that is not there")
+		t.Fatal("a renewal must fail if the folder of the lease is missing")
 	}
 	if !reflect.DeepEqual(g.state.Lease, have()) {
-		t.Errorf("want %+v, have %+v", have(), g.state.Lease)
+		t.Errorf("a renewal that was not stored changed the lease: want %+v, have %+v", have(), g.state.Lease)
 	}
 }
 
@@ -362,7 +365,7 @@ func TestAnIdleFencerEndsWithItsSecond(t *testing.T) {
 			}})
 	}()
 	r.agent = r.victim()
-	r.feed(lease.Renewal{Deadline: Now() + 500*time.Millisecond, Guarded: []lease.Workload{db}})
+	r.feed(lease.Renewal{Deadline: Now() + 500*time.Millisecond, Leased: []lease.Workload{db}})
 	p := <-second
 	if err := Kill(r.agent); err != nil {
 		t.Fatal(err)
@@ -373,17 +376,17 @@ func TestAnIdleFencerEndsWithItsSecond(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("it never ends")
+		t.Fatal("the idle fencer does not end")
 	}
 	if r.engine.at(db) == 0 {
-		t.Error("it ended before it had stopped what it guarded")
+		t.Error("the fencer ended before it had stopped the leased workloads")
 	}
 	if Alive(p) {
-		t.Error("its second goes on")
+		t.Error("the second fencer goes on after the first has ended")
 	}
 }
 
-// An agent that has just started kills a fencer that never answers, too.
+// An agent that has just started also kills a fencer that never answers.
 func TestAFencerThatNeverAnswersIsKilled(t *testing.T) {
 	r := newRig(t)
 	// A process that listens and never answers: this test binary, started again.
@@ -395,25 +398,25 @@ func TestAFencerThatNeverAnswersIsKilled(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
-	testbed.Until(r, "it listens", func() bool { // the name of the socket appears earlier
+	testbed.Until(r, "the fencer listens", func() bool { // the socket's name appears before the fencer listens
 		probe := Client{Dir: r.dir}
 		defer probe.Close()
 		return probe.dial() == nil
 	})
-	r.client.Start = func() error { return errors.New("this test has no other") }
+	r.client.Start = func() error { return errors.New("the fake start function of this test starts no fencer") }
 	for range 2 {
 		if _, err := r.client.Renew(t.Context(), lease.Renewal{Agent: r.agent, Boot: r.boot, Ask: true}); err == nil {
-			t.Fatal("it answers")
+			t.Fatal("a renewal to a fencer that never answers succeeded")
 		}
 	}
 	select {
 	case <-ended:
 	case <-time.After(5 * time.Second):
-		t.Error("it was not killed")
+		t.Error("the fencer that hangs was not killed")
 	}
 }
 
-// only is a driver of one kind on which a workload runs until it is halted.
+// only is a driver of one kind, with one workload that runs until it is halted.
 type only struct {
 	driver.Driver
 	kind   driver.Kind
@@ -437,8 +440,8 @@ func (o *only) Close() error {
 	return nil
 }
 
-// A workload whose runtime the fencer lacks is not known to be stopped. The fencer finds a runtime that is
-// installed later.
+// If the fencer has no driver for a workload's engine, the workload is not known to be stopped. The fencer
+// also finds an engine that is installed later.
 func TestARuntimeThatIsInstalledLater(t *testing.T) {
 	vm := lease.Workload{Kind: driver.VM, ID: "vm"}
 	kinds := []driver.Kind{driver.Container}
@@ -451,19 +454,19 @@ func TestARuntimeThatIsInstalledLater(t *testing.T) {
 		return out, nil
 	}}
 	if out, err := d.Running(t.Context(), "c1", []lease.Workload{db}); err != nil || len(out) != 0 {
-		t.Fatalf("%v, %v: of a container that is gone", out, err)
+		t.Fatalf("for a container that no longer exists Running returned %v, error %v", out, err)
 	}
 	if out, err := d.Running(t.Context(), "c1", []lease.Workload{vm}); err == nil {
-		t.Errorf("without a runtime for machines it says that %v run", out)
+		t.Errorf("without a runtime for virtual machines, Running returned %v", out)
 	}
 	if d.Halt(t.Context(), "c1", vm, 0) == nil {
-		t.Error("a machine was halted without a runtime")
+		t.Error("Halt of a virtual machine succeeded without a driver for virtual machines")
 	}
 	kinds = append(kinds, driver.VM)
 	if out, err := d.Running(t.Context(), "c1", []lease.Workload{vm}); err != nil || !slices.Equal(out, []lease.Workload{vm}) {
-		t.Errorf("%v, %v; want the machine", out, err)
+		t.Errorf("Running returned %v, error %v; want the virtual machine", out, err)
 	}
-	// Drivers in use stay open, drivers that were made twice are closed.
+	// Drivers that the fencer uses stay open; a second driver of the same kind is closed.
 	kept := map[driver.Kind]int{}
 	for i, o := range made {
 		if !o.closed {
@@ -474,6 +477,6 @@ func TestARuntimeThatIsInstalledLater(t *testing.T) {
 		}
 	}
 	if want := map[driver.Kind]int{driver.Container: 1, driver.VM: 1}; !maps.Equal(kept, want) {
-		t.Errorf("open are %v, want %v", kept, want)
+		t.Errorf("the open drivers are %v, want %v", kept, want)
 	}
 }

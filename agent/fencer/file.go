@@ -10,18 +10,18 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// The files of a fencer's folder.
+// The names of the files in a fencer's folder.
 const (
 	leaseFile  = "lease.json"
-	nextLeases = leaseFile + ".*.new" // while they are written
-	socketFile = "guard.sock"
+	nextLeases = leaseFile + ".*.new" // names of lease files that are being written
+	socketFile = "fencer.sock"
 	firstLock  = "first.lock"
 	secondLock = "second.lock"
 )
 
-// load reads the file. It returns an empty lease if there is no file, if the file is from an earlier
-// start of the machine, or if it cannot be parsed: save replaces it whole, but a machine that loses its
-// power may keep the name of a file that was never written.
+// load reads the lease file. It returns an empty lease if there is no file, if the file is from an earlier
+// start of the machine, or if it cannot be parsed. A file that cannot be parsed is no error: save replaces
+// the file as a whole, but after a power failure its content may be missing.
 func load(dir, boot string) (lease.Lease, error) {
 	none := lease.Lease{Boot: boot}
 	raw, err := os.ReadFile(filepath.Join(dir, leaseFile))
@@ -38,14 +38,14 @@ func load(dir, boot string) (lease.Lease, error) {
 	return have, nil
 }
 
-// save replaces the file in one step. Two fencers may do so at the same moment, each with a new file of
-// its own.
+// save replaces the lease file in one step. Two fencers may do so at the same moment, because each writes a
+// new file with a name of its own.
 func save(dir string, l lease.Lease) error {
 	raw, err := json.Marshal(l)
 	if err != nil {
 		return err
 	}
-	next, err := os.CreateTemp(dir, nextLeases) // mode 0600
+	next, err := os.CreateTemp(dir, nextLeases) // created with mode 0600
 	if err != nil {
 		return err
 	}

@@ -10,11 +10,11 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// FuzzLease reads the file of a fencer and a message of an agent. After a lapse nothing is guarded, and a
-// deadline never moves back.
+// FuzzLease gives the fencer any lease file and any message of an agent. It checks that after a lapse nothing
+// is leased, and that a deadline never moves back.
 func FuzzLease(f *testing.F) {
 	dir := f.TempDir()
-	f.Add([]byte(`{"boot":"b","deadline":5,"guarded":[{"kind":"container","id":"x"}]}`), []byte(`{"boot":"b","guarded":[{"kind":"container","id":"y"}],"deadline":9}`), int64(7))
+	f.Add([]byte(`{"boot":"b","deadline":5,"leased":[{"kind":"container","id":"x"}]}`), []byte(`{"boot":"b","leased":[{"kind":"container","id":"y"}],"deadline":9}`), int64(7))
 	f.Add([]byte(`{"boot":"b","lapsed":true,"lapses":2,"condemned":[{"kind":"vm","id":"x"}]}`), []byte(`{"lapses":3,"ask":true}`), int64(-1))
 	f.Add([]byte(`null`), []byte(`{}`), int64(0))
 	f.Fuzz(func(t *testing.T, stored, said []byte, now int64) {
@@ -35,8 +35,8 @@ func FuzzLease(f *testing.F) {
 		if l.Deadline < before.Deadline || l.Lapses < before.Lapses {
 			t.Fatalf("%+v became %+v", before, l)
 		}
-		if l.Lapsed && len(l.Guarded) != 0 && !before.Lapsed {
-			t.Fatalf("lapsed and still guarding: %+v", l)
+		if l.Lapsed && len(l.Leased) != 0 && !before.Lapsed {
+			t.Fatalf("the lease has lapsed, but workloads are still leased: %+v", l)
 		}
 		if err := save(dir, l); err != nil {
 			t.Fatal(err)

@@ -1,8 +1,9 @@
-// Package garbage finds and removes what a node no longer needs: instances that nobody ordered, images that
-// the agent pulled, released volumes, records of orders that failed for good.
+// Package garbage finds and removes resources that a node no longer needs: instances without an order,
+// images that the agent pulled, released volumes, and records of orders that failed permanently.
 //
-//   - Only things of this agent are removed, and none that a workload uses or that is being worked on.
-//   - If an engine does not answer, nothing of it is removed, and the answer says so.
+//   - Only resources of this agent are removed, and none that a workload uses or that an action is changing.
+//   - If an engine does not answer, none of its resources is removed. No record and no volume is
+//     removed either. The result says so.
 //   - Each removal is a task in the history, which the schedulers turn into an event.
 package garbage
 
@@ -22,20 +23,22 @@ import (
 	"github.com/persys/compute/agent/volume"
 )
 
-// Config says what counts as garbage, and when.
+// Config configures when garbage is collected, and how old each kind of garbage must be.
 type Config struct {
-	// Every is the time between runs; 0 means that only a person starts one.
+	// Every is the time between periodic runs; 0 = no periodic runs.
 	Every time.Duration
-	// Orphans are also removed by periodic runs: instances of ours that nobody ordered.
+	// Orphans: periodic runs also remove orphans, which are instances with our labels but without an order.
 	Orphans bool
-	// FailedAfter forgets a workload that failed for good this long ago, if the schedulers are legacy v1
-	// ones, which leave that to agents; default 1 h.
+	// FailedAfter is how long ago a workload must have failed permanently before the agent drops its order.
+	// Only legacy v1 schedulers leave this to agents. Default 1 h.
 	FailedAfter time.Duration
-	// VolumesAfter deletes a volume without retain policy that was released this long ago; default 72 h.
+	// VolumesAfter is how long ago a volume without retain policy must have been released, or a virtual machine
+	// must have moved to another node, before the volume or the machine's disks are deleted; default 72 h.
 	VolumesAfter time.Duration
-	// Settled is how old a thing is before it can be garbage; default 1 min.
+	// Settled is the minimum age of anything that is removed as garbage; default 1 min.
 	Settled time.Duration
-	// ImageBudget is how many bytes of images that the agent pulled may lie unused; 0 = any number.
+	// ImageBudget is how many bytes of images may stay that the agent pulled and no workload uses; 0 = no
+	// limit.
 	ImageBudget int64
 }
 
@@ -47,30 +50,30 @@ type Collector struct {
 	Storage     *volume.Manager
 	Metrics     *metrics.Metrics // may be nil
 	Logger      *slog.Logger
-	ListTimeout time.Duration // bounds the questions to one engine
-	StepTimeout time.Duration // bounds one removal
+	ListTimeout time.Duration // time limit of each call to an engine
+	StepTimeout time.Duration // time limit for the removal of one resource
 
 	mu sync.Mutex
-	at time.Time // of the last periodic run
+	at time.Time // time of the last periodic run
 }
 
 // Findings are the garbage that one run found.
 type Findings struct {
 	Items   []Finding
-	Skipped []string // places that were not searched, and why
+	Skipped []string // engines and other sources that were not searched, each with the reason
 }
 
 // Finding is one piece of garbage.
 type Finding struct {
 	driver.Garbage
-	From    string // a kind of driver, "agent" or "storage"
+	From    string // where the garbage was found: a kind of driver, "agent" or "storage"
 	collect func(context.Context) error
 	Removed bool
 	Err     error
 }
 
-// look finds garbage and changes nothing. A runtime that does not answer is skipped: its workloads do not
-// count as absent.
+// look finds garbage and changes nothing. It skips an engine that does not answer. It then skips records and
+// volumes too, because an instance on that engine may use them.
 func (c *Collector) look(ctx context.Context) Findings {
 	var out Findings
 	healthy := true
@@ -82,7 +85,7 @@ func (c *Collector) look(ctx context.Context) Findings {
 	if budget == 0 || err != nil {
 		budget = -1
 	}
-	q := driver.GarbageQuery{Wanted: c.Runner.Owns, Busy: c.inWork, Settled: c.Settled, Pulled: pulled, ImageBudget: budget}
+	q := driver.GarbageQuery{Wanted: c.Runner.Owns, Busy: c.inWork, Settled: c.Settled, LeftFor: c.VolumesAfter, Pulled: pulled, ImageBudget: budget}
 	for _, drv := range c.Runner.Drivers() {
 		kind := string(drv.Kind())
 		items, err := c.garbageOf(ctx, drv, q)
@@ -128,7 +131,7 @@ func (c *Collector) look(ctx context.Context) Findings {
 	return out
 }
 
-// garbageOf asks one driver, after its engine has answered.
+// garbageOf returns the garbage of one driver, after its engine has answered.
 func (c *Collector) garbageOf(ctx context.Context, drv driver.Driver, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	from, ok := drv.(driver.Collector)
 	if !ok {
@@ -151,16 +154,17 @@ func (c *Collector) garbageOf(ctx context.Context, drv driver.Driver, q driver.G
 
 func (c *Collector) inWork(id driver.ID) bool { return c.Runner.State().Working(string(id)) }
 
-// oldRecords are orders that failed for good and left nothing. Our schedulers decide about these
-// themselves; legacy v1 schedulers leave it to agents.
+// oldRecords returns orders that failed permanently and have no instance. It returns orders only if the
+// schedulers are legacy v1 schedulers, which leave such orders to agents. Our schedulers decide about them
+// themselves.
 func (c *Collector) oldRecords(now time.Time) []Finding {
 	var out []Finding
 	for _, w := range c.Runner.State().FailedSince(now.Add(-c.FailedAfter)) {
 		out = append(out, Finding{
 			Garbage: driver.Garbage{Kind: driver.Record, Name: w.ID, Workload: driver.ID(w.ID),
-				Reason: fmt.Sprintf("failed %s ago, and nothing of it is here", now.Sub(w.Failure.At).Round(time.Second))},
+				Reason: fmt.Sprintf("failed %s ago, and has no instance on this node", now.Sub(w.Failure.At).Round(time.Second))},
 			From: "agent", collect: func(ctx context.Context) error {
-				// Its volumes are kept.
+				// Release with Keep does not delete the volumes of the dropped order.
 				if err := c.Storage.Release(ctx, w.ID, volume.Fate{Keep: true}); err != nil {
 					return err
 				}
@@ -172,7 +176,8 @@ func (c *Collector) oldRecords(now time.Time) []Finding {
 	return out
 }
 
-// Collect finds garbage and, unless dry, removes it. by is the person who asked, and may be empty.
+// Collect finds garbage and, unless dry, removes it. by is the person who requested the collection, and may
+// be empty.
 func (c *Collector) Collect(ctx context.Context, dry, orphans bool, by string) Findings {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,7 +205,7 @@ func (c *Collector) Record(f *Finding, by string) {
 	now := time.Now()
 	text := fmt.Sprintf("%s %s: %s", f.Kind, f.Name, f.Reason)
 	if by != "" {
-		text += "; asked for by " + by
+		text += "; removal requested by " + by
 	}
 	if f.Err != nil {
 		text += ": not removed: " + f.Err.Error()
@@ -232,6 +237,6 @@ func (c *Collector) Periodic(ctx context.Context, now time.Time) {
 		return
 	}
 	if out := c.Collect(ctx, false, c.Orphans, ""); len(out.Skipped) > 0 {
-		c.Logger.Info("garbage was not looked for everywhere", "skipped", strings.Join(out.Skipped, "; "))
+		c.Logger.Info("some places were not searched for garbage", "skipped", strings.Join(out.Skipped, "; "))
 	}
 }

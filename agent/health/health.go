@@ -1,5 +1,6 @@
-// Package health checks running workloads: an HTTP path, a TCP port, or a command inside. The result is
-// shown in the status, and DNS leaves out unhealthy workloads. It restarts nothing.
+// Package health runs the health checks of workloads: a request for an HTTP path, a connection to a TCP port,
+// or a command inside the workload. The result is shown in the status of the workload, and DNS leaves out
+// unhealthy workloads. The package restarts nothing; agent/core does.
 package health
 
 import (
@@ -20,36 +21,37 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// The states of a watched workload.
+// The states of a health check.
 const (
-	Starting  = "starting" // no result yet
+	Starting  = "starting" // the health check has no result yet
 	Healthy   = "healthy"
 	Unhealthy = "unhealthy"
 )
 
-// atOnce bounds the checks that run at a time. A check that takes longer than hold no longer counts, so
-// that checks that hang do not block the others.
+// atOnce is the maximum number of checks that run at the same time. A check that takes longer than hold is
+// not counted any more, so that checks that hang do not block other checks.
 const (
 	atOnce = 16
 	hold   = 10 * time.Second
 )
 
-// The defaults of a check, and how much of an answer is read.
+// The defaults of a health check, and limits of what it reads and reports.
 const (
 	defaultInterval = 10 * time.Second
 	defaultTimeout  = 3 * time.Second
 	defaultRetries  = 3
-	maxAnswer       = 64 << 10
-	maxDetail       = 200 // bytes of why a workload is not healthy
+	maxAnswer       = 64 << 10 // how many bytes of an HTTP answer the check reads
+	maxDetail       = 200      // maximum size, in bytes, of the text that says why a workload is not healthy
 )
 
-// Target is an instance to check.
+// Target is an instance whose health is checked.
 type Target struct {
 	ID driver.ID
-	// Instance changes when the workload is recreated or started again. Earlier results no longer count then.
+	// Instance changes when the workload is recreated or started again. Results of an earlier Instance are
+	// dropped.
 	Instance string
 	Started  time.Time
-	// Addresses of the workload, and the ports that the host forwards to it if it has none.
+	// Addresses are those of the workload. Ports are used if it has no address: the host forwards them to it.
 	Addresses []string
 	Ports     []driver.Port
 	Check     *agentv1.HealthCheck
@@ -57,7 +59,7 @@ type Target struct {
 	Execer driver.Execer
 }
 
-// Checker checks workloads, each in a goroutine of its own. Its methods do not block.
+// Checker runs the health checks of workloads, each in a goroutine of its own. Its methods do not block.
 type Checker struct {
 	ctx     context.Context
 	spawn   func(func())
@@ -74,17 +76,17 @@ type watch struct {
 	cancel context.CancelFunc
 	state  string
 	detail string
-	failed int // in a row
+	failed int // number of consecutive failures
 }
 
-// New makes a checker that ends with ctx. spawn starts a goroutine. changed is called, from such a
-// goroutine, when State has changed.
+// New makes a checker that ends with ctx. spawn starts a goroutine. changed is called, from such a goroutine,
+// when the result of State for a workload has changed.
 func New(ctx context.Context, spawn func(func()), changed func(driver.ID)) *Checker {
 	return &Checker{ctx: ctx, spawn: spawn, changed: changed, slots: make(chan struct{}, atOnce), watched: map[driver.ID]*watch{}}
 }
 
-// Watch checks a target from now on, and replaces an earlier target of its id. A target with the same
-// Instance only gets new addresses.
+// Watch checks a target from now on, in place of an earlier target with the same ID. If the Instance is the
+// same, the running check only gets the new addresses.
 func (c *Checker) Watch(t Target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,7 +113,8 @@ func (c *Checker) Drop(id driver.ID) {
 	}
 }
 
-// State is the state of a workload, and why it is not healthy. Both are empty if it is not checked.
+// State returns the state of a workload's health check, and why the workload is not healthy. Both are empty
+// if it has no check.
 func (c *Checker) State(id driver.ID) (state, detail string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,8 +131,8 @@ func or(v int32, otherwise time.Duration) time.Duration {
 	return time.Duration(v) * time.Second
 }
 
-// run checks at once and then at the interval. Before the first result it checks at a tenth of the
-// interval, so that a workload that is ready is not kept waiting.
+// run makes the first check at once and then one check per interval. Until the first success or failure is
+// established it checks ten times as often, so that a workload that is ready is reported soon.
 func (c *Checker) run(ctx context.Context, w *watch) {
 	check := w.target.Check
 	interval := or(check.GetIntervalSeconds(), defaultInterval)
@@ -167,7 +170,7 @@ func (c *Checker) run(ctx context.Context, w *watch) {
 	}
 }
 
-// note counts a result and returns the state that follows.
+// note counts the result of one check, and returns the new state of the workload.
 func (c *Checker) note(w *watch, err error) string {
 	check := w.target.Check
 	c.mu.Lock()
@@ -176,7 +179,7 @@ func (c *Checker) note(w *watch, err error) string {
 	case err == nil:
 		w.state, w.detail, w.failed = Healthy, "", 0
 	case w.state != Healthy && time.Since(w.target.Started) < time.Duration(check.GetStartPeriodSeconds())*time.Second:
-		// Failures while the workload starts do not count.
+		// Failures in the start period of the workload do not count.
 	default:
 		retries := int(check.GetRetries())
 		if retries <= 0 {
@@ -202,12 +205,12 @@ func brief(err error) string {
 		if r == ';' || r < ' ' {
 			return ','
 		}
-		return r // bytes that are not UTF-8 come as utf8.RuneError
+		return r // a byte that is not UTF-8 becomes the replacement character U+FFFD
 	}, err.Error())
-	return strings.ToValidUTF8(out[:min(len(out), maxDetail)], "") // nor a rune that was cut
+	return strings.ToValidUTF8(out[:min(len(out), maxDetail)], "") // ToValidUTF8 removes a rune that the limit has cut
 }
 
-// once makes one check.
+// once makes one check of a target.
 func (c *Checker) once(ctx context.Context, t Target) error {
 	switch check := t.Check; {
 	case len(check.GetCommand()) > 0:
@@ -225,8 +228,8 @@ func (c *Checker) once(ctx context.Context, t Target) error {
 	}
 }
 
-// each tries all addresses of a port of the workload at once; one success is enough. One after the other
-// would not do, because an address that does not answer takes the whole time of the check.
+// each tries all addresses of a workload's port at the same time; one success is enough. If it tried one
+// address after another, an address that does not answer would use up the time limit of the check.
 func (c *Checker) each(ctx context.Context, t Target, try func(ctx context.Context, addr string) error) error {
 	port := int(t.Check.GetPort())
 	var places []string
@@ -269,7 +272,7 @@ func (c *Checker) get(ctx context.Context, addr, path string) error {
 		return err
 	}
 	req.Header.Set("User-Agent", "persys-agent health check")
-	// Each check makes a new connection: an old one may lead to an earlier instance.
+	// Each check makes a new connection, because an old connection may lead to an earlier instance.
 	tr := &http.Transport{DialContext: c.dial.DialContext, DisableKeepAlives: true, Proxy: nil}
 	defer tr.CloseIdleConnections()
 	client := http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -278,7 +281,7 @@ func (c *Checker) get(ctx context.Context, addr, path string) error {
 		return err
 	}
 	defer resp.Body.Close()
-	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // the status is the answer
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // only the status code of the answer counts, not its body
 	if resp.StatusCode < 200 || resp.StatusCode > 399 {
 		return fmt.Errorf("GET %s answered %s", path, resp.Status)
 	}

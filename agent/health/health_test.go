@@ -41,14 +41,14 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// becomes waits for a state.
+// becomes waits until the check of a workload is in a state, and returns the detail.
 func (r *rig) becomes(id driver.ID, want string) string {
 	r.t.Helper()
 	var detail string
 	testbed.Within(r.t, testbed.Patience, "health", func() (err error) {
 		var state string
 		if state, detail = r.State(id); state != want {
-			err = fmt.Errorf("%s is %q (%s), want %q", id, state, detail, want)
+			err = fmt.Errorf("workload %s is %q (%s), want %q", id, state, detail, want)
 		}
 		return err
 	})
@@ -68,7 +68,7 @@ func split(t *testing.T, addr string) (string, int32) {
 	return host, int32(n)
 }
 
-func TestHTTP(t *testing.T) {
+func TestHTTPChecksReportHealth(t *testing.T) {
 	var broken atomic.Bool
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/ready" || broken.Load() {
@@ -84,24 +84,24 @@ func TestHTTP(t *testing.T) {
 	r.becomes("web", Healthy)
 	broken.Store(true)
 	if detail := r.becomes("web", Unhealthy); !strings.Contains(detail, "503") {
-		t.Errorf("unhealthy because of %q", detail)
+		t.Errorf("the check failed with the reason %q, want HTTP status 503", detail)
 	}
 	broken.Store(false)
 	r.becomes("web", Healthy)
 	if n := r.news.Load(); n != 3 {
-		t.Errorf("told %d times, want once for each change", n)
+		t.Errorf("changed was called %d times, want once for each change of the state", n)
 	}
-	// Another instance starts without results.
+	// Results of earlier instances do not count for a new instance.
 	broken.Store(true)
 	target.Instance = "2"
 	r.Watch(target)
 	if state, _ := r.State("web"); state != Starting {
-		t.Errorf("a new instance is %q", state)
+		t.Errorf("the check of a new instance has state %q, want starting", state)
 	}
 	r.becomes("web", Unhealthy)
 	r.Drop("web")
 	if state, _ := r.State("web"); state != "" {
-		t.Errorf("a dropped one is %q", state)
+		t.Errorf("after Drop the check has state %q, want none", state)
 	}
 }
 
@@ -119,17 +119,18 @@ func TestTCPOverAForwardedPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	if detail := r.becomes("db", Unhealthy); !strings.Contains(detail, "refused") {
-		t.Errorf("unhealthy because of %q", detail)
+		t.Errorf("the check failed with the reason %q, want a refused connection", detail)
 	}
 	r.Watch(Target{ID: "lost", Instance: "1", Check: &agentv1.HealthCheck{Tcp: true, Port: 1, Retries: 1}})
 	if detail := r.becomes("lost", Unhealthy); !strings.Contains(detail, "no address") {
-		t.Errorf("unhealthy because of %q", detail)
+		t.Errorf("the check failed with the reason %q, want a missing address", detail)
 	}
 }
 
-// An address that does not answer leaves time for the others: a network that only the workload is in, say.
-func TestOneOfSeveralAddresses(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.2:0") // accepts the connection and never answers
+// A workload has two addresses, and one does not answer: it may be in a network that only the workload can
+// reach. The check of the other address still has time to succeed.
+func TestASilentAddressLeavesTimeForTheOthers(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.2:0") // this listener accepts connections and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +151,7 @@ func TestOneOfSeveralAddresses(t *testing.T) {
 	r.becomes("web", Healthy)
 }
 
-func TestStartPeriod(t *testing.T) {
+func TestFailuresInTheStartPeriodDoNotCount(t *testing.T) {
 	r := newRig(t)
 	target := Target{ID: "slow", Instance: "1", Started: time.Now(), Check: &agentv1.HealthCheck{Tcp: true, Port: 1, IntervalSeconds: 1, Retries: 1, StartPeriodSeconds: 3600}}
 	r.Watch(target)
@@ -158,11 +159,11 @@ func TestStartPeriod(t *testing.T) {
 	r.Watch(target)
 	r.becomes("old", Unhealthy)
 	if state, _ := r.State("slow"); state != Starting {
-		t.Errorf("in its start period it is %q", state)
+		t.Errorf("a check that fails in the start period has state %q, want starting", state)
 	}
 }
 
-func TestCommand(t *testing.T) {
+func TestCommandChecksReportHealth(t *testing.T) {
 	engine, err := sim.NewEngine(sim.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -182,18 +183,18 @@ func TestCommand(t *testing.T) {
 		{[]string{"true"}, Healthy, ""},
 		{[]string{"sh", "-c", "err not; exit 3"}, Unhealthy, "code 3: not"},
 		{[]string{"sleep", "600"}, Unhealthy, "too long"},
-		{[]string{"sh", "-c", "err " + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "ää"},  // cut between two letters
-		{[]string{"sh", "-c", "err a" + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "aä"}, // cut within a letter
-		{[]string{"sh", "-c", "err gr\xf6\xdfer; exit 3"}, Unhealthy, "code 3: gr"},                    // not UTF-8
+		{[]string{"sh", "-c", "err " + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "ää"},  // maxDetail cuts the reason between two letters
+		{[]string{"sh", "-c", "err a" + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "aä"}, // maxDetail cuts the reason within a letter of two bytes
+		{[]string{"sh", "-c", "err gr\xf6\xdfer; exit 3"}, Unhealthy, "code 3: gr"},                    // the output of the command is not UTF-8
 	} {
 		r.Watch(Target{ID: "app", Instance: fmt.Sprint(i), Execer: d, Check: &agentv1.HealthCheck{Command: c.command, Retries: 1, TimeoutSeconds: 1}})
 		if detail := r.becomes("app", c.state); !strings.Contains(detail, c.says) || len(detail) > maxDetail || !utf8.ValidString(detail) {
-			t.Errorf("%v: %q, want %q, in UTF-8", c.command, detail, c.says)
+			t.Errorf("the command %v gives the reason %q, want valid UTF-8 with %q", c.command, detail, c.says)
 		}
 	}
 }
 
-// mute runs commands that never end.
+// mute is an Execer whose commands never end.
 type mute struct{ driver.Execer }
 
 func (mute) Exec(ctx context.Context, _ driver.ID, _ driver.ExecOptions) (driver.Session, error) {
@@ -201,7 +202,7 @@ func (mute) Exec(ctx context.Context, _ driver.ID, _ driver.ExecOptions) (driver
 	return nil, ctx.Err()
 }
 
-// Checks that hang keep no others from being made.
+// Checks that hang do not keep other checks from running.
 func TestHangingChecksDoNotBlockOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -209,10 +210,10 @@ func TestHangingChecksDoNotBlockOthers(t *testing.T) {
 			r.Watch(Target{ID: driver.ID(fmt.Sprint("mute-", i)), Execer: mute{}, Check: &agentv1.HealthCheck{Command: []string{"x"}, TimeoutSeconds: 600}})
 		}
 		synctest.Wait()
-		r.Watch(Target{ID: "other", Check: &agentv1.HealthCheck{Command: []string{"x"}, Retries: 1}}) // which fails at once
+		r.Watch(Target{ID: "other", Check: &agentv1.HealthCheck{Command: []string{"x"}, Retries: 1}}) // this check fails at once
 		time.Sleep(4 * hold)
 		if state, detail := r.State("other"); state != Unhealthy {
-			t.Errorf("%q, %q", state, detail)
+			t.Errorf("while other checks hang, a check that fails at once has state %q with reason %q, want unhealthy", state, detail)
 		}
 	})
 }

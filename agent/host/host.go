@@ -14,14 +14,14 @@ import (
 	"github.com/persys/compute/agent/usage"
 )
 
-// Totals are the sizes of a machine.
+// Totals are the sizes of a machine's CPU, memory and disks.
 type Totals struct {
 	CPUMillicores int64
 	MemoryMB      int64
 	DiskGB        int64
 }
 
-// Usage is what all programs on a machine use together. Percentages are 0 to 100.
+// Usage is how much of a machine all of its programs use. Percentages are 0 to 100.
 type Usage struct {
 	CPUMillicores                          int64
 	MemoryMB                               int64
@@ -30,16 +30,16 @@ type Usage struct {
 	NetReceived, NetSent                   int64 // bytes since the machine started
 }
 
-// Host measures the machine. Totals and Usage answer from memory; Run, called once by the agent,
-// samples until ctx ends.
+// Host measures the machine. Totals and Usage return the results of the last measurement. Run, which the
+// agent calls once, measures again and again until ctx ends.
 type Host interface {
 	Totals() Totals
 	Usage() Usage
 	Run(ctx context.Context) error
 }
 
-// New measures this machine; the disk is the file system of path, reported as storage pool
-// "root". The error is that of the first measurement.
+// New measures this machine. The disk is the file system of path, which is reported as storage pool "root".
+// New returns an error if the first measurement fails.
 func New(path string) (Host, error) {
 	h := &machine{path: path}
 	memory, err := mem.VirtualMemory()
@@ -76,7 +76,7 @@ func (h *machine) Usage() Usage {
 	return h.usage
 }
 
-// Run samples every 5 s; a sample costs well below a millisecond.
+// Run measures the machine every 5 s. A measurement takes well below a millisecond.
 func (h *machine) Run(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
@@ -90,7 +90,7 @@ func (h *machine) Run(ctx context.Context) error {
 	}
 }
 
-// sample reads all figures. A figure that cannot be read keeps its last value.
+// sample measures the machine. If a number cannot be read, its last value is kept.
 func (h *machine) sample(ctx context.Context) {
 	times, timesErr := cpu.TimesWithContext(ctx, false)
 	memory, memoryErr := mem.VirtualMemoryWithContext(ctx)
@@ -121,24 +121,24 @@ func (h *machine) sample(ctx context.Context) {
 	}
 }
 
-// Guest time is counted in user time already.
+// The time of guests is left out, because the user time includes it already.
 func busy(t cpu.TimesStat) float64 {
 	return t.User + t.System + t.Nice + t.Irq + t.Softirq + t.Steal
 }
 
 func idle(t cpu.TimesStat) float64 { return t.Idle + t.Iowait }
 
-// Fixed is a machine of constant size and use, for simulations.
+// Fixed is a machine of constant size and usage, for simulations.
 type Fixed struct {
 	Total Totals
 	Used  Usage
 }
 
-// Totals are as given.
+// Totals returns Total.
 func (h Fixed) Totals() Totals { return h.Total }
 
-// Usage is as given.
+// Usage returns Used.
 func (h Fixed) Usage() Usage { return h.Used }
 
-// Run has nothing to measure.
+// Run returns at once: the values of Fixed never change.
 func (h Fixed) Run(context.Context) error { return nil }

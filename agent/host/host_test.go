@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/agent/host"
 )
 
-func TestAdvertisedAddress(t *testing.T) {
+func TestTheAdvertisedAddressCanBeReached(t *testing.T) {
 	for _, c := range []struct{ listener, scheduler, want string }{
 		{"192.0.2.7:50051", "", "192.0.2.7:50051"},
 		{"127.0.0.1:50051", "192.0.2.1:8085", "127.0.0.1:50051"},
@@ -20,7 +20,7 @@ func TestAdvertisedAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := host.Advertised(addr, c.scheduler); err != nil || got != c.want {
-			t.Errorf("listening on %s, scheduler %q: %s, %v; want %s", c.listener, c.scheduler, got, err, c.want)
+			t.Errorf("for a listener on %s and scheduler %q the advertised address is %s, error %v; want %s", c.listener, c.scheduler, got, err, c.want)
 		}
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Suffix distinguishes machines that share a host name. It is the first 12 digits of the machine id, or of
-// a hash of the first hardware address; "" if there is neither.
+// Suffix returns a suffix that distinguishes machines with the same host name. It is the first 12 digits of
+// the machine id, or of a hash of the first hardware address; "" if the machine has neither.
 func Suffix() string {
 	if raw, err := os.ReadFile("/etc/machine-id"); err == nil {
 		if text := strings.TrimSpace(string(raw)); len(text) >= 12 {
@@ -31,9 +31,10 @@ func Suffix() string {
 	return ""
 }
 
-// Advertised is the address at which schedulers reach a listener (contract/semantics.md, section 11): its
-// own host; for a wildcard the source address towards a scheduler, else the first global address, else
-// 127.0.0.1. A loopback listener keeps its address, which legacy v1 agents replaced.
+// Advertised returns the address at which schedulers reach a listener (contract/semantics.md, section 11). It
+// is the address of the listener. If that is a wildcard, the host is the local address of a connection to a
+// scheduler, else the first global address, else 127.0.0.1. A loopback address is kept; legacy v1 agents
+// replaced it.
 func Advertised(addr net.Addr, scheduler string) (string, error) {
 	host, port, err := net.SplitHostPort(addr.String())
 	if err != nil {
@@ -41,7 +42,7 @@ func Advertised(addr net.Addr, scheduler string) (string, error) {
 	}
 	ip := net.ParseIP(host)
 	if ip != nil && !ip.IsUnspecified() {
-		return addr.String(), nil // only this address answers
+		return addr.String(), nil // the listener is not a wildcard: the agent listens only at this address
 	}
 	if scheduler != "" {
 		// Connecting a UDP socket sends nothing; it only asks for the route.

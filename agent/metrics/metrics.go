@@ -1,4 +1,4 @@
-// Package metrics has the persys_agent_* collectors.
+// Package metrics declares the persys_agent_* metrics.
 package metrics
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// Metrics are the persys_agent_* collectors: those that existing dashboards query
-// (contract/semantics.md, section 15) and a few of our own. A nil *Metrics counts nothing.
+// Metrics are the persys_agent_* metrics: those that existing dashboards use (contract/semantics.md, section
+// 15), and further ones. A nil *Metrics counts nothing.
 type Metrics struct {
 	*telemetry.Set
 
@@ -40,17 +40,17 @@ func (m *Metrics) Limited(reason string) {
 	}
 }
 
-// List names what an agent exports, without Go's and the process's own collectors.
+// List returns the metrics that an agent exports, without those of Go and of the process.
 func List() []telemetry.Metric { return describe(nil).Metrics() }
 
-// Source is where gauges are read when somebody asks for them.
+// Source provides the values of the agent's gauges at each scrape.
 type Source struct {
 	State func() core.State
 	Used  *usage.Table
 	Host  host.Host
 }
 
-// New registers the collectors. Without a registerer it returns nil.
+// New registers the collectors of the metrics. If reg is nil, it returns nil.
 func New(reg prometheus.Registerer, from Source) (*Metrics, error) {
 	if reg == nil {
 		return nil, nil
@@ -67,20 +67,20 @@ func describe(from *Source) *Metrics {
 		created:          s.Counter("workload_created_total", "Workloads created on an engine."),
 		removed:          s.Counter("workload_deleted_total", "Workloads deleted."),
 		failures:         s.Counter("workload_failed_total", "Times a workload became Failed."),
-		reconciles:       s.Counter("workload_reconcile_total", "Looks at everything."),
-		applySeconds:     s.Histogram("workload_apply_duration_seconds", "Time of one step that creates, replaces, starts or stops.", buckets),
+		reconciles:       s.Counter("workload_reconcile_total", "Sweeps: lists of all engines."),
+		applySeconds:     s.Histogram("workload_apply_duration_seconds", "Time of one action that creates, replaces, starts or stops an instance.", buckets),
 		deleteSeconds:    s.Histogram("workload_delete_duration_seconds", "Time of one delete.", buckets),
-		reconcileSeconds: s.Histogram("workload_reconcile_duration_seconds", "Time of one look at everything.", buckets),
+		reconcileSeconds: s.Histogram("workload_reconcile_duration_seconds", "Time of one sweep, which lists all engines.", buckets),
 		runtimeHealth:    s.Gauges("runtime_health_status", "1 when the runtime is healthy, else 0.", "runtime_type"),
-		tooMany:          s.Counters("refused_by_limit_total", "Calls and connections that a limit refused: rate and concurrency of one host, connections in all, or of one host.", "reason"),
+		tooMany:          s.Counters("refused_by_limit_total", "Calls and connections that were refused because of a limit: calls of one host per second or at the same time, connections in all or of one host.", "reason"),
 		errors:           s.Counters("errors_total", "Failures by class.", "error_code"),
 		taskExecutions:   s.Counters("task_executions_total", "Tasks ended.", "type", "status"),
 		taskFailures:     s.Counters("task_failures_total", "Tasks failed.", "type"),
-		taskLatency:      s.Histograms("task_latency_seconds", "Time from order to end.", buckets, "type", "status"),
-		gcRuns:           s.Counter("garbage_collection_runs_total", "Times that what is no longer needed was looked for and dropped."),
-		gcSeconds:        s.Histogram("garbage_collection_duration_seconds", "Time of one such run.", prometheus.ExponentialBuckets(0.0001, 4, 10)),
+		taskLatency:      s.Histograms("task_latency_seconds", "Time from an order until its task has ended.", buckets, "type", "status"),
+		gcRuns:           s.Counter("garbage_collection_runs_total", "Runs of garbage collection."),
+		gcSeconds:        s.Histogram("garbage_collection_duration_seconds", "Time of one run of garbage collection.", prometheus.ExponentialBuckets(0.0001, 4, 10)),
 		gcDeleted: s.Counters("garbage_collection_resources_deleted_total",
-			"What garbage collection removed by kind, and instances, by their type, that came back after their delete.", "resource_type"),
+			"Resources that garbage collection removed, by kind, and instances that came back after their delete and were removed again, by type.", "resource_type"),
 		heartbeats: s.Counters("heartbeats_total", "Heartbeats and registrations sent, by outcome.", "call", "code"),
 		fenced:     s.Counter("orders_fenced_total", "Orders refused because of epoch, generation or node."),
 	}
@@ -106,7 +106,8 @@ func (m *Metrics) Reconciled(d time.Duration) {
 	}
 }
 
-// Applied counts an act that created, replaced, started or stopped; created says that it made an instance.
+// Applied counts an action that created, replaced, started or stopped an instance, and records how long it took.
+// created: the action made a new instance.
 func (m *Metrics) Applied(d time.Duration, created bool) {
 	if m == nil {
 		return
@@ -124,7 +125,7 @@ func (m *Metrics) Failed(class driver.Class) {
 	}
 }
 
-// Deleted counts a delete.
+// Deleted counts the delete of a workload, and records how long it took.
 func (m *Metrics) Deleted(d time.Duration) {
 	if m != nil {
 		m.removed.Inc()
@@ -132,14 +133,14 @@ func (m *Metrics) Deleted(d time.Duration) {
 	}
 }
 
-// Orphan counts the delete of an instance that nobody had ordered; "" is none.
+// Orphan counts the delete of an instance without order. If kind is empty, it counts nothing.
 func (m *Metrics) Orphan(kind driver.Kind) {
 	if m != nil && kind != "" {
 		m.gcDeleted.WithLabelValues(string(kind)).Inc()
 	}
 }
 
-// CollectedOne counts a removal by garbage collection.
+// CollectedOne counts a resource of a kind that garbage collection removed.
 func (m *Metrics) CollectedOne(kind string) {
 	if m != nil {
 		m.gcDeleted.WithLabelValues(kind).Inc()
@@ -176,30 +177,31 @@ func (m *Metrics) Refused(r *core.Refusal) {
 	}
 }
 
-// oldFailure: a workload that has been Failed for longer counts as an old failure
-// (contract/semantics.md, section 11).
+// oldFailure is how long a workload must have been Failed to count as an old failure (contract/semantics.md,
+// section 11).
 const oldFailure = time.Hour
 
-// readAgent declares the gauges. from may be nil where only the names matter.
+// readAgent declares the gauges. from may be nil if only the names are needed.
 func (m *Metrics) readAgent(from *Source) {
 	var (
 		workloads = m.ReadGauge("workload_count", "Workloads by state and type.", "state", "type")
 		orphans   = m.ReadGauge("garbage_collection_orphaned_resources_found",
-			"Instances with our labels that nobody ordered; they are reported, never removed by themselves.", "resource_type")
+			"Instances with our labels but without an order. The agent reports them and does not remove them by itself.", "resource_type")
 		failed = m.ReadGauge("garbage_collection_old_failed_workloads_found", "Workloads that have been Failed for more than an hour.")
-		depth  = m.ReadGauge("task_queue_depth", "Workloads due or in work.")
+		depth  = m.ReadGauge("task_queue_depth", "Workloads on which an action is due or in progress.")
 		memory = m.ReadGauge("system_memory_utilization_percent", "0 to 100.")
 		cpu    = m.ReadGauge("system_cpu_utilization_percent", "0 to 100.")
 		disk   = m.ReadGauge("system_disk_utilization_percent", "0 to 100.", "mount_point")
-		cards  = m.ReadGauge("system_network_bytes", "What the machine's own network cards received and sent since it started.", "direction")
-		// Sums for each kind: callers choose ids, and a label for each id would grow without bound.
+		cards  = m.ReadGauge("system_network_bytes", "Bytes that the machine's own network cards received and sent since the machine started.", "direction")
+		// The gauges are sums for each kind of workload. Users choose workload ids, so one series for each id
+		// would grow without bound.
 		useCPU     = m.ReadGauge("workload_cpu_millicores", "Processor use of all workloads of a kind between their two newest samples.", "type")
 		useMemory  = m.ReadGauge("workload_memory_bytes", "Memory in use by all workloads of a kind.", "type")
-		useDisk    = m.ReadGauge("workload_disk_bytes", "What all workloads of a kind occupy beyond images and volumes, where it is measured.", "type")
-		useNetwork = m.ReadGauge("workload_network_bytes", "What the running workloads of a kind received and sent, each since its start.", "type", "direction")
-		useBlocks  = m.ReadGauge("workload_block_bytes", "What the running workloads of a kind read from and wrote to block devices, each since its start.", "type", "direction")
+		useDisk    = m.ReadGauge("workload_disk_bytes", "Disk space that all workloads of a kind occupy, without images and volumes, where it is measured.", "type")
+		useNetwork = m.ReadGauge("workload_network_bytes", "Bytes that the running workloads of a kind received and sent, each since its start.", "type", "direction")
+		useBlocks  = m.ReadGauge("workload_block_bytes", "Bytes that the running workloads of a kind read from and wrote to block devices, each since its start.", "type", "direction")
 		promised   = m.ReadGauge("promised", "Sum of the reservations of all workloads: cpu in millicores, memory in MiB, disk in GiB.", "resource")
-		useMeasure = m.ReadGauge("workloads_measured", "Workloads of a kind of which the use is known.", "type")
+		useMeasure = m.ReadGauge("workloads_measured", "Workloads of a kind whose resource usage is measured.", "type")
 	)
 	m.Read(func(emit telemetry.Emit) {
 		type key struct{ state, kind string }

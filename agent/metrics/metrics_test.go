@@ -13,7 +13,7 @@ import (
 )
 
 // A workload that has been Failed for more than an hour is an old failure.
-func TestOldFailures(t *testing.T) {
+func TestFailuresOlderThanAnHourAreCounted(t *testing.T) {
 	now := time.Now()
 	saved := core.Saved{Status: map[string]core.SavedStatus{}}
 	for id, since := range map[string]time.Duration{"old": 2 * oldFailure, "new": time.Minute} {
@@ -32,10 +32,10 @@ func TestOldFailures(t *testing.T) {
 	for _, f := range families {
 		if f.GetName() == "persys_agent_garbage_collection_old_failed_workloads_found" {
 			if n := f.Metric[0].GetGauge().GetValue(); n != 1 {
-				t.Errorf("%v old failures, want 1", n)
+				t.Errorf("the metric counts %v old failures, want 1", n)
 			}
 			return
 		}
 	}
-	t.Error("there is no such metric")
+	t.Error("the metric does not exist")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -15,11 +16,13 @@ import (
 	"github.com/persys/compute/agent/volume"
 )
 
-// running is an act under way.
+// running holds what is needed to cancel an action that is in progress.
 type running struct {
 	whole, start context.Context
 	cancelWhole  context.CancelFunc
-	cancelStart  context.CancelFunc // cancels only the driver's Ensure
+	cancelStart  context.CancelFunc // cancels only the driver's Ensure, not the whole action
+	limit        *time.Timer        // ends the action when its driver has reported no progress for StepTimeout
+	stalled      atomic.Bool
 }
 
 func (r *running) interrupt(starting bool) {
@@ -30,15 +33,20 @@ func (r *running) interrupt(starting bool) {
 	}
 }
 
-// begin starts an act in a goroutine. r.mu must be held.
+// begin starts an action in a goroutine. r.mu must be held.
 func (r *Runner) begin(a *core.Act) {
 	run := &running{}
 	run.whole, run.cancelWhole = context.WithCancel(r.life)
 	run.start, run.cancelStart = context.WithCancel(run.whole)
+	run.limit = time.AfterFunc(r.cfg.StepTimeout, func() {
+		run.stalled.Store(true)
+		run.cancelWhole()
+	})
 	r.running[a] = run
 	r.Spawn(func() {
 		done := core.Done{Act: a}
 		e := r.perform(run, a, &done)
+		run.limit.Stop()
 		run.cancelStart()
 		run.cancelWhole()
 		r.mu.Lock()
@@ -52,7 +60,20 @@ func (r *Runner) begin(a *core.Act) {
 	})
 }
 
-// perform carries out an act. It returns the first engine of the act, or nil.
+// moved takes a driver's report of progress for a workload. The action on the workload then gets the full
+// StepTimeout again.
+func (r *Runner) moved(id, text string) {
+	r.do(core.Progress{ID: id, Text: text})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for a, run := range r.running {
+		if a.ID == id {
+			run.limit.Reset(r.cfg.StepTimeout)
+		}
+	}
+}
+
+// perform carries out an action and fills done with its result. It returns the first engine of the action, or nil.
 func (r *Runner) perform(run *running, a *core.Act, done *core.Done) *engine {
 	began := time.Now()
 	var e *engine
@@ -75,6 +96,9 @@ func (r *Runner) perform(run *running, a *core.Act, done *core.Done) *engine {
 	}
 	ctx, end := r.span(run.whole, a.ID, name)
 	err := r.carryOut(ctx, run, e, a)
+	if err != nil && run.stalled.Load() {
+		err = driver.Errorf(driver.RuntimeUnhealthy, name, "the driver has reported no progress for %s: %w", r.cfg.StepTimeout, err)
+	}
 	end(err)
 	done.Failed = failure(err)
 	switch {
@@ -94,17 +118,17 @@ func failure(err error) *core.Failed {
 	return &core.Failed{Class: driver.ClassOf(err), Message: err.Error()}
 }
 
-// carryOut carries out an act on its engines. A panic of a driver counts as a failure of the
+// carryOut carries out an action on its engines. A panic of a driver counts as a failure of the
 // workload.
 func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.Act) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			r.log.Error("a step panicked", "workload", a.ID, "do", a.Verb.String(), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			err = driver.Errorf(driver.RuntimeError, a.Verb.String(), "the agent failed while it carried this out; its log says where")
+			r.log.Error("a driver panicked", "workload", a.ID, "do", a.Verb.String(), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = driver.Errorf(driver.RuntimeError, a.Verb.String(), "the agent failed while it carried out this action; the agent's log says where")
 		}
 	}()
 	id := driver.ID(a.ID)
-	generation := driver.Generation{} // of an order; an act on an orphan has none
+	generation := driver.Generation{} // generation of the order; zero for an action on an instance without order
 	if a.Intent != nil {
 		generation = a.Intent.Generation
 	}
@@ -118,16 +142,20 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 		if a.Verb == core.RemoveFormer {
 			return nil
 		}
+		if in := a.Intent; in != nil {
+			body := spec.Of(in)
+			if err := r.cfg.Storage.SetPolicies(a.ID, body.GetNamespace(), in.Type, spec.Volumes(body)); err != nil {
+				return err
+			}
+		}
 		return r.cfg.Storage.Release(ctx, a.ID, volume.Fate(a.Fate))
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StepTimeout)
-	defer cancel()
 	if e == nil {
 		return driver.Errorf(driver.RuntimeError, "apply", "runtime not available: %s", a.Kinds[0])
 	}
 	switch a.Verb {
 	case core.Halt, core.Restart:
-		if err := e.drv.Halt(ctx, id, a.Grace); err != nil || a.Verb == core.Halt {
+		if err := halt(ctx, e.drv, a); err != nil || a.Verb == core.Halt {
 			return err
 		}
 	case core.Recreate:
@@ -138,8 +166,21 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 	return r.ensure(ctx, run, e, a)
 }
 
-// remover returns the driver's Remove. For a workload that may continue on another node it returns
-// Leave instead, if the driver has it: Leave keeps the resources that the workload may use there.
+// halt stops a workload. If it is restarted because it is unhealthy, and its driver knows which parts of it are,
+// the other parts go on.
+func halt(ctx context.Context, d driver.Driver, a *core.Act) error {
+	id := driver.ID(a.ID)
+	if h, ok := d.(driver.UnhealthyHalter); ok && a.Heals {
+		if some, err := h.HaltUnhealthy(ctx, id, a.Grace); some || err != nil {
+			return err
+		}
+	}
+	return d.Halt(ctx, id, a.Grace)
+}
+
+// remover returns the method of a driver that removes a workload. If the workload may continue on another
+// node, it returns Leave, if the driver has that method: Leave keeps the resources that the workload may use
+// on the other node. Otherwise it returns Remove.
 func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) error {
 	l, ok := d.(driver.Leaver)
 	if !ok || !fate.Keep && !fate.KeepShared {
@@ -155,21 +196,33 @@ func (r *Runner) removeFrom(ctx context.Context, a *core.Act, kind driver.Kind) 
 	if e == nil {
 		return driver.Errorf(driver.RuntimeError, "delete", "runtime not available: %s", kind)
 	}
-	limited, cancel := context.WithTimeout(ctx, r.cfg.StepTimeout)
-	defer cancel()
-	if err := remover(e.drv, a.Fate)(limited, driver.ID(a.ID)); err != nil {
+	if n, ok := e.drv.(driver.Namespaced); ok && a.Intent != nil {
+		other, err := n.Foreign(ctx, driver.ID(a.ID), spec.Of(a.Intent).GetNamespace())
+		if err != nil {
+			return err
+		}
+		if other {
+			r.log.Warn("kept an instance that has the id of a deleted workload but belongs to another namespace", "workload", a.ID)
+			return r.refresh(ctx, e)
+		}
+	}
+	if err := remover(e.drv, a.Fate)(ctx, driver.ID(a.ID)); err != nil {
 		return err
 	}
 	return r.refresh(ctx, e)
 }
 
-// ensure attaches the workload's volumes, ensures the instance, and then releases volumes that the
+// ensure attaches the workload's volumes and makes or starts its instance. Then it releases volumes that the
 // specification no longer names.
 func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Act) error {
 	in := a.Intent
 	body := spec.Of(in)
 	specs := spec.Volumes(body)
-	volumes, err := r.cfg.Storage.Attach(ctx, in.ID, in.Type, specs)
+	rules, err := r.cfg.Ceiling.rules(in)
+	if err != nil {
+		return err
+	}
+	volumes, err := r.cfg.Storage.Attach(ctx, in.ID, body.GetNamespace(), in.Type, specs)
 	if err != nil {
 		return err
 	}
@@ -179,15 +232,15 @@ func (r *Runner) ensure(ctx context.Context, run *running, e *engine, a *core.Ac
 	err = e.drv.Ensure(within, driver.Spec{
 		ID: driver.ID(in.ID), Revision: in.RevisionID, Content: in.EngineContent, Generation: in.Generation,
 		ClusterID: a.Cluster, NodeID: r.cfg.Core.Node, Running: in.Running(), Body: body, Labels: in.Labels,
-		Exclusive: in.Exclusive, Volumes: volumes, DiskLimit: in.Traits.DiskLimit,
+		Legacy: in.RunsLegacy(), Exclusive: in.Exclusive, Volumes: volumes, DiskLimit: in.Traits.DiskLimit, Rules: rules,
 	})
 	if err != nil {
 		return err
 	}
-	return r.cfg.Storage.Trim(ctx, in.ID, specs)
+	return r.cfg.Storage.Trim(ctx, in.ID, body.GetNamespace(), specs)
 }
 
-// check starts a health check or updates its addresses.
+// check starts the health check of an instance, or gives it new addresses.
 func (r *Runner) check(w core.Watch) {
 	o := w.Observed
 	t := health.Target{

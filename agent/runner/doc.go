@@ -4,9 +4,8 @@
 //   - Do applies one event at a time. Records that must be durable are on disk before Do returns.
 //     If that fails, the event has no effect.
 //   - State returns a snapshot without a lock.
-//   - Acts of different workloads run concurrently, each in its own goroutine. A panic of a driver
+//   - Actions on different workloads run concurrently, each in its own goroutine. A panic of a driver
 //     fails only its workload.
-//   - Engines are listed at an interval. Their events are hints that trigger a look at the
-//     workload.
+//   - Engines are listed at an interval. Their events are hints that trigger an inspection of the workload.
 //   - Close waits for every goroutine.
 package runner

@@ -13,15 +13,15 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// engine is one driver with the state that the core does not hold.
+// engine is one driver, together with what only the runner needs to know about its engine.
 type engine struct {
 	drv  driver.Driver
 	look flight
-	stop context.CancelFunc // ends the event stream
+	stop context.CancelFunc // ends the stream of the engine's events
 
 	mu    sync.Mutex
-	bound uint64          // core.Engine.Bound; 0 = not assigned yet
-	hints map[string]bool // workloads that may have changed since the start of their last look
+	bound uint64          // number by which the core identifies this driver (core.Engine.Bound); 0 until the core has assigned one
+	hints map[string]bool // workloads about which an event arrived since their last inspection began
 	pools []driver.Pool
 }
 
@@ -31,15 +31,15 @@ func (e *engine) number() uint64 {
 	return e.bound
 }
 
-// hinted reports whether a workload may have changed since the start of its last look.
+// hinted reports whether an event about a workload arrived since its last inspection began.
 func (e *engine) hinted(id string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.hints[id]
 }
 
-// unhint removes the hint about a workload, or all hints if id is "", because a look starts. It
-// reports whether there was a hint about id.
+// unhint is called when an inspection begins. It forgets that events about a workload arrived, or about all
+// workloads if id is "". It reports whether an event about id had arrived.
 func (e *engine) unhint(id string) (was bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -51,10 +51,10 @@ func (e *engine) unhint(id string) (was bool) {
 	return was
 }
 
-// engines are the engines in use.
+// engines holds the engines in use, one for each kind of workload.
 type engines struct {
 	mu   sync.Mutex
-	made sync.Mutex // one change at a time
+	made sync.Mutex // held while the drivers are changed, so that only one change is in progress
 	m    map[driver.Kind]*engine
 }
 
@@ -64,7 +64,7 @@ func (s *engines) get(kind driver.Kind) *engine {
 	return s.m[kind]
 }
 
-// replace replaces all engines and returns the previous ones.
+// replace replaces all engines by those in m, and returns the previous ones.
 func (s *engines) replace(m map[driver.Kind]*engine) (old map[driver.Kind]*engine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,7 +100,7 @@ func (r *Runner) Drivers() (out []driver.Driver) {
 	return out
 }
 
-// Refresh waits for a list of a kind's engine that starts after the call.
+// Refresh lists the engine of a kind. It waits for a list that starts after the call.
 func (r *Runner) Refresh(ctx context.Context, kind driver.Kind) error {
 	if e := r.engines.get(kind); e != nil {
 		return r.refresh(ctx, e)
@@ -108,7 +108,7 @@ func (r *Runner) Refresh(ctx context.Context, kind driver.Kind) error {
 	return nil
 }
 
-// bind makes the drivers for a cluster id and starts to listen to their events.
+// bind makes the drivers for a cluster id and starts to receive the events of their engines.
 func (r *Runner) bind(cluster string) error {
 	r.engines.made.Lock()
 	defer r.engines.made.Unlock()
@@ -141,8 +141,8 @@ func (r *Runner) bind(cluster string) error {
 	return err
 }
 
-// tellEngines sends event with the kinds of made to the core and stores the assigned
-// core.Engine.Bound values. r.mu must be held.
+// tellEngines sends event, which lists the kinds of the drivers in made, to the core, and stores the number
+// that the core assigned to each driver (core.Engine.Bound). r.mu must be held.
 func (r *Runner) tellEngines(event core.Engines, made map[driver.Kind]*engine) error {
 	for kind := range made {
 		event.Kinds = append(event.Kinds, kind)
@@ -167,12 +167,10 @@ func (r *Runner) binding(cluster string) Binding {
 		Content: func(id driver.ID, runtimeID string) (string, bool) {
 			return r.State().LegacyContent(string(id), runtimeID)
 		},
-		Progress: func(id driver.ID, text string) {
-			r.do(core.Progress{ID: string(id), Text: text})
-		},
+		Progress: func(id driver.ID, text string) { r.moved(string(id), text) },
 		Pulled: func(ref, before string) {
 			if err := r.store.Pulled(ref, before, time.Now()); err != nil {
-				r.log.Error("noting a pulled image", "image", ref, "err", err)
+				r.log.Error("could not record a pulled image", "image", ref, "err", err)
 			}
 		},
 	}
@@ -193,13 +191,13 @@ func (r *Runner) listenTo(e *engine) {
 	r.Spawn(func() { r.listen(ctx, e) })
 }
 
-// addEngines adds engines that were installed on the machine after the start.
+// addEngines adds the engines that were installed on the machine after the agent started.
 func (r *Runner) addEngines() {
 	r.engines.made.Lock()
 	defer r.engines.made.Unlock()
 	drivers, err := r.cfg.Late(r.binding(r.State().Bound))
 	if err != nil {
-		r.log.Warn("a runtime has come to this machine and cannot be used", "error", err)
+		r.log.Warn("an engine was installed on this machine but cannot be used", "error", err)
 	}
 	made := map[driver.Kind]*engine{}
 	for _, d := range drivers {
@@ -227,8 +225,8 @@ func (r *Runner) addEngines() {
 	}
 }
 
-// retire stops the engines of a previous binding and closes their drivers. Drivers that the factory
-// returned again stay open.
+// retire stops engines that were replaced, and closes their drivers. A driver that the factory returned again
+// stays open.
 func (r *Runner) retire(old, kept map[driver.Kind]*engine) {
 	for kind, e := range old {
 		if e.stop != nil {
@@ -245,7 +243,7 @@ func (r *Runner) retire(old, kept map[driver.Kind]*engine) {
 	}
 }
 
-// refresh waits for a list that starts after the call.
+// refresh lists an engine. It waits for a list that starts after the call.
 func (r *Runner) refresh(ctx context.Context, e *engine) error { return e.look.fresh(ctx, r.Spawn) }
 
 func (r *Runner) list(e *engine) error {
@@ -266,14 +264,13 @@ func (r *Runner) listed(e *engine, seen []driver.Observed, began time.Time, err 
 	if err != nil {
 		trouble = err.Error()
 	}
-	r.mu.Lock() // tellEngines holds mu until bound is set
+	r.mu.Lock() // wait until tellEngines, which holds mu, has set bound
 	defer r.mu.Unlock()
 	r.apply(core.Listed{Kind: e.drv.Kind(), Bound: e.number(), Seen: seen, Began: began, Trouble: trouble})
 }
 
-// lookAt asks an engine about one workload. If the driver has no Look, or the last list is missing
-// or failed, lookAt lists the whole engine instead and returns whole; the core already has that
-// list.
+// lookAt inspects one workload on an engine. If the driver has no Look, or the last list is missing or failed,
+// lookAt lists the whole engine instead. Then it hands the list to the core and returns whole = true.
 func (r *Runner) lookAt(ctx context.Context, e *engine, id string) (o *driver.Observed, began time.Time, whole bool, err error) {
 	one, ok := e.drv.(driver.Looker)
 	known, _ := r.State().Engine(e.drv.Kind())
@@ -294,8 +291,8 @@ func (r *Runner) lookAt(ctx context.Context, e *engine, id string) (o *driver.Ob
 	return o, began, false, err
 }
 
-// listen turns an engine's events into looks. Events are hints, so a burst of events causes one look
-// per workload.
+// listen receives the events of an engine and inspects the workloads that they name. After a burst of events it
+// inspects each workload once.
 func (r *Runner) listen(ctx context.Context, e *engine) {
 	const quiet = 50 * time.Millisecond
 	for ctx.Err() == nil {
@@ -320,11 +317,12 @@ func (r *Runner) listen(ctx context.Context, e *engine) {
 				}
 				timer.Stop()
 				if err := r.follow(ctx, e, burst); err != nil && ctx.Err() == nil {
-					r.log.Debug("looking after an event", "kind", e.drv.Kind(), "error", err)
+					r.log.Debug("could not look at a workload after an event", "kind", e.drv.Kind(), "error", err)
 				}
 			}
 		}
-		// The stream ended or could not be opened. Periodic lists continue meanwhile.
+		// The event stream ended or could not be opened. Until it is open again, only the periodic lists find
+		// changes.
 		select {
 		case <-time.After(r.cfg.Core.Policy.Base):
 		case <-ctx.Done():
@@ -332,8 +330,8 @@ func (r *Runner) listen(ctx context.Context, e *engine) {
 	}
 }
 
-// hint records that a workload may have changed. It returns false if the workload cannot be looked
-// at alone.
+// hint records that a workload may have changed. It returns false if the driver cannot inspect this workload
+// alone.
 func (r *Runner) hint(e *engine, id string) bool {
 	w := r.State().Get(id)
 	if w == nil || w.Intent == nil || w.Kind != e.drv.Kind() {
@@ -345,11 +343,12 @@ func (r *Runner) hint(e *engine, id string) bool {
 	return true
 }
 
-// hintedLooks is the number of concurrent looks for one burst of events.
+// hintedLooks is the maximum number of inspections at the same time after a burst of events.
 const hintedLooks = 4
 
-// follow looks at the workloads of a burst of events, one by one if that is cheaper than a list. It
-// skips workloads that were looked at since, and workloads in work; missed handles the latter.
+// follow inspects the workloads named in a burst of events: one by one if that is cheaper than a list of the
+// engine. It skips workloads that were inspected since their event. It also skips workloads on which an action
+// is in progress; missed handles those later.
 func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) error {
 	_, alone := e.drv.(driver.Looker)
 	var due []string
@@ -377,8 +376,8 @@ func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) e
 	return looks.Wait()
 }
 
-// missed wakes a workload that got a hint while an act was under way, after the start of its last
-// look.
+// missed wakes a workload about which an event arrived while an action was in progress, after the action's last
+// inspection of it.
 func (r *Runner) missed(e *engine, id string) {
 	if e == nil {
 		return
@@ -388,7 +387,7 @@ func (r *Runner) missed(e *engine, id string) {
 	}
 }
 
-// probe probes every engine.
+// probe asks every engine whether it works.
 func (r *Runner) probe(ctx context.Context) {
 	for _, e := range r.engines.list() {
 		limited, cancel := context.WithTimeout(ctx, r.cfg.ListTimeout)

@@ -8,12 +8,12 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// renewEvery is the maximum interval between messages to the fencer.
+// renewEvery is the longest time between two messages to the fencer.
 const renewEvery = 500 * time.Millisecond
 
-// renew sends one message to the fencer and returns its answer, or the error as text.
+// renew sends one message to the fencer. It returns the answer, or the error as text.
 func (r *Runner) renew(in lease.Renewal) (lease.Status, string) {
-	err := errors.New("PERSYS_GUARD is off")
+	err := errors.New("PERSYS_FENCER is off")
 	var st lease.Status
 	if r.cfg.Fencer != nil {
 		in.Agent, in.Boot = r.process, r.boot
@@ -25,14 +25,14 @@ func (r *Runner) renew(in lease.Renewal) (lease.Status, string) {
 	return st, ""
 }
 
-// meetFencer asks the fencer for the state of the workloads that a previous process left running.
+// meetFencer asks the fencer about the workloads that the agent's previous process left running.
 func (r *Runner) meetFencer() {
 	defer close(r.met)
 	st, problem := r.renew(lease.Renewal{Instance: r.State().Meta.InstanceID, Ask: true})
 	r.do(core.FencerMet{Status: st, Problem: problem})
 }
 
-// mindFencer sends a message to the fencer at every tick and whenever the core requests one.
+// mindFencer sends a message to the fencer every renewEvery, and whenever the core requests one.
 func (r *Runner) mindFencer(met bool) {
 	defer r.cfg.Fencer.Close()
 	if !met {

@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// flight shares the runs of one function. Every caller waits for a run that starts after its call;
-// concurrent callers share that run. At most one run is active.
+// flight runs one function for many callers. Every caller waits for a run that starts after its call; callers
+// that wait at the same time share that run. At most one run is active.
 type flight struct {
 	run func() error
 
 	mu   sync.Mutex
-	next *pass // requested, not started
+	next *pass // run that was requested and has not started
 	busy bool
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// each calls do for every engine at an interval, starting after the first sweep. n counts the rounds
-// from 0.
+// each calls do for every engine at an interval, first after the first sweep (a list of all engines). n
+// counts the intervals from 0.
 func (r *Runner) each(every time.Duration, do func(n int, e *engine)) {
 	select {
 	case <-r.looked:
@@ -52,7 +52,7 @@ func (r *Runner) measure() {
 		defer cancel()
 		seen, err := meter.Usage(limited, r.observedBy(e))
 		if err != nil {
-			// The last result is kept; it carries its time.
+			// The last measurement stays in use, and its time shows how old it is.
 			if !errors.Is(err, context.Canceled) {
 				r.log.Debug("measuring workloads", "kind", e.drv.Kind(), "error", err)
 			}
@@ -62,7 +62,8 @@ func (r *Runner) measure() {
 	})
 }
 
-// fullMeasure: every tenth measurement also includes workloads without a disk limit, for display.
+// fullMeasure is how often the disk use of workloads without a disk limit is measured: in every tenth
+// measurement. It is only displayed.
 const fullMeasure = 10
 
 // measureDisks measures the disk use of workloads at an interval.
@@ -70,8 +71,8 @@ func (r *Runner) measureDisks() {
 	r.each(r.cfg.DiskInterval, func(n int, e *engine) { r.measureDisk(r.life, e, n%fullMeasure == 0) })
 }
 
-// measureDisk measures the disk use of one engine's workloads: of those whose limit the agent must
-// enforce, or of all.
+// measureDisk measures the disk use of the workloads of one engine. With all it measures all workloads,
+// otherwise those whose disk limit the agent must enforce.
 func (r *Runner) measureDisk(ctx context.Context, e *engine, all bool) {
 	meter, ok := e.drv.(driver.DiskMeter)
 	if !ok {
@@ -91,7 +92,7 @@ func (r *Runner) measureDisk(ctx context.Context, e *engine, all bool) {
 		if !errors.Is(err, context.Canceled) {
 			r.log.Debug("measuring disks", "kind", e.drv.Kind(), "err", err)
 		}
-		return // without a result no workload is stopped
+		return // if the measurement failed, no workload is stopped
 	}
 	r.used.Occupy(seen)
 	for _, o := range of {

@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// origins holds the traces of orders whose acts are under way, in memory only. A trace ends when its
-// workload is settled, or after a fixed number of acts, so that later restarts of the workload are
-// not part of it.
+// origins holds the traces of orders that are being carried out. They are kept in memory only. A trace ends
+// when its workload is in its desired state, or after a fixed number of actions, so that later restarts of the
+// workload are not part of it.
 type origins struct {
 	mu sync.Mutex
 	m  map[string]*origin
@@ -20,7 +20,7 @@ type origins struct {
 
 type origin struct {
 	span trace.SpanContext
-	left int // number of further acts in this trace
+	left int // number of further actions that may belong to this trace
 }
 
 const (
@@ -28,8 +28,8 @@ const (
 	originSteps = 16
 )
 
-// Ordered stores the trace of an order. It must be called before the order is applied, because the
-// first act may start before the order is answered.
+// Ordered remembers the trace that ctx belongs to as that of the order for workload id. It must be called
+// before the order is applied, because the first action may start before the order is answered.
 func (r *Runner) Ordered(ctx context.Context, id string) {
 	span := trace.SpanContextFromContext(ctx)
 	o := &r.origins
@@ -52,7 +52,7 @@ func (o *origins) settled(id string) {
 	delete(o.m, id)
 }
 
-// span starts the span of one act if its order was traced.
+// span starts the span of one action, if the order of the workload was traced.
 func (r *Runner) span(ctx context.Context, id, do string) (context.Context, func(error)) {
 	o := &r.origins
 	o.mu.Lock()

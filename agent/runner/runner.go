@@ -29,19 +29,19 @@ type Binding struct {
 	// while the agent has no workloads; the drivers are then made again.
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store has a workload. Drivers call it for instances without
-	// node label.
+	// Owns reports whether the agent has an order for a workload, or a delete that is not carried out yet.
+	// Drivers call it for instances without node label.
 	Owns func(driver.ID) bool
-	// Taken reports whether a workload of a kind was taken over from a legacy v1 agent. Such a
-	// workload may have an instance without labels, which is matched by name.
+	// Taken reports whether the record of a workload was taken over from a legacy v1 agent. Such a workload
+	// may have an instance without labels, which the driver finds by its name.
 	Taken func(driver.Kind, driver.ID) bool
-	// Content returns the content of an instance without content label, if the store knows it.
+	// Content returns the content of an instance that has no content label, if the agent's records tell it.
 	Content func(id driver.ID, runtimeID string) (string, bool)
-	// Progress sets the current activity of a driver for a workload, as shown in its status; "" ends
-	// it. It blocks only briefly.
+	// Progress reports what a driver does now for a workload, for the status of the workload; "" when the
+	// driver has finished. Progress blocks only briefly.
 	Progress func(id driver.ID, text string)
-	// Pulled is called for each image that a driver pulled. For an image that was renewed, before is
-	// the id of the image that had the name until then.
+	// Pulled is called for each image that a driver pulled. If the name referred to another image until then,
+	// before is the id of that image.
 	Pulled func(ref, before string)
 }
 
@@ -58,7 +58,8 @@ func Fixed(drivers ...driver.Driver) Factory {
 	return func(Binding) ([]driver.Driver, error) { return drivers, nil }
 }
 
-// Fencer stops workloads when the lease ends. *fencer.Client implements Fencer.
+// Fencer sends messages to the fencer, a separate process that stops exclusive workloads when the lease ends.
+// *fencer.Client implements Fencer.
 type Fencer interface {
 	Renew(context.Context, lease.Renewal) (lease.Status, error)
 	Close()
@@ -72,23 +73,26 @@ type Config struct {
 	Storage *volume.Manager
 	Host    host.Host
 	Factory Factory
-	// Late makes drivers of engines that were installed after the start; nil = no such engines.
+	// Late makes drivers of engines that were installed after the agent started; nil if no engine can be
+	// installed later.
 	Late   Factory
-	Fencer Fencer // nil = none
+	Fencer Fencer // nil if the agent has no fencer
 	Used   *usage.Table
+	// Ceiling limits the rights of workloads on this machine.
+	Ceiling Ceiling
 	// Metrics may be nil.
 	Metrics *metrics.Metrics
 	Tracer  trace.Tracer
 	Logger  *slog.Logger
-	// Swept is called at the end of each sweep with the time at which the sweep started. It may be
-	// nil.
+	// Swept is called at the end of each sweep (the periodic check of engines, workloads and storage), with the
+	// time at which the sweep started. It may be nil.
 	Swept func(ctx context.Context, began time.Time)
 
 	ReconcileInterval, UsageInterval, DiskInterval time.Duration
 	StepTimeout, ListTimeout                       time.Duration
 }
 
-// Runner runs one core.
+// Runner holds the state of one agent's core and carries out its effects.
 type Runner struct {
 	cfg   Config
 	log   *slog.Logger
@@ -97,7 +101,7 @@ type Runner struct {
 
 	life   context.Context // cancelled by Stop and Close
 	cancel context.CancelFunc
-	work   sync.WaitGroup // all goroutines
+	work   sync.WaitGroup // counts all goroutines of the runner
 	checks *health.Checker
 
 	state atomic.Pointer[core.State]
@@ -105,23 +109,23 @@ type Runner struct {
 	// mu serializes steps and their writes to the state file. It guards the fields below it.
 	mu      sync.Mutex
 	armed   time.Time
-	renewal lease.Renewal // the next message to the fencer
+	renewal lease.Renewal // the next message to send to the fencer
 	unsaved map[string]bool
 	running map[*core.Act]*running
 
 	engines engines
 	origins origins
 
-	wake    chan struct{} // armed changed
-	unkept  chan struct{} // unsaved grew
-	changed chan struct{} // a report changed
-	facts   atomic.Bool   // the registered facts changed
-	tell    chan struct{} // a message to the fencer is due
-	heard   signal        // fired after each answer of the fencer
+	wake    chan struct{} // signals that a timer in armed has changed
+	unkept  chan struct{} // signals that there are more changed reports in unsaved
+	changed chan struct{} // signals that a report has changed
+	facts   atomic.Bool   // facts that the node has registered have changed, so it must register again
+	tell    chan struct{} // signals that a message to the fencer is due
+	heard   signal        // wakes waiters after each answer of the fencer
 	met     chan struct{} // closed after the fencer's first answer, or if there is no fencer
 	looked  chan struct{} // closed after the first sweep
 	first   sync.Once
-	ownDisk bool // the default pool has a disk of its own
+	ownDisk bool // whether the default storage pool is on another disk than the root file system
 	process lease.Process
 	boot    string
 }
@@ -139,7 +143,7 @@ func New(cfg Config) (*Runner, error) {
 			r.boot, err = fencer.BootID()
 		}
 		if err != nil {
-			return nil, fmt.Errorf("guard: %w", err)
+			return nil, fmt.Errorf("fencer: %w", err)
 		}
 	}
 	r.ownDisk = cfg.Storage.OwnDisk()
@@ -147,7 +151,7 @@ func New(cfg Config) (*Runner, error) {
 	r.state.Store(&state)
 	r.life, r.cancel = context.WithCancel(context.Background())
 	r.checks = health.New(r.life, r.Spawn, func(id driver.ID) {
-		r.mu.Lock() // no other check may start between the reading and the step
+		r.mu.Lock() // keeps the results of two health checks from overtaking each other
 		defer r.mu.Unlock()
 		state, detail := r.checks.State(id)
 		r.apply(core.Checked{ID: string(id), State: state, Detail: detail})
@@ -155,20 +159,21 @@ func New(cfg Config) (*Runner, error) {
 	return r, nil
 }
 
-// Start makes the drivers, asks the fencer for the state of the workloads of a previous process, and
-// starts the work.
+// Start makes the drivers and asks the fencer about the workloads that the agent's previous process left
+// running. Then it starts the work.
 func (r *Runner) Start() error {
 	if err := r.bind(r.State().Label(Unbound)); err != nil {
 		return fmt.Errorf("drivers: %w", err)
 	}
-	guards := r.State().Guards()
+	needed := r.State().NeedsFencer()
 	switch {
-	case guards:
-		r.meetFencer() // before any instance is changed
+	case needed:
+		r.meetFencer() // ask the fencer before any instance is changed
 	case r.cfg.Fencer == nil:
 		close(r.met)
 	}
-	// An unreachable file server must not block the start of the node.
+	// Mounting runs in a goroutine of its own, because a file server that does not answer must not block the
+	// start of the agent.
 	r.Spawn(func() { r.cfg.Storage.Mount(r.life) })
 	r.do(core.Start{})
 	r.Spawn(r.timer)
@@ -177,7 +182,7 @@ func (r *Runner) Start() error {
 	r.Spawn(r.measure)
 	r.Spawn(r.measureDisks)
 	if r.cfg.Fencer != nil {
-		r.Spawn(func() { r.mindFencer(guards) })
+		r.Spawn(func() { r.mindFencer(needed) })
 	}
 	return nil
 }
@@ -202,13 +207,15 @@ func (r *Runner) Life() context.Context { return r.life }
 // State returns a snapshot of the agent's state.
 func (r *Runner) State() core.State { return *r.state.Load() }
 
-// Changed receives after a report changed, so that a heartbeat is due.
+// Changed returns a channel that receives a value after the report of a workload changed, so that a heartbeat
+// is due.
 func (r *Runner) Changed() <-chan struct{} { return r.changed }
 
-// Signal requests a heartbeat.
+// Signal makes the channel of Changed receive a value, so that a heartbeat is sent.
 func (r *Runner) Signal() { nudge(r.changed) }
 
-// Registers reports whether the registered facts changed. With take, it also resets that flag.
+// Registers reports whether facts changed that the node must register with the schedulers. With take, it also
+// clears that flag.
 func (r *Runner) Registers(take bool) bool {
 	if take {
 		return r.facts.Swap(false)
@@ -216,19 +223,19 @@ func (r *Runner) Registers(take bool) bool {
 	return r.facts.Load()
 }
 
-// Looked is closed after the first sweep.
+// Looked returns a channel that is closed after the first sweep.
 func (r *Runner) Looked() <-chan struct{} { return r.looked }
 
-// Met is closed after the fencer's first answer, or if there is no fencer.
+// Met returns a channel that is closed after the fencer's first answer, or at once if there is no fencer.
 func (r *Runner) Met() <-chan struct{} { return r.met }
 
-// Checks returns the health checks.
+// Checks returns the checker that runs the health checks.
 func (r *Runner) Checks() *health.Checker { return r.checks }
 
-// Used returns the resource usage of workloads.
+// Used returns the table with the resource usage of workloads.
 func (r *Runner) Used() *usage.Table { return r.used }
 
-// Do applies an event. On an error the required records could not be stored, and the event had no
+// Do applies an event. If it returns an error, the required records could not be stored, and the event had no
 // effect.
 func (r *Runner) Do(e core.Event) (core.Answer, error) {
 	r.mu.Lock()
@@ -236,7 +243,8 @@ func (r *Runner) Do(e core.Event) (core.Answer, error) {
 	return r.step(e)
 }
 
-// Offer applies an order, and retries while the order waits for the fencer, until ctx ends.
+// Offer applies an order. While the order cannot be accepted because the fencer has not confirmed its
+// workload, Offer tries again, until ctx ends.
 func (r *Runner) Offer(ctx context.Context, e core.Event) (core.Answer, error) {
 	for {
 		again := r.heard.wait()
@@ -259,7 +267,7 @@ func (r *Runner) do(e core.Event) {
 	r.apply(e)
 }
 
-// apply is do with mu held.
+// apply applies an event and logs its error. r.mu must be held.
 func (r *Runner) apply(e core.Event) {
 	if _, err := r.step(e); err != nil {
 		r.log.Error("state file", "error", err)
@@ -321,7 +329,7 @@ func (r *Runner) effect(e core.Effect) {
 		r.renewal = e.Renewal
 	case core.Rebind:
 		r.Spawn(func() {
-			// Work is suspended until there are drivers with the cluster's label.
+			// No action starts until there are drivers that use the cluster's label.
 			for {
 				err := r.bind(e.Cluster)
 				if err == nil {
@@ -356,7 +364,7 @@ func (r *Runner) effect(e core.Effect) {
 	}
 }
 
-// timer sends a Tick at the armed time.
+// timer applies the event Tick at the time of the last effect Arm.
 func (r *Runner) timer() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -378,12 +386,12 @@ func (r *Runner) timer() {
 	}
 }
 
-// flushEvery is how long changed reports are collected before they are stored, because each write
-// waits for the disk. Starting fifty workloads changes their reports some hundred times. After a
-// crash, engines report the lost changes again, except the failures of that time.
+// flushEvery is how long changed reports are collected before they are stored, because each write waits for
+// the disk. Starting fifty workloads changes their reports some hundred times. After a crash the engines tell
+// the agent the lost changes again, except the failures in that time.
 const flushEvery = 500 * time.Millisecond
 
-// keepStatuses stores changed reports.
+// keepStatuses stores the changed reports of workloads, every flushEvery.
 func (r *Runner) keepStatuses() {
 	var problem string
 	pause := flushEvery
@@ -404,18 +412,18 @@ func (r *Runner) keepStatuses() {
 		}
 		if pause = flushEvery; text != "" {
 			pause = max(pause, r.cfg.Core.Policy.Base)
-			nudge(r.unkept) // the reports stay in memory and are stored later
+			nudge(r.unkept) // storing failed: the reports stay in memory, and a later attempt stores them
 			if text != problem {
-				r.log.Error("state file", "error", text) // log a repeated error once
+				r.log.Error("state file", "error", text) // an error that repeats is logged only once
 			}
 		}
 		problem = text
 	}
 }
 
-// Flush stores the changed reports.
+// Flush stores the changed reports of workloads now.
 func (r *Runner) Flush() error {
-	r.mu.Lock() // otherwise the report of a workload that is deleted meanwhile would stay in the file
+	r.mu.Lock() // held, because otherwise the report of a workload that is deleted meanwhile would stay in the file
 	defer r.mu.Unlock()
 	if len(r.unsaved) == 0 {
 		return nil
@@ -448,7 +456,7 @@ func (r *Runner) sweeps() {
 	}
 }
 
-// Sweep looks at engines, workloads and storage, and prunes old records.
+// Sweep probes and lists all engines, measures the storage, and prunes old records.
 func (r *Runner) Sweep() {
 	ctx, began := r.life, time.Now()
 	if r.cfg.Late != nil {
@@ -488,7 +496,7 @@ func nudge(c chan<- struct{}) {
 	}
 }
 
-// signal wakes all waiters.
+// signal wakes all goroutines that wait for it.
 type signal struct {
 	mu   *sync.Mutex
 	next *chan struct{}
@@ -499,7 +507,7 @@ func newSignal() signal {
 	return signal{&sync.Mutex{}, &c}
 }
 
-// wait returns a channel that the next fire closes.
+// wait returns a channel that is closed by the next call of fire.
 func (s signal) wait() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

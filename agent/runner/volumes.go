@@ -8,8 +8,9 @@ import (
 	"github.com/persys/compute/agent/volume"
 )
 
-// lookAtPools asks the drivers for the storage pools of their engines. An engine that does not
-// answer keeps its previous pools. lookAtPools reports whether the registered facts changed.
+// lookAtPools asks the drivers for the storage pools of their engines. If an engine does not answer, its
+// previous pools are kept. lookAtPools reports whether facts changed that the node registers with the
+// schedulers.
 func (r *Runner) lookAtPools(ctx context.Context) (changed bool) {
 	for _, e := range r.engines.list() {
 		pooler, ok := e.drv.(driver.Pooler)
@@ -20,7 +21,7 @@ func (r *Runner) lookAtPools(ctx context.Context) (changed bool) {
 		pools, err := pooler.Pools(limited)
 		cancel()
 		if err != nil {
-			r.log.Debug("looking at storage pools", "kind", e.drv.Kind(), "err", err)
+			r.log.Debug("could not read the storage pools of an engine", "kind", e.drv.Kind(), "err", err)
 			continue
 		}
 		e.mu.Lock()

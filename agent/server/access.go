@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -15,12 +16,13 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Permit decides whether a caller may use a method. Schedulers and the admin may use all. Gateways and
-// mapped certificates of other authorities may only read. Other agents and users of the cluster may only
-// ask for the health: an agent does not know namespaces, the schedulers do.
+// Permit decides whether a caller may use a method. Schedulers may use all methods. Gateways and mapped
+// certificates of other authorities may only read. Other agents and users of the cluster, admins
+// included, may only call HealthCheck: an agent knows neither roles nor namespaces, but the schedulers
+// do.
 func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping) error {
 	if !strings.HasPrefix(method, "/"+agentv1.AgentService_ServiceDesc.ServiceName+"/") {
-		return nil // health and reflection
+		return nil // every caller may call the health and reflection services
 	}
 	id, err := s.callerIdentity(ctx, mapping)
 	if err != nil {
@@ -31,16 +33,16 @@ func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping)
 		cluster = s.cfg.Self().Cluster
 	}
 	if cluster != "" && id.Cluster != "" && id.Cluster != cluster {
-		return status.Errorf(codes.PermissionDenied, "this node belongs to cluster %q, the caller to %q", cluster, id.Cluster)
+		return status.Errorf(codes.PermissionDenied, "this node belongs to cluster %q, but the caller belongs to cluster %q", cluster, id.Cluster)
 	}
-	if id.Role == pki.RoleScheduler || id.IsAdmin() {
+	if id.Role == pki.RoleScheduler {
 		return nil
 	}
 	if id.Role == pki.RoleAgent && method != agentv1.AgentService_HealthCheck_FullMethodName {
-		return status.Errorf(codes.PermissionDenied, "agent %q may not call %s: one agent has no business with another", id.ID, method)
+		return status.Errorf(codes.PermissionDenied, "agent %q may not call %s: agents do not call each other", id.ID, method)
 	}
 	if id.Role == pki.RoleUser && !id.Mapped && method != agentv1.AgentService_HealthCheck_FullMethodName {
-		return status.Errorf(codes.PermissionDenied, "user %q may not call %s: an agent knows no namespaces, ask a scheduler", id.ID, method)
+		return status.Errorf(codes.PermissionDenied, "user %q may not call %s: an agent knows neither roles nor namespaces, ask a scheduler", id.ID, method)
 	}
 	switch method {
 	case agentv1.AgentService_GetWorkloadStatus_FullMethodName, agentv1.AgentService_ListWorkloads_FullMethodName,
@@ -54,23 +56,31 @@ func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping)
 	return status.Errorf(codes.PermissionDenied, "%s %q may not call %s", id.Role, id.ID, method)
 }
 
-// Authorize are the options of a gRPC server that pass every call through Permit.
+// Authorize returns the options of a gRPC server that checks every call with Permit and limits the calls
+// of each host.
 func (s *Server) Authorize(mapping pki.Mapping) []grpc.ServerOption {
-	hosts := limits.NewPeers(s.cfg.Limits, s.cfg.Metrics.Limited)
-	enter := func(ctx context.Context) (*limits.Entry, error) {
+	// The schedulers that send orders also relay the log streams and sessions of users. Streams are counted
+	// separately from other calls, so that they never use up the limit for orders.
+	calls := limits.NewPeers(s.cfg.Limits, s.cfg.Metrics.Limited)
+	streams := limits.NewStreams(s.cfg.Limits, s.cfg.Metrics.Limited)
+	enter := func(ctx context.Context, in *limits.Peers, most int, setting string) (*limits.Entry, error) {
 		p, ok := peer.FromContext(ctx)
 		if !ok {
 			return nil, nil
 		}
-		e, err := hosts.Enter(limits.Peer{Kind: "host", Name: limits.HostOf(p.Addr)})
-		if err != nil {
-			return nil, status.Error(codes.ResourceExhausted, err.Error())
+		host := limits.HostOf(p.Addr)
+		e, err := in.Enter(limits.Peer{Kind: "host", Name: host})
+		switch {
+		case errors.Is(err, limits.ErrRate):
+			return nil, status.Errorf(codes.ResourceExhausted, "%v: host %s may make at most %d calls a second (PERSYS_LIMIT_CALLS); try again in a moment", err, host, s.cfg.Limits.Calls)
+		case err != nil:
+			return nil, status.Errorf(codes.ResourceExhausted, "%v: host %s may have at most %d (%s)", err, host, most, setting)
 		}
 		return e, nil
 	}
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			e, err := enter(ctx)
+			e, err := enter(ctx, calls, s.cfg.Limits.Concurrent, "PERSYS_LIMIT_CONCURRENT")
 			if err != nil {
 				return nil, err
 			}
@@ -81,7 +91,7 @@ func (s *Server) Authorize(mapping pki.Mapping) []grpc.ServerOption {
 			return next(ctx, req)
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			e, err := enter(stream.Context())
+			e, err := enter(stream.Context(), streams, s.cfg.Limits.Streams, "PERSYS_LIMIT_STREAMS")
 			if err != nil {
 				return err
 			}

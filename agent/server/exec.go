@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,25 +18,26 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Bounds of sessions: a command must not wait for an engine without end, nor occupy it.
+// Limits of sessions (a command or console in a workload). A command must neither wait for an engine for ever
+// nor occupy it for ever.
 const (
-	sessionOpening = 25 * time.Second // shorter than the schedulers wait
-	sessionEnding  = 10 * time.Second // wait for the exit code after the output has ended
+	sessionOpening = 25 * time.Second // shorter than the time that schedulers wait for the agent to open a session
+	sessionEnding  = 10 * time.Second // how long to wait for the command's exit code after its output has ended
 	maxSessions    = 64
 )
 
-// The causes for which the agent ends a session.
+// The reasons for which the agent itself ends a session.
 var (
 	errIdle     = errors.New("no input and no output for too long")
 	errStopping = errors.New("the agent is stopping")
 )
 
-// Exec runs a command in a workload, or connects to its console. The session ends with the command, with
-// the caller, after Config.SessionIdle without input and output, and with the agent. The command does not
-// outlive the session.
+// Exec runs a command in a workload, or connects to the console of the workload. The session ends when the
+// command ends, when the caller goes away, after Config.SessionIdle without input and output, and when the
+// agent stops. The command does not outlive the session.
 func (s *Server) Exec(stream agentv1.AgentService_ExecServer) error {
 	if s.cfg.NoSessions {
-		return status.Error(codes.FailedPrecondition, "PERSYS_EXEC_ENABLED is false on this node: nobody runs commands in its workloads")
+		return status.Error(codes.FailedPrecondition, "PERSYS_EXEC_ENABLED is false on this node: no command can be run in its workloads")
 	}
 	first, err := stream.Recv()
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *Server) Exec(stream agentv1.AgentService_ExecServer) error {
 	}
 	if n := s.sessions.Add(1); n > maxSessions {
 		s.sessions.Add(-1)
-		return status.Errorf(codes.ResourceExhausted, "%d sessions are open on this node, which is the most", maxSessions)
+		return status.Errorf(codes.ResourceExhausted, "%d sessions are open on this node, which is the maximum", maxSessions)
 	}
 	defer s.sessions.Add(-1)
 
@@ -63,16 +63,21 @@ func (s *Server) Exec(stream agentv1.AgentService_ExecServer) error {
 	defer cancel(nil)
 	defer context.AfterFunc(s.r.Life(), func() { cancel(errStopping) })()
 	began := time.Now()
-	log := s.log.With("workload", o.GetWorkloadId(), "by", o.GetBy(), "from", o.GetFrom())
+	// The arguments of the command may contain secrets.
+	program, args := "", 0
+	if command := o.GetCommand(); len(command) > 0 {
+		program, args = command[0], len(command)-1
+	}
+	log := s.log.With("workload", o.GetWorkloadId(), "by", o.GetBy(), "from", o.GetFrom(), "program", program, "arguments", args)
 	session, err := s.openSession(ctx, o)
 	if err != nil {
-		log.Warn("session refused", "command", strings.Join(o.GetCommand(), " "), "err", err)
+		log.Warn("session refused", "err", err)
 		return sessionError(o.GetWorkloadId(), err)
 	}
 	defer session.Close()
-	// Close ends an Output call that waits.
+	// if a call of Output waits, closing the session ends the call
 	defer context.AfterFunc(ctx, func() { session.Close() })()
-	log.Info("session opened", "command", strings.Join(o.GetCommand(), " "), "console", o.GetConsole())
+	log.Info("session opened", "console", o.GetConsole())
 	code, err := s.carry(ctx, cancel, stream, session)
 	log.Info("session closed", "exit_code", code, "seconds", int(time.Since(began).Seconds()), "err", err)
 	return err
@@ -89,13 +94,13 @@ func (s *Server) openSession(ctx context.Context, o *agentv1.ExecOpen) (driver.S
 	if o.GetConsole() {
 		c, ok := drv.(driver.Consoler)
 		if !ok {
-			return nil, status.Errorf(codes.FailedPrecondition, "a %s has no console here", w.Kind)
+			return nil, status.Errorf(codes.FailedPrecondition, "a %s has no console on this node", w.Kind)
 		}
 		return c.Console(limited, driver.ID(w.ID), driver.ConsoleOptions{Service: o.GetService(), Size: size})
 	}
 	x, ok := drv.(driver.Execer)
 	if !ok {
-		return nil, status.Errorf(codes.FailedPrecondition, "no command can be run in a %s here: its console is `persysctl console %s`", w.Kind, w.ID)
+		return nil, status.Errorf(codes.FailedPrecondition, "no command can be run in a %s: its console is `persysctl console %s`", w.Kind, w.ID)
 	}
 	if len(o.GetCommand()) == 0 || o.GetCommand()[0] == "" {
 		return nil, status.Error(codes.InvalidArgument, "command: must not be empty")
@@ -105,9 +110,10 @@ func (s *Server) openSession(ctx context.Context, o *agentv1.ExecOpen) (driver.S
 	})
 }
 
-// carry passes input and output on until the session ends. cancel ends the session.
+// carry copies input and output between the caller and the command until the session ends. cancel ends the
+// session.
 func (s *Server) carry(ctx context.Context, cancel context.CancelCauseFunc, stream agentv1.AgentService_ExecServer, session driver.Session) (int, error) {
-	var touched atomic.Int64 // time of the last input or output
+	var touched atomic.Int64 // time when input or output was last seen
 	touch := func() { touched.Store(time.Now().UnixNano()) }
 	touch()
 	if idle := s.cfg.SessionIdle; idle > 0 {
@@ -126,7 +132,7 @@ func (s *Server) carry(ctx context.Context, cancel context.CancelCauseFunc, stre
 	}}); err != nil {
 		return 0, err
 	}
-	go func() { // ends with the stream, and that with the handler
+	go func() { // this goroutine ends when the stream ends, and the stream ends when the handler returns
 		if err := s.hear(ctx, stream, session, touch); err != nil {
 			cancel(err)
 		}
@@ -168,12 +174,13 @@ func (s *Server) carry(ctx context.Context, cancel context.CancelCauseFunc, stre
 	return code, stream.Send(&agentv1.ExecResponse{Message: &agentv1.ExecResponse_Exit{Exit: &agentv1.ExecExit{Code: int32(code)}}})
 }
 
-// sizeOf is a terminal's size, at most 65535 rows and columns.
+// sizeOf returns a terminal's size, at most 65535 rows and columns.
 func sizeOf(s *agentv1.TerminalSize) driver.TerminalSize {
 	return driver.TerminalSize{Rows: uint16(min(s.GetRows(), math.MaxUint16)), Columns: uint16(min(s.GetColumns(), math.MaxUint16))}
 }
 
-// hear carries out the caller's messages. It returns nil when the caller has sent its last one.
+// hear reads the caller's messages and applies them to the session: input, signals, terminal sizes. It
+// returns nil after the caller's last message.
 func (s *Server) hear(ctx context.Context, stream agentv1.AgentService_ExecServer, session driver.Session, touch func()) error {
 	for {
 		m, err := stream.Recv()
@@ -186,7 +193,8 @@ func (s *Server) hear(ctx context.Context, stream agentv1.AgentService_ExecServe
 		touch()
 		switch b := m.GetMessage().(type) {
 		case *agentv1.ExecRequest_Input:
-			// The command may have ended or closed its input: its exit code tells the caller.
+			// The error is ignored. The command may have ended or closed its input; its exit code then tells
+			// the caller.
 			_, err = session.Write(b.Input)
 		case *agentv1.ExecRequest_EndInput:
 			err = session.CloseWrite()

@@ -1,8 +1,8 @@
 // Package server is the agent's API, persys.agent.v1.AgentService (contract/wire-agent.md).
 //
-//   - An order is answered once it is durable. Carrying it out comes later.
-//   - Reads are answered from memory, which events of the engines and periodic looks keep up to date.
-//   - With Authorize, schedulers and the admin may do everything, other identities only read.
+//   - An order is answered once it is durable. It is carried out later.
+//   - Reads are answered from memory. Events of the engines and periodic lists keep it up to date.
+//   - With Authorize, each role may make the calls that Permit allows.
 //   - Log streams and sessions end with the agent.
 package server
 
@@ -42,15 +42,16 @@ type Config struct {
 	Garbage *garbage.Collector
 	Storage *volume.Manager
 	Host    host.Host
-	Key     *pki.Key // names specifications
+	Key     *pki.Key // key of the hash that identifies a specification
 	Metrics *metrics.Metrics
 	Logger  *slog.Logger
 
 	NodeID, Version string
 	NotOffered      map[driver.Kind]string
-	// Room is what this node offers; nil = orders are not refused for lack of it.
+	// Room returns the resources that this node offers. If it returns nil, orders are not refused for lack
+	// of resources.
 	Room func() *[3]core.Room
-	// Standalone: there are no schedulers.
+	// Standalone: the agent runs without schedulers.
 	Standalone bool
 
 	Limits    limits.Limits
@@ -68,16 +69,16 @@ type Server struct {
 	cfg      Config
 	r        *runner.Runner
 	log      *slog.Logger
-	sessions atomic.Int32 // that people have open
+	sessions atomic.Int32 // number of open sessions
 }
 
 // New makes a Server.
 func New(cfg Config) *Server { return &Server{cfg: cfg, r: cfg.Runner, log: cfg.Logger} }
 
-// Sessions is how many commands and consoles people have open.
+// Sessions returns the number of open sessions: commands and consoles in workloads.
 func (s *Server) Sessions() int { return int(s.sessions.Load()) }
 
-// Register puts the API on a gRPC server, with reflection and the standard health service.
+// Register registers the API on a gRPC server, with reflection and the standard health service.
 func (s *Server) Register(to *grpc.Server) {
 	agentv1.RegisterAgentServiceServer(to, s)
 	h := health.NewServer()
@@ -86,13 +87,13 @@ func (s *Server) Register(to *grpc.Server) {
 	reflection.Register(to)
 }
 
-// storeFailed is the answer when an order could not be made durable. It is an error and not a refusal: the
-// same order may be taken later.
+// storeFailed is the answer if an order could not be written to disk. It is an error and not a refusal,
+// because the same order may be accepted later.
 func storeFailed(err error) error {
 	return status.Errorf(codes.Internal, "the order was not stored: %v", err)
 }
 
-// coverWait is how long an order waits for the fencer.
+// coverWait is how long the answer to an order waits for the fencer to confirm the workload.
 const coverWait = 2 * time.Second
 
 // ApplyWorkload stores and queues an order. See contract/wire-agent.md, "Behaviour".
@@ -148,7 +149,8 @@ func (s *Server) applyRefused(req *agentv1.ApplyWorkloadRequest, no *core.Refusa
 	return out
 }
 
-// highest is the epoch that fences an order; nil while none is known.
+// highest returns the highest epoch that the agent has seen; orders with a lower one are refused. It returns
+// nil if the agent has seen none.
 func (s *Server) highest() *agentv1.Epoch {
 	e := s.r.State().Meta.Epoch
 	if !e.Owned() {
@@ -180,10 +182,11 @@ func (s *Server) DeleteWorkload(ctx context.Context, req *agentv1.DeleteWorkload
 	return out, nil
 }
 
-// fence judges who calls. A read harms nothing, so one without epoch is answered; a deposed leader is told.
+// fence checks the sender of a call that is not an order. A read without an epoch is answered, because it
+// changes nothing. A call with a lower epoch is refused, so that a deposed leader learns of it.
 func (s *Server) fence(epoch *agentv1.Epoch, node string, changes bool) error {
 	if epoch == nil && node == "" && !changes {
-		return nil // nothing to judge or to store, so the read does not wait for the disk
+		return nil // the read changes nothing, so it need not wait for the disk
 	}
 	answer, err := s.r.Do(core.Call{Sender: core.Sender{Epoch: spec.Epoch(epoch), Node: node}, Changes: changes})
 	if err != nil {
@@ -197,11 +200,12 @@ func (s *Server) fence(epoch *agentv1.Epoch, node string, changes bool) error {
 }
 
 func notFound(id string) error {
-	// Legacy v1 schedulers look for the words, not for the code.
+	// Legacy v1 schedulers recognize this error by its text, not by its code.
 	return status.Errorf(codes.NotFound, "status not found: workload %q", id)
 }
 
-// GetWorkloadStatus answers from memory, which events and looks keep up to date.
+// GetWorkloadStatus answers from the agent's memory, which is updated after events of the engines and by
+// periodic lists.
 func (s *Server) GetWorkloadStatus(_ context.Context, req *agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
 	if err := spec.CheckID("id", req.GetId()); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
@@ -224,7 +228,7 @@ func (s *Server) GetWorkloadStatus(_ context.Context, req *agentv1.GetWorkloadSt
 	return &agentv1.GetWorkloadStatusResponse{Status: st}, nil
 }
 
-// ListWorkloads answers from memory, sorted by id.
+// ListWorkloads answers from the agent's memory. The workloads are sorted by id.
 func (s *Server) ListWorkloads(_ context.Context, req *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
 	if err := s.fence(req.GetEpoch(), "", false); err != nil {
 		return nil, err
@@ -232,7 +236,7 @@ func (s *Server) ListWorkloads(_ context.Context, req *agentv1.ListWorkloadsRequ
 	return &agentv1.ListWorkloadsResponse{Workloads: Statuses(s.r.State(), req.GetType())}, nil
 }
 
-// HealthCheck says how the engines were when they were last asked.
+// HealthCheck returns the health of the engines at the last probe.
 func (s *Server) HealthCheck(context.Context, *agentv1.HealthCheckRequest) (*agentv1.HealthCheckResponse, error) {
 	usage := s.cfg.Host.Usage()
 	state := s.r.State()
@@ -254,7 +258,7 @@ func (s *Server) HealthCheck(context.Context, *agentv1.HealthCheckRequest) (*age
 	return out, nil
 }
 
-// ListActions answers from the stored history.
+// ListActions answers from the task history in the agent's memory.
 func (s *Server) ListActions(_ context.Context, req *agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
 	if req.GetLimit() < 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "limit: %d must not be negative", req.GetLimit())
@@ -262,7 +266,8 @@ func (s *Server) ListActions(_ context.Context, req *agentv1.ListActionsRequest)
 	return &agentv1.ListActionsResponse{Actions: actions(s.r.State(), req)}, nil
 }
 
-// onEngine is a workload and the driver that runs it; the error is for the caller.
+// onEngine returns a workload and the driver that runs it. It returns an error, which the caller of the API
+// gets, if there is no such workload or driver.
 func (s *Server) onEngine(id string) (*core.Workload, driver.Driver, error) {
 	w := s.r.State().Get(id)
 	if w == nil {
@@ -301,7 +306,7 @@ func (s *Server) Logs(req *agentv1.LogsRequest, stream grpc.ServerStreamingServe
 		return logError(req.Id, err)
 	}
 	defer reader.Close()
-	// Closing is what ends a blocked Read of a driver that does not watch its context.
+	// If a driver's Read blocks and ignores its context, only closing the reader ends it.
 	defer context.AfterFunc(ctx, func() { reader.Close() })()
 	buffer := make([]byte, 32<<10)
 	for {

@@ -9,7 +9,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Status is a report in the words of the agent API.
+// Status converts the core's report of a workload to a message of the agent API.
 func Status(st *core.Status) *agentv1.WorkloadStatus {
 	out := &agentv1.WorkloadStatus{
 		Id: st.ID, Type: spec.TypeOf(st.Kind), RevisionId: st.Revision, Content: st.Content, Generation: generation(st.Generation),
@@ -17,13 +17,20 @@ func Status(st *core.Status) *agentv1.WorkloadStatus {
 		RestartCount: int32(st.RestartCount), Addresses: st.Addresses, Metadata: st.Metadata,
 		CreatedAt: unix(st.CreatedAt), UpdatedAt: unix(st.UpdatedAt),
 	}
+	if x := st.Exit; !x.EndedAt.IsZero() {
+		out.Exit = &agentv1.Exit{Code: int32(x.Code), EndedAt: x.EndedAt.UnixNano(), Output: x.Output}
+		if !x.StartedAt.IsZero() {
+			out.Exit.StartedAt = x.StartedAt.UnixNano()
+		}
+	}
 	for _, p := range st.Ports {
-		out.Ports = append(out.Ports, &agentv1.PortMapping{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol})
+		out.Ports = append(out.Ports, &agentv1.PortMapping{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol, Address: p.HostIP})
 	}
 	return out
 }
 
-// Statuses are the reports of a type, or of all for UNSPECIFIED, by id.
+// Statuses returns the reports of the workloads of a type, ordered by id. For UNSPECIFIED it returns the
+// reports of all workloads.
 func Statuses(s core.State, kind agentv1.WorkloadType) (out []*agentv1.WorkloadStatus) {
 	for w := range s.Workloads() {
 		if st := w.Status; st != nil && (kind == agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED || spec.TypeOf(st.Kind) == kind) {
@@ -71,7 +78,7 @@ func unix(t time.Time) int64 {
 	return t.Unix()
 }
 
-// actions are the tasks that a request asks for.
+// actions returns the tasks that match a request.
 func actions(s core.State, req *agentv1.ListActionsRequest) (out []*agentv1.AgentAction) {
 	list := s.Tasks()
 	if req.GetNewestFirst() {

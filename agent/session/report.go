@@ -12,7 +12,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// changes are the reports newer than a version, or all of them, by id; and the version of the newest.
+// changes returns the reports of workloads that are newer than the version given as after, or all reports,
+// ordered by id. It also returns the version of the newest report.
 func changes(s core.State, full, epochs bool, after uint64, now time.Time) ([]*controlv1.WorkloadStatus, uint64) {
 	var out []*controlv1.WorkloadStatus
 	changed, gone := s.Changes(full, epochs, after, now)
@@ -37,7 +38,7 @@ func generation(g workload.Generation) *controlv1.Generation {
 	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// report is the status of a workload as a message of the control API.
+// report converts the status of a workload to a message of the control API.
 func report(w *core.Workload) *controlv1.WorkloadStatus {
 	st := w.Status
 	out := &controlv1.WorkloadStatus{
@@ -47,7 +48,13 @@ func report(w *core.Workload) *controlv1.WorkloadStatus {
 		Generation: generation(st.Generation),
 	}
 	for _, p := range st.Ports {
-		out.Ports = append(out.Ports, &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol})
+		out.Ports = append(out.Ports, &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol, Address: p.HostIP})
+	}
+	if x := st.Exit; !x.EndedAt.IsZero() {
+		out.Exit = &controlv1.Exit{Code: int32(x.Code), EndedAt: timestamppb.New(x.EndedAt), Output: x.Output}
+		if !x.StartedAt.IsZero() {
+			out.Exit.StartedAt = timestamppb.New(x.StartedAt)
+		}
 	}
 	switch st.DesiredState {
 	case "running":
@@ -58,9 +65,12 @@ func report(w *core.Workload) *controlv1.WorkloadStatus {
 	if !w.Seen.IsZero() {
 		out.ObservedAt = timestamppb.New(w.Seen)
 	}
+	if st.Reason != "" {
+		out.Reason = &controlv1.ReasonDetail{Code: st.Reason, Message: st.Message, LastTransition: timestamppb.New(st.Since)}
+	}
 	if st.Class != "" {
 		out.Reason = &controlv1.ReasonDetail{
-			Code: string(st.Class), Message: st.Message, LastTransition: timestamppb.New(st.Since), Retryable: !st.Class.Permanent(),
+			Code: string(st.Class), Message: st.Message, LastTransition: timestamppb.New(st.Since), Retryable: st.Class.Cause() != workload.Final,
 		}
 		if !st.RetryAt.IsZero() {
 			out.Reason.NextRetryAt = timestamppb.New(st.RetryAt)
@@ -80,8 +90,9 @@ func stateName(s workload.State) string {
 	return "Unknown"
 }
 
-// shorten cuts messages if all of them together exceed a MiB. When a disk fails, every workload on it may
-// have a long message, and a heartbeat that is too long to be sent would lose the node.
+// shorten cuts the messages in the reports of a heartbeat if all of them together exceed a MiB. When a disk
+// fails, every workload on it may have a long message. If the heartbeat became too long to be sent, the
+// schedulers would consider the node lost.
 func shorten(list []*controlv1.WorkloadStatus) {
 	const mostWords = 1 << 20
 	total := 0
@@ -91,7 +102,7 @@ func shorten(list []*controlv1.WorkloadStatus) {
 	if total <= mostWords {
 		return
 	}
-	share := mostWords / len(list) / 2 // the status and its reason have the same text
+	share := mostWords / len(list) / 2 // each message may appear twice: as the message and as the reason
 	for _, s := range list {
 		s.Message = workload.Tail(s.Message, share)
 		if s.Reason != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Every workload of a node fails at once, with the longest of messages.
+// Every workload of a node fails at the same time, with a message of the maximum length. The heartbeat is
+// still small enough to be sent.
 func TestAHeartbeatFits(t *testing.T) {
 	words := strings.Repeat("no space left on device ", workload.MaxMetadata/24) + "the end"
 	saved := core.Saved{Status: map[string]core.SavedStatus{}}
@@ -26,9 +27,9 @@ func TestAHeartbeatFits(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	list, _ := changes(core.Restore(core.Settings{}, saved, now), true, true, 0, now)
 	if n := proto.Size(&controlv1.HeartbeatRequest{WorkloadStatuses: list}); n > dial.MaxMessage {
-		t.Errorf("%d bytes, at most %d are sent", n, dial.MaxMessage)
+		t.Errorf("the heartbeat has %d bytes, want at most %d", n, dial.MaxMessage)
 	}
 	if got := list[0].GetReason().GetMessage(); !strings.HasSuffix(got, "the end") || len(got) < 500 {
-		t.Errorf("what is left of a message: %q", got)
+		t.Errorf("the message of a workload was shortened to %q, want its end and at least 500 bytes", got)
 	}
 }

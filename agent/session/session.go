@@ -1,11 +1,11 @@
-// Package session is an agent's conversation with the schedulers of its cluster.
+// Package session registers an agent with the schedulers of its cluster and sends heartbeats.
 //
 //   - The agent registers, then sends heartbeats: at the interval that the schedulers name, and soon after
 //     a report has changed. Every twentieth heartbeat has all reports, the others have only the changes.
-//   - Any replica may answer any call. An answer of another cluster, or of a superseded leadership, does
-//     not count.
+//   - Any replica may answer any call. An answer of another cluster, or of a superseded leadership, is
+//     ignored.
 //   - A lease counts from the time at which the request for it was sent.
-//   - Losing the schedulers stops nothing. The agent registers again.
+//   - If the schedulers are unreachable, this package stops no workload. The agent registers again.
 package session
 
 import (
@@ -33,20 +33,23 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// protocol that this agent speaks: epochs, generations and our lease lengths.
+// protocol is the version of the protocol with the schedulers that this agent supports: with epochs,
+// generations and lease lengths.
 const protocol = 1
 
 const (
-	// coalesce is how long a change waits for others before it is reported.
+	// coalesce is how long the agent waits, after a report changed, for further changes before it sends a
+	// heartbeat.
 	coalesce = 100 * time.Millisecond
-	// FullEvery is how many heartbeats with only the changes are sent before a full one.
+	// FullEvery is the number of heartbeats that have only the changed reports, between two heartbeats that
+	// have all reports.
 	FullEvery = 20
 
 	backoffMin = 50 * time.Millisecond
 	backoffMax = 2 * time.Second
 
 	callMin, callMax = time.Second, 5 * time.Second
-	defaultInterval  = 10 * time.Second // contract/wire-control.md
+	defaultInterval  = 10 * time.Second // default heartbeat interval of the contract (docs/contract/wire-control.md)
 )
 
 // Control is the schedulers' API; controlv1.AgentControlClient satisfies it. Any replica may answer any
@@ -56,7 +59,7 @@ type Control interface {
 	Heartbeat(context.Context, *controlv1.HeartbeatRequest, ...grpc.CallOption) (*controlv1.HeartbeatResponse, error)
 }
 
-// Config of a Session. Metrics and Discovered may be nil.
+// Config configures a Session. Metrics and Discovered may be nil.
 type Config struct {
 	Control Control
 	Runner  *runner.Runner
@@ -64,26 +67,27 @@ type Config struct {
 	Storage *volume.Manager
 	Metrics *metrics.Metrics
 	Logger  *slog.Logger
-	// Discovered is called with the addresses of all replicas and of the leader, as an answer names them.
-	// The leader's may be empty. It must not block.
+	// Discovered is called with the addresses of all scheduler replicas and of the leader, as named in a
+	// scheduler's answer. leader may be empty. Discovered must not block.
 	Discovered func(addresses []string, leader string)
 
 	NodeID, Version, Advertise string
 	Labels                     map[string]string
 	Taints                     []*controlv1.Taint
 	FeatureLevel               uint32
-	// Reserved for the machine itself, and the share of the rest that is offered; see the agent's Config.
+	// ReservedCPU, ReservedMemory, ReservedDisk and Threshold: see the fields of agent.Config with these
+	// names.
 	ReservedCPU, ReservedMemory, ReservedDisk int64
 	Threshold                                 int
 }
 
-// State is how the conversation with the schedulers stands.
+// State is the state of the agent's connection to the schedulers.
 type State struct {
 	Registered    bool
-	LastHeartbeat time.Time // acknowledged
-	LeaseUntil    time.Time // by this machine's clock, counted from when the request was sent
-	Draining      bool      // takes no new workloads
-	Problem       string    // of the last call, empty if it succeeded
+	LastHeartbeat time.Time // time of the last acknowledged heartbeat
+	LeaseUntil    time.Time // end of the lease by this machine's clock, counted from when the request was sent
+	Draining      bool      // the node is being drained and takes no new workloads
+	Problem       string    // problem of the last call to the schedulers; empty if it succeeded
 }
 
 // Session registers the node and sends heartbeats.
@@ -92,15 +96,15 @@ type Session struct {
 	r     *runner.Runner
 	state atomic.Pointer[State]
 
-	// What follows is used by Run alone.
+	// The fields below are used by Run only.
 	registered bool
 	leaseUntil time.Time
 	lease      time.Duration
-	asked      time.Duration // by fencer.Now, when the last call was sent
+	asked      time.Duration // time at which the last call was sent, on the clock fencer.Now
 	interval   time.Duration
 	sequence   uint64
-	acked      uint64 // version that the schedulers have
-	measured   uint64 // version of the usage that they have
+	acked      uint64 // newest version of workload reports that the schedulers have acknowledged
+	measured   uint64 // newest version of usage readings that the schedulers have acknowledged
 	full       bool
 	sinceFull  int
 	answered   core.Epoch
@@ -115,7 +119,7 @@ func New(cfg Config) *Session {
 	return c
 }
 
-// State says how the conversation with the schedulers stands.
+// State returns the state of the connection to the schedulers.
 func (c *Session) State() State { return *c.state.Load() }
 
 func (c *Session) set(change func(*State)) {
@@ -126,8 +130,9 @@ func (c *Session) set(change func(*State)) {
 
 // Run registers and sends heartbeats until ctx ends.
 func (c *Session) Run(ctx context.Context) {
-	// An engine that hangs must not keep the node away. The first registration says whether there is a
-	// fencer.
+	// The first registration reports the engines and the fencer, so wait for the first list of the engines
+	// and for the fencer's first answer. Do not wait long: an engine that hangs must not delay the
+	// registration of the node.
 	for _, ready := range []<-chan struct{}{c.r.Looked(), c.r.Met()} {
 		select {
 		case <-ready:
@@ -139,7 +144,7 @@ func (c *Session) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		now := time.Now()
 		if c.registered && !now.Before(c.leaseUntil) {
-			c.cfg.Logger.Warn("the lease has lapsed; registering again", "since", c.leaseUntil)
+			c.cfg.Logger.Warn("the lease has ended; registering again", "since", c.leaseUntil)
 			c.registered = false
 		}
 		if c.r.Registers(true) {
@@ -164,7 +169,8 @@ func (c *Session) Run(ctx context.Context) {
 	}
 }
 
-// note keeps the outcome of a call. A problem is logged when it begins, changes and ends.
+// note records whether a call to the schedulers succeeded. A problem is logged when it begins, when it
+// changes and when it ends.
 func (c *Session) note(err error) {
 	problem := ""
 	if err != nil {
@@ -194,8 +200,8 @@ func (c *Session) pause(ctx context.Context) {
 	}
 }
 
-// wait returns when the next heartbeat is due: soon after a change, or at the interval. A random part of
-// up to a tenth is taken off the interval, so that agents do not all send at the same time.
+// wait returns when the next heartbeat is due: soon after a report has changed, otherwise after the interval.
+// A random time of up to a tenth is taken off the interval, so that agents do not all send at the same time.
 func (c *Session) wait(ctx context.Context, from time.Time) {
 	d := c.interval - rand.N(c.interval/10+1)
 	timer := time.NewTimer(time.Until(from.Add(d)))
@@ -221,7 +227,8 @@ func (c *Session) wait(ctx context.Context, from time.Time) {
 	}
 }
 
-// deadline of one call: well inside the lease, so that another can follow.
+// deadline returns the time limit of one call to the schedulers. It is much shorter than the lease, so that
+// another call fits into the lease if this one fails.
 func (c *Session) deadline() time.Duration {
 	return min(max(c.lease/3, callMin), callMax)
 }
@@ -259,8 +266,8 @@ func (c *Session) setInterval(seconds int32) {
 	}
 }
 
-// extend takes over a lease. Our schedulers name its length, which counts from when the request was sent.
-// A legacy v1 scheduler names its end, by its own clock.
+// extend takes over a lease that the schedulers granted. Our schedulers send its length, which counts from
+// when the request was sent. A legacy v1 scheduler sends its end, by the scheduler's own clock.
 func (c *Session) extend(sent time.Time, seconds int32, end *timestamppb.Timestamp, ours bool) {
 	switch {
 	case seconds > 0:
@@ -268,7 +275,8 @@ func (c *Session) extend(sent time.Time, seconds int32, end *timestamppb.Timesta
 		c.leaseUntil = sent.Add(c.lease)
 		c.leased(c.asked + c.lease)
 	case ours:
-		// Not extended: the leader could not confirm itself.
+		// This lease does not extend the former one, because the leader could not confirm that it still
+		// leads.
 	case end.IsValid() && end.AsTime().After(sent):
 		c.leaseUntil = end.AsTime()
 		c.lease = c.leaseUntil.Sub(sent)
@@ -284,7 +292,7 @@ func (c *Session) discovered(addresses []string, leader string) {
 }
 
 func (c *Session) beat(ctx context.Context) error {
-	// Legacy v1 schedulers name no epoch, and expect all reports each time.
+	// Legacy v1 schedulers send no epoch, and expect the reports of all workloads in each heartbeat.
 	ours := c.answered != core.Epoch{}
 	full := c.full || c.sinceFull >= FullEvery || !ours
 	c.asked = fencer.Now()
@@ -308,7 +316,7 @@ func (c *Session) beat(ctx context.Context) error {
 	switch {
 	case status.Code(err) == codes.NotFound:
 		c.registered = false
-		return fmt.Errorf("heartbeat: this node is not known; registering again: %w", err)
+		return fmt.Errorf("heartbeat: the schedulers do not know this node; registering again: %w", err)
 	case err != nil:
 		return fmt.Errorf("heartbeat: %w", err)
 	case !reply.Acknowledged:
@@ -324,7 +332,7 @@ func (c *Session) beat(ctx context.Context) error {
 	if full {
 		c.sinceFull = 0
 	}
-	// A new leader has none of the reports of the former one.
+	// A new leader has none of the reports that the former leader received.
 	c.full = reply.SendFull || answered != c.answered
 	c.answered = answered
 	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)
@@ -344,19 +352,20 @@ func (c *Session) beat(ctx context.Context) error {
 	return nil
 }
 
-// hear gives the core the epoch of an answer. An error means that the answer does not count.
+// hear gives the core the cluster and epoch of a scheduler's answer. If hear returns an error, the answer
+// must be ignored.
 func (c *Session) hear(cluster string, epoch *core.Epoch) error {
 	answer, err := c.r.Do(core.Heard{ClusterID: cluster, Epoch: epoch})
 	switch {
 	case err != nil:
-		return fmt.Errorf("remembering the epoch: %w", err)
+		return fmt.Errorf("storing the epoch: %w", err)
 	case answer.Refusal != nil:
 		return answer.Refusal
 	}
 	return nil
 }
 
-// leased gives the core a lease that the schedulers granted, until a time on fencer.Now.
+// leased tells the core that the schedulers granted a lease. until is its end, on the clock of fencer.Now.
 func (c *Session) leased(until time.Duration) {
 	if _, err := c.r.Do(core.Leased{Until: until}); err != nil {
 		c.cfg.Logger.Error("state file", "error", err)
@@ -370,13 +379,13 @@ func epochOf(m *controlv1.Epoch) core.Epoch {
 	return core.Epoch{}
 }
 
-// Reports are all reports, as a full heartbeat has them.
+// Reports returns the reports of all workloads, as in a full heartbeat.
 func (c *Session) Reports() []*controlv1.WorkloadStatus {
 	out, _ := changes(c.r.State(), true, true, 0, time.Now())
 	return out
 }
 
-// Introduction is the registration of the node.
+// Introduction returns the message with which the node registers.
 func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 	totals := c.cfg.Host.Totals()
 	var pools []*controlv1.StoragePool
@@ -392,8 +401,9 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 			types = append(types, string(e.Kind))
 		}
 	}
-	// An empty list would mean "an old agent: everything except vm". If no engine is healthy now, all are
-	// named, and the status says why they fail. If there is none at all, "none" matches no workload.
+	// Schedulers take an empty list of kinds for that of an old agent, which runs everything except VMs. So
+	// the list is never empty. If no engine is healthy now, it has all kinds, and the status says why the
+	// engines fail. If there is no engine at all, it has "none", which matches no workload.
 	switch {
 	case len(all) == 0:
 		types = []string{"none"}
@@ -418,7 +428,7 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 	}
 }
 
-// Usage is how much of the node is promised to workloads, and how much is in use.
+// Usage returns how much of the node's resources is promised to workloads, and how much is in use.
 func (c *Session) Usage() *controlv1.NodeUsage {
 	used, promised := c.cfg.Host.Usage(), c.r.State().Promised()
 	out := &controlv1.NodeUsage{
@@ -432,7 +442,8 @@ func (c *Session) Usage() *controlv1.NodeUsage {
 	return out
 }
 
-// WorkloadUsage are the readings newer than a version, and the version of the newest.
+// WorkloadUsage returns the usage readings of workloads that are newer than the version given as after, and the
+// version of the newest reading.
 func (c *Session) WorkloadUsage(after uint64) ([]*controlv1.WorkloadUsageSnapshot, uint64) {
 	fresh, version := c.r.Used().After(after)
 	state := c.r.State()

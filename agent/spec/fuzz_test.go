@@ -6,7 +6,7 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// FuzzParse reads the specification of a record, bare or under its name.
+// FuzzParse parses any bytes as the specification in a record, either bare or under the name of its type.
 func FuzzParse(f *testing.F) {
 	f.Add("container", []byte(`{"image":"x"}`))
 	f.Add("compose", []byte(`{"spec":{"compose":{"compose_yaml":"x"}}}`))
@@ -16,7 +16,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind string, raw []byte) {
 		spec, err := Parse(workload.Kind(kind), raw)
 		if err == nil && spec.GetSpec() == nil {
-			t.Fatalf("%q of type %q is nothing", raw, kind)
+			t.Fatalf("Parse of %q with type %q returned no specification and no error", raw, kind)
 		}
 	})
 }

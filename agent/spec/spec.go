@@ -1,5 +1,5 @@
-// Package spec reads specifications and orders of the agent API, and gives the agent's core what it has
-// to know of them.
+// Package spec parses specifications and orders of the agent API, and derives the properties that the
+// agent's core needs.
 package spec
 
 import (
@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -21,13 +22,19 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// MaxSize of a specification, in bytes.
+// MaxSize is the maximum size of a specification, in bytes.
 const MaxSize = 512 << 10
 
-// idPattern of workloads and nodes.
+// MaxFiles is the maximum size of the archive with the files of a stack, in bytes.
+const MaxFiles = 512 << 10
+
+// MaxPolicies is the maximum size of all policies in one order, in bytes.
+const MaxPolicies = 1 << 20
+
+// idPattern is the pattern of ids of workloads and nodes.
 var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
-// CheckID refuses what cannot be the id of a workload or node.
+// CheckID returns an error if id cannot be the id of a workload or node.
 func CheckID(field, id string) error {
 	if !idPattern.MatchString(id) {
 		return fmt.Errorf("%s: %.140q must match %s", field, id, idPattern)
@@ -35,7 +42,8 @@ func CheckID(field, id string) error {
 	return nil
 }
 
-// kindOf resolves the type and the arm of a request, which must agree.
+// kindOf returns the kind of a workload. The type in a request and the set arm of its specification must
+// agree.
 func kindOf(t agentv1.WorkloadType, spec *agentv1.WorkloadSpec) (workload.Kind, error) {
 	var arm workload.Kind
 	switch spec.GetSpec().(type) {
@@ -64,7 +72,7 @@ func kindFrom(t agentv1.WorkloadType) workload.Kind {
 	return workload.Container
 }
 
-// TypeOf is the API's name for a kind.
+// TypeOf returns the API's name for a kind.
 func TypeOf(k workload.Kind) agentv1.WorkloadType {
 	switch k {
 	case workload.Container:
@@ -77,8 +85,9 @@ func TypeOf(k workload.Kind) agentv1.WorkloadType {
 	return agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED
 }
 
-// Hash names a specification: a keyed SHA-256 over its JSON with sorted keys. It is over JSON because
-// protobuf's bytes may change with the library, and keyed because it covers secrets.
+// Hash returns a hash that identifies a specification: a keyed SHA-256 of its JSON with sorted keys. It uses
+// JSON because the bytes of the protobuf encoding may change with the library. It uses a key because the
+// specification contains secrets.
 func Hash(key *pki.Key, kind workload.Kind, spec *agentv1.WorkloadSpec, labels map[string]string) (string, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(spec)
 	if err != nil {
@@ -91,7 +100,8 @@ func Hash(key *pki.Key, kind workload.Kind, spec *agentv1.WorkloadSpec, labels m
 		return "", fmt.Errorf("spec: %w", err)
 	}
 	if fields, ok := tree.(map[string]any); ok {
-		delete(fields, "health_check") // no engine sees it
+		delete(fields, "health_check") // the hash leaves out the health check, because engines do not use it
+		delete(fields, "namespace")    // the hash leaves out the namespace: a workload never changes it, and older orders lack it
 	}
 	canonical, err := json.Marshal([]any{kind, tree, labels})
 	if err != nil {
@@ -102,9 +112,10 @@ func Hash(key *pki.Key, kind workload.Kind, spec *agentv1.WorkloadSpec, labels m
 	return "a1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// EachSecret lets fn replace every secret of a specification: environment values, cloud-init documents,
-// passwords, and, with stack, the text of a Compose file and the URL of its repository, which may both
-// contain secrets. The field is part of the seal, so that one secret cannot replace another.
+// EachSecret lets fn replace every secret of a specification: environment values, cloud-init documents and
+// passwords. With stack, it also replaces the text of a Compose file, the files of the stack and the URL of
+// its repository, which may all contain secrets. fn seals each value together with the name of its field, so
+// that one secret cannot be put in the place of another.
 func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value string) (string, error)) error {
 	values := func(field string, m map[string]string) error {
 		for k, v := range m {
@@ -134,7 +145,12 @@ func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value str
 		if err := values("compose.env", c.Env); err != nil || !stack {
 			return err
 		}
-		return errors.Join(text("compose.compose_yaml", &c.ComposeYaml), text("compose.git_repo", &c.GitRepo))
+		files := string(c.Files)
+		err := errors.Join(text("compose.compose_yaml", &c.ComposeYaml), text("compose.git_repo", &c.GitRepo), text("compose.files", &files))
+		if files != "" {
+			c.Files = []byte(files)
+		}
+		return err
 	}
 	vm := spec.GetVm()
 	if vm == nil {
@@ -156,7 +172,8 @@ func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value str
 	return nil
 }
 
-// Parse reads one arm of a specification, either bare, as agents write it, or under its name.
+// Parse reads the specification of one kind of workload. It may be bare, as agents store it, or be wrapped
+// under the name of its kind.
 func Parse(kind workload.Kind, raw []byte) (*agentv1.WorkloadSpec, error) {
 	if kind == "" {
 		return nil, errors.New("type: must not be empty")
@@ -192,7 +209,8 @@ func Parse(kind workload.Kind, raw []byte) (*agentv1.WorkloadSpec, error) {
 	return nil, fmt.Errorf("type: %q is not container, compose or vm", kind)
 }
 
-// Order reads an apply. The key is for Hash. The error names the field that is wrong.
+// Order converts an apply request to an order of the core. The key is for Hash. The error names the field
+// that is wrong.
 func Order(key *pki.Key, req *agentv1.ApplyWorkloadRequest) (core.Order, error) {
 	kind, err := check(req)
 	if err != nil {
@@ -207,11 +225,19 @@ func Order(key *pki.Key, req *agentv1.ApplyWorkloadRequest) (core.Order, error) 
 	if err != nil {
 		return core.Order{}, err
 	}
+	policies := slices.Clone(req.NodePolicies)
+	if req.Policy != "" {
+		policies = slices.Insert(policies, 0, req.Policy)
+	}
 	return core.Order{
 		Sender: core.Sender{Epoch: Epoch(req.Epoch), Node: req.NodeId, Instance: req.InstanceId},
 		ID:     req.Id, Kind: kind, Revision: req.RevisionId, Content: req.Content, SpecHash: hash,
 		Generation: Generation(req.Generation), Running: req.DesiredState != agentv1.DesiredState_DESIRED_STATE_STOPPED,
-		Labels: req.Labels, Exclusive: req.Exclusive, OnLostLease: req.OnLostLease, Traits: traits, Body: body,
+		Labels: req.Labels, Adopts: req.Adopts, Exclusive: req.Exclusive, OnLostLease: req.OnLostLease,
+		OnUnhealthy: req.OnUnhealthy, Traits: traits, Body: body,
+		// Schedulers that send no epoch are legacy v1 schedulers. They know neither policies nor users who
+		// are limited to namespaces.
+		Policies: policies, Confined: req.Epoch != nil && !req.AdminsOnly,
 	}, nil
 }
 
@@ -224,10 +250,21 @@ func check(req *agentv1.ApplyWorkloadRequest) (workload.Kind, error) {
 	}
 	n := proto.Size(req.Spec)
 	if text := req.Spec.GetCompose().GetComposeYaml(); !strings.Contains(text, ":") {
-		n -= len(text) / 4 // schedulers measure it before they encode it in base64, which has no colon
+		n -= len(text) / 4 // schedulers limit the size of the text before they encode it in base64; base64 text has no colon
 	}
-	if n > MaxSize {
+	files := len(req.Spec.GetCompose().GetFiles())
+	if files > MaxFiles {
+		return "", fmt.Errorf("compose.files: %d bytes, limit %d", files, MaxFiles)
+	}
+	if n -= files; n > MaxSize {
 		return "", fmt.Errorf("spec: %d bytes, limit %d", n, MaxSize)
+	}
+	size := len(req.Policy)
+	for _, p := range req.NodePolicies {
+		size += len(p)
+	}
+	if size > MaxPolicies {
+		return "", fmt.Errorf("policy, node_policies: %d bytes, limit %d", size, MaxPolicies)
 	}
 	kind, err := kindOf(req.Type, req.Spec)
 	if err != nil {
@@ -238,10 +275,15 @@ func check(req *agentv1.ApplyWorkloadRequest) (workload.Kind, error) {
 	default:
 		return "", fmt.Errorf("on_lost_lease: %q is not keep or stop", req.OnLostLease)
 	}
+	switch req.OnUnhealthy {
+	case "", "keep", core.OnUnhealthyRestart:
+	default:
+		return "", fmt.Errorf("on_unhealthy: %q is not keep or restart", req.OnUnhealthy)
+	}
 	return kind, nil
 }
 
-// Delete reads a delete.
+// Delete converts a delete request to a delete of the core.
 func Delete(req *agentv1.DeleteWorkloadRequest) (core.Delete, error) {
 	return core.Delete{
 		Sender: core.Sender{Epoch: Epoch(req.Epoch), Node: req.NodeId, Instance: req.InstanceId},
@@ -249,7 +291,7 @@ func Delete(req *agentv1.DeleteWorkloadRequest) (core.Delete, error) {
 	}, CheckID("id", req.GetId())
 }
 
-// Epoch reads the epoch of a message of either API; nil if there is none.
+// Epoch converts the epoch in a message of the agent or control API. It returns nil if there is none.
 func Epoch[M interface {
 	comparable
 	GetClusterId() string
@@ -264,18 +306,18 @@ func Epoch[M interface {
 	return &core.Epoch{ClusterID: m.GetClusterId(), Shard: m.GetShard(), Incarnation: m.GetIncarnation(), Term: m.GetTerm()}
 }
 
-// Generation reads a generation; none is zero.
+// Generation converts the generation in a message. It is zero if there is none.
 func Generation(m *agentv1.Generation) workload.Generation {
 	return workload.Generation{Incarnation: m.GetIncarnation(), Sequence: m.GetSequence()}
 }
 
-// Of is the specification of an intent.
+// Of returns the specification in an intent.
 func Of(in *core.Intent) *agentv1.WorkloadSpec {
 	body, _ := in.Body.(*agentv1.WorkloadSpec)
 	return body
 }
 
-// Traits are what the core has to know of a specification.
+// Traits returns the properties of a specification that the core needs.
 func Traits(spec *agentv1.WorkloadSpec) (core.Traits, error) {
 	cpu, memory, disk := promised(spec)
 	t := core.Traits{
@@ -292,7 +334,7 @@ func Traits(spec *agentv1.WorkloadSpec) (core.Traits, error) {
 	return t, nil
 }
 
-// Volumes are the managed volumes that a specification names.
+// Volumes returns the managed volumes that a specification names.
 func Volumes(spec *agentv1.WorkloadSpec) []*agentv1.ManagedVolumeSpec {
 	switch s := spec.GetSpec().(type) {
 	case *agentv1.WorkloadSpec_Container:
@@ -305,7 +347,7 @@ func Volumes(spec *agentv1.WorkloadSpec) []*agentv1.ManagedVolumeSpec {
 	return nil
 }
 
-// promised is what placement reserves for a workload: millicores, MiB, GiB.
+// promised returns the resources that placement reserves for a workload: millicores, MiB, GiB.
 func promised(spec *agentv1.WorkloadSpec) (cpu, memory, disk int64) {
 	const mib = 1 << 20
 	switch s := spec.GetSpec().(type) {
@@ -335,8 +377,9 @@ func promised(spec *agentv1.WorkloadSpec) (cpu, memory, disk int64) {
 	return 0, 0, 0
 }
 
-// diskLimit is how many bytes a workload may occupy: the disk that it reserves, less its local volumes of
-// a fixed size. 0 is no limit. VMs have none: each of their disks has a size.
+// diskLimit returns how many bytes a workload may occupy: the disk that it reserves, less the sizes of its
+// local volumes that have a fixed size. 0 means no limit. VMs have no limit, because each of their disks has
+// a fixed size.
 func diskLimit(spec *agentv1.WorkloadSpec) int64 {
 	const gib = 1 << 30
 	var promised int64

@@ -1,4 +1,4 @@
-// Package store keeps what an agent must not forget in one bbolt file: orders, reports, tasks, tombstones,
+// Package store keeps the durable state of an agent in one bbolt file: orders, reports, tasks, tombstones,
 // the epoch, and the records of images and volumes.
 //
 //   - A write is on disk before it returns, unless the store is volatile.

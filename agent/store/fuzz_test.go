@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzRecords reads records of the state file, of this agent or a legacy one. A record is read completely, or
-// is an error that names it.
+// FuzzRecords reads any bytes as records of the state file, of this agent or of a legacy v1 agent. A record
+// is read completely, or the error names it.
 func FuzzRecords(f *testing.F) {
 	s, err := Open(filepath.Join(f.TempDir(), "state.db"), true)
 	if err != nil {
@@ -53,10 +53,10 @@ func FuzzRecords(f *testing.F) {
 		}
 		for _, in := range all.Intents {
 			if in.ID == "" || in.Body == nil || in.SpecHash == "" {
-				t.Fatalf("an incomplete intent: %+v", in)
+				t.Fatalf("a record was read as an incomplete intent: %+v", in)
 			}
 			_ = in.Running()
-			_ = in.Guarded()
+			_ = in.Leased()
 		}
 	})
 }

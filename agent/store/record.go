@@ -16,20 +16,21 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// record is an intent in the file. Fields of legacy v1 agents keep their names and meaning
-// (contract/state-etcd.md, "Agent local store"); ours are optional.
+// record is an intent as it is stored in the state file. Fields that legacy v1 agents have keep their names
+// and meaning (contract/state-etcd.md, "Agent local store"). Our further fields are optional.
 type record struct {
 	core.Intent
-	RawSpec json.RawMessage `json:"spec"` // one arm of agentv1.WorkloadSpec, secrets sealed
-	// SealedBy is the id of the key that sealed RawSpec's secrets. It is empty in the file of a legacy v1
-	// agent, where they are plain.
+	RawSpec json.RawMessage `json:"spec"` // the specification of the workload's type as JSON, with sealed secrets
+	// SealedBy is the id of the key that sealed the secrets in RawSpec. It is empty in the state file of a
+	// legacy v1 agent, where secrets are in plain text.
 	SealedBy string `json:"sealed_by,omitempty"`
-	// SealedStack: the text and the URL of a stack are sealed as well. Earlier versions sealed only its
-	// environment.
+	// SealedStack: in the specification of a stack, the text and the URL are sealed too. Earlier versions
+	// sealed only its environment.
 	SealedStack bool `json:"sealed_stack,omitempty"`
-	// PreviousType is the last of PreviousTypes in files of earlier versions.
+	// PreviousType is the last element of PreviousTypes, in state files that an earlier version of the agent
+	// wrote.
 	PreviousType workload.Kind `json:"previous_type,omitempty"`
-	// HealthCheck is beside the specification, because no instance is replaced for it.
+	// HealthCheck is stored outside RawSpec, because a changed health check does not replace the instance.
 	HealthCheck json.RawMessage `json:"health_check,omitempty"`
 }
 
@@ -40,7 +41,7 @@ func (r *record) sealed() bool {
 
 var writeJSON = protojson.MarshalOptions{UseProtoNames: true}
 
-// seal fills RawSpec from the specification.
+// seal fills RawSpec from the specification, with the secrets sealed.
 func (r *record) seal(key *pki.Key) error {
 	body := proto.CloneOf(spec.Of(&r.Intent))
 	err := spec.EachSecret(body, true, func(field, value string) (string, error) {
@@ -71,7 +72,8 @@ func (r *record) seal(key *pki.Key) error {
 	return nil
 }
 
-// open fills the specification from RawSpec, and fields that the record of a legacy v1 agent lacks.
+// open fills the specification from RawSpec, with the secrets unsealed. It also fills fields that the record
+// of a legacy v1 agent lacks.
 func (r *record) open(key *pki.Key) error {
 	if r.Type == "" {
 		r.Type = workload.Container
@@ -118,19 +120,20 @@ func (r *record) open(key *pki.Key) error {
 	return nil
 }
 
-// status is the last report of a workload in the file. The fields up to Metadata are those of legacy v1
-// agents.
+// status is the last report of a workload as it is stored in the state file. Legacy v1 agents have the fields
+// up to Metadata.
 type status struct {
 	ID           string            `json:"id"`
 	Type         workload.Kind     `json:"type"`
 	RevisionID   string            `json:"revision_id"`
 	DesiredState string            `json:"desired_state"`
-	ActualState  string            `json:"actual_state"` // pending, running, stopped, failed, unknown
+	ActualState  string            `json:"actual_state"` // state of the workload: "pending", "running", "stopped", "failed" or "unknown"
 	Message      string            `json:"message"`
 	CreatedAt    time.Time         `json:"created_at"`
 	UpdatedAt    time.Time         `json:"updated_at"`
 	Metadata     map[string]string `json:"metadata,omitempty"`
 	Failure      core.Failure      `json:"failure,omitzero"`
+	Healing      core.Healing      `json:"healing,omitzero"`
 }
 
 func statusOf(w *core.Workload) status {
@@ -138,11 +141,11 @@ func statusOf(w *core.Workload) status {
 	return status{
 		ID: w.ID, Type: w.Kind, RevisionID: st.Revision, DesiredState: w.Intent.DesiredState,
 		ActualState: strings.ToLower(string(st.State)), Message: st.Message,
-		CreatedAt: w.Intent.CreatedAt, UpdatedAt: st.UpdatedAt.UTC(), Metadata: st.Metadata, Failure: w.Failure,
+		CreatedAt: w.Intent.CreatedAt, UpdatedAt: st.UpdatedAt.UTC(), Metadata: st.Metadata, Failure: w.Failure, Healing: w.Healing,
 	}
 }
 
-// saved is the report that was last made, until the engine has been asked.
+// saved returns the stored report. The agent shows it until it has asked the engine.
 func (s *status) saved(in *core.Intent) core.SavedStatus {
 	state := workload.Unknown
 	for _, known := range []workload.State{workload.Pending, workload.Running, workload.Stopped, workload.Failed} {
@@ -150,7 +153,7 @@ func (s *status) saved(in *core.Intent) core.SavedStatus {
 			state = known
 		}
 	}
-	return core.SavedStatus{Failure: s.Failure, Status: &core.Status{
+	return core.SavedStatus{Failure: s.Failure, Healing: s.Healing, Status: &core.Status{
 		ID: in.ID, Kind: in.Type, Revision: in.RevisionID, DesiredState: in.DesiredState, State: state, Message: s.Message,
 		Class: s.Failure.Class, Generation: in.Generation, Metadata: s.Metadata, CreatedAt: in.CreatedAt,
 		UpdatedAt: s.UpdatedAt, Since: s.UpdatedAt, RetryAt: s.Failure.Next,

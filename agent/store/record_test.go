@@ -32,6 +32,8 @@ func TestSecretsAreSealedOnDisk(t *testing.T) {
 			ComposeYaml: "services: {a: {image: x, environment: {TOKEN: hunter2-secret}}}", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
 		{"text of a Compose project in base64", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
 			ComposeYaml: base64.StdEncoding.EncodeToString([]byte("hunter2-secret"))}}}},
+		{"files of a Compose project", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+			ComposeYaml: "services: {}", Files: []byte("hunter2-secret")}}}},
 		{"credentials in the URL of a Compose project", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
 			SourceType: "git", GitRepo: "https://user:hunter2-secret@git.example/stack.git", GitRef: "main"}}}},
 		{"cloud-init of a VM", workload.VM, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{
@@ -48,7 +50,7 @@ func TestSecretsAreSealedOnDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			if raw := string(in.RawSpec); strings.Contains(raw, "hunter2") || strings.Contains(raw, base64.StdEncoding.EncodeToString([]byte("hunter2-secret"))) {
-				t.Errorf("on disk in plain: %s", raw)
+				t.Errorf("the record on disk has the secret in plain text: %s", raw)
 			}
 			back := in
 			back.Body = nil
@@ -56,7 +58,7 @@ func TestSecretsAreSealedOnDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, err := spec.Hash(key, c.kind, spec.Of(&back.Intent), nil); err != nil || got != in.SpecHash {
-				t.Errorf("it does not come back as it was: %v, %v", back.Body, err)
+				t.Errorf("the intent that was read from the file differs: %v, error %v", back.Body, err)
 			}
 			other, err := pki.NewKey()
 			if err != nil {

@@ -24,30 +24,30 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Buckets. Legacy v1 agents have workloads, status, volumes and attachments (contract/state-etcd.md,
-// "Agent local store").
+// The buckets of the state file. Legacy v1 agents have workloads, status, volumes and attachments
+// (contract/state-etcd.md, "Agent local store").
 const (
 	bucketWorkloads   = "workloads"
 	bucketStatus      = "status"
 	bucketTasks       = "tasks"
 	bucketTombstones  = "tombstones"
 	bucketMeta        = "meta"
-	bucketImages      = "images" // pulled by this agent; the key is the name, or the id once another image has the name
+	bucketImages      = "images" // images that this agent pulled; the key is the image's name, or its id once another image has the name
 	bucketVolumes     = "volumes"
 	bucketAttachments = "attachments"
 )
 
-// metaKey is the key of core.Meta.
+// metaKey is the key under which core.Meta is stored.
 const metaKey = "agent"
 
-// Store is the agent's file. Every write is one transaction, on disk before it returns.
+// Store is the agent's state file. Every write is one transaction, on disk before it returns.
 type Store struct {
 	db  *bolt.DB
 	key *pki.Key
 }
 
-// Open opens or makes the file and its key, <path>.key with mode 0600. A volatile store does
-// not wait for the disk; it is for simulations.
+// Open opens or creates the state file, and its key file <path>.key with mode 0600. Writes to a volatile
+// store do not wait for the disk. It is for simulations.
 func Open(path string, volatile bool) (*Store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("state file %s: %w", path, err)
@@ -71,13 +71,14 @@ func Open(path string, volatile bool) (*Store, error) {
 	return s, nil
 }
 
-// sound reads the whole file, if there is one. The library panics over a damaged file, in goroutines of its
-// own, where the panic cannot be turned into an error that names the file. Its errors are left to Open.
+// sound reads the whole state file, if there is one, to find damage. The bbolt library would panic on a
+// damaged file in its own goroutines, where the panic cannot be turned into an error that names the file.
+// Errors of the library are ignored here, because Open returns them.
 func sound(path string) (err error) {
 	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
 		return nil
 	}
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // reading a page beyond the end of the file panics
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // reading a page beyond the end of a mapped file then causes a panic, which can be recovered, and not a crash
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%v", p)
@@ -91,7 +92,7 @@ func sound(path string) (err error) {
 		return nil
 	}
 	defer db.Close()
-	sum := crc32.NewIEEE() // forces every page to be read
+	sum := crc32.NewIEEE() // computing the checksum reads every page
 	return db.View(func(tx *bolt.Tx) error {
 		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error {
 			return b.ForEach(func(_, value []byte) error {
@@ -109,7 +110,7 @@ func (s *Store) prepare(path string) error {
 	}
 	keyPath := path + ".key"
 	if m.KeyID != "" {
-		// A new key could not open the sealed secrets.
+		// If the key file is missing, fail: a new key could not open the sealed secrets in the state file.
 		if _, err := os.Stat(keyPath); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("state file %s: sealed under key %s, but the key file %s is missing", path, m.KeyID, keyPath)
 		}
@@ -161,7 +162,7 @@ func (s *Store) meta() (core.Meta, error) {
 	return m, err
 }
 
-// Load reads the file. Secrets that an earlier version left in plain are sealed.
+// Load reads the state file. Secrets that an earlier version stored in plain text are sealed.
 func (s *Store) Load() (core.Saved, error) {
 	out := core.Saved{Status: map[string]core.SavedStatus{}}
 	var err error
@@ -206,7 +207,7 @@ func (s *Store) Load() (core.Saved, error) {
 	return out, err
 }
 
-// Write carries out a Store effect.
+// Write carries out the effect Store of the core.
 func (s *Store) Write(e core.Store) error {
 	return s.update(func(w write) error {
 		if e.Meta != nil {
@@ -231,18 +232,20 @@ func (s *Store) Write(e core.Store) error {
 	})
 }
 
-// WriteStatuses stores reports and failures of workloads that have an order.
+// WriteStatuses stores the reports and failures of workloads. Each of them must have an order.
 func (s *Store) WriteStatuses(list []*core.Workload) error {
 	return s.update(func(w write) error {
 		return all(list, func(wl *core.Workload) error { return w.put(bucketStatus, wl.ID, statusOf(wl)) })
 	})
 }
 
-// Key of the file: it seals secrets and names specifications.
+// Key returns the key of the state file. It seals secrets, and the hashes of specifications are computed with
+// it.
 func (s *Store) Key() *pki.Key { return s.key }
 
-// Pulled records an image that a driver pulled. before is the id of the image that had the name until
-// then, or empty. That image was pulled by this agent if the name is recorded.
+// Pulled records that a driver pulled image ref. If the name ref referred to another image until then, before
+// is the id of that image, otherwise it is empty. That image was pulled by this agent if its name is
+// recorded.
 func (s *Store) Pulled(ref, before string, at time.Time) error {
 	return s.update(func(w write) error {
 		if before != "" {
@@ -255,12 +258,12 @@ func (s *Store) Pulled(ref, before string, at time.Time) error {
 	})
 }
 
-// DropImage forgets an image.
+// DropImage deletes the record of a pulled image.
 func (s *Store) DropImage(ref string) error {
 	return s.update(func(w write) error { return w.drop(bucketImages, ref) })
 }
 
-// Images are the images that this agent pulled, oldest first.
+// Images returns the images that this agent pulled, oldest first.
 func (s *Store) Images() (out []driver.PulledImage, err error) {
 	err = s.db.View(func(tx *bolt.Tx) error {
 		return each(tx, bucketImages, func(_ string, p *driver.PulledImage) error {
@@ -277,22 +280,22 @@ func (s *Store) PutVolume(r volume.Volume) error {
 	return s.update(func(w write) error { return w.put(bucketVolumes, r.ID, r) })
 }
 
-// DropVolume forgets a volume.
+// DropVolume deletes the record of a volume.
 func (s *Store) DropVolume(id string) error {
 	return s.update(func(w write) error { return w.drop(bucketVolumes, id) })
 }
 
-// PutAttachment stores the use of a volume by a workload.
+// PutAttachment stores the record that a workload uses a volume.
 func (s *Store) PutAttachment(r volume.Attachment) error {
 	return s.update(func(w write) error { return w.put(bucketAttachments, r.ID, r) })
 }
 
-// DropAttachment forgets the use of a volume.
+// DropAttachment deletes the record that a workload uses a volume.
 func (s *Store) DropAttachment(id string) error {
 	return s.update(func(w write) error { return w.drop(bucketAttachments, id) })
 }
 
-// Volumes are the records of managed volumes.
+// Volumes returns the records of managed volumes.
 func (s *Store) Volumes() (out volume.Records, err error) {
 	err = s.db.View(func(tx *bolt.Tx) error {
 		err := each(tx, bucketVolumes, func(key string, v *volume.Volume) error {
@@ -326,7 +329,7 @@ func each[T any](tx *bolt.Tx, bucket string, fn func(key string, v *T) error) er
 	})
 }
 
-// all calls write for each value, until one fails.
+// all calls write for each element of a list, until a call fails.
 func all[T any](list []T, write func(T) error) error {
 	for _, v := range list {
 		if err := write(v); err != nil {
@@ -336,7 +339,7 @@ func all[T any](list []T, write func(T) error) error {
 	return nil
 }
 
-// write is one transaction of the store.
+// write is one transaction on the state file.
 type write struct{ tx *bolt.Tx }
 
 func (s *Store) update(fn func(write) error) error {

@@ -9,9 +9,9 @@ import (
 	"github.com/shirou/gopsutil/v4/net"
 )
 
-// Network is how many bytes the machine's network cards have carried since it started. Bridges and the
-// interfaces of workloads are left out, because they carry the same bytes again. In a container, which
-// has no network card, all interfaces but loopback count.
+// Network returns how many bytes the machine's network cards have received and sent since the machine
+// started. Bridges and the interfaces of workloads are left out, because they carry the same bytes again. In
+// a container, which has no network card, all interfaces except loopback are counted.
 func Network(ctx context.Context) (received, sent int64, err error) {
 	all, err := net.IOCountersWithContext(ctx, true)
 	if err != nil {

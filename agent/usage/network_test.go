@@ -16,14 +16,14 @@ func TestNetworkCountsCardsOnce(t *testing.T) {
 		all            []net.IOCountersStat
 		received, sent int64
 	}{
-		{"cards, a bridge and a workload", []net.IOCountersStat{count("lo", 1, 2), count("veth1", 5, 6), count("card0", 10, 20), count("docker0", 5, 6), count("card1", 100, 200)}, 110, 220},
+		{"network cards, a bridge and the interface of a workload", []net.IOCountersStat{count("lo", 1, 2), count("veth1", 5, 6), count("card0", 10, 20), count("docker0", 5, 6), count("card1", 100, 200)}, 110, 220},
 		{"a container", []net.IOCountersStat{count("lo", 1, 2), count("eth0", 10, 20)}, 10, 20},
 		{"no network", []net.IOCountersStat{count("lo", 1, 2)}, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			received, sent := total(c.all, func(name string) bool { return strings.HasPrefix(name, "card") })
 			if received != c.received || sent != c.sent {
-				t.Errorf("received %d, sent %d, want %d and %d", received, sent, c.received, c.sent)
+				t.Errorf("Network returned %d bytes received and %d sent, want %d and %d", received, sent, c.received, c.sent)
 			}
 		})
 	}

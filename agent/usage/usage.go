@@ -1,5 +1,5 @@
-// Package usage computes the present use of workloads from the counters that drivers measure. Reads return
-// the last result and do not wait.
+// Package usage computes the present resource usage of workloads from the counters that drivers read. A
+// caller gets the last result without waiting for a new one.
 package usage
 
 import (
@@ -11,13 +11,14 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Reading is the use of one workload.
+// Reading is the resource usage of one workload.
 type Reading struct {
 	driver.Usage
 	Kind driver.Kind
-	// Millicores is the processor use between the two newest samples; -1 after the first one.
+	// Millicores is the processor use between the two newest measurements; -1 while there is only one.
 	Millicores float64
-	// Version grows with every reading of a Table, so that a caller can ask for newer readings.
+	// Version is a number that grows with every new reading in the Table, so that a caller can ask for
+	// readings that are newer than those it has.
 	Version uint64
 }
 
@@ -28,8 +29,8 @@ type Table struct {
 	rows    map[driver.ID]Reading
 }
 
-// Observe adds the measurements of one kind of driver. Workloads of the kind that are missing have ended,
-// and are dropped.
+// Observe adds the measurements that a driver made of its workloads. Workloads of this kind that are missing
+// in the list have ended, and their readings are dropped.
 func (t *Table) Observe(kind driver.Kind, seen []driver.Usage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,7 +47,7 @@ func (t *Table) Observe(kind driver.Kind, seen []driver.Usage) {
 			next.Millicores = 1000 * float64(u.CPU-old.CPU) / float64(span)
 		}
 		if u.Disk < 0 && had && old.Instance == u.Instance {
-			next.Disk = old.Disk // disks are measured less often
+			next.Disk = old.Disk // keep the last disk use, because disks are measured less often
 		}
 		t.rows[u.ID] = next
 	}
@@ -66,7 +67,8 @@ func (t *Table) Occupy(bytes map[driver.ID]int64) {
 	}
 }
 
-// After are the readings newer than a version, by id, and the version of the newest.
+// After returns the readings that are newer than a version, ordered by workload id, and the version of the
+// newest reading.
 func (t *Table) After(version uint64) ([]Reading, uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -85,7 +87,7 @@ func (t *Table) After(version uint64) ([]Reading, uint64) {
 	return out, t.version
 }
 
-// Get is the newest reading of one workload.
+// Get returns the newest reading of one workload.
 func (t *Table) Get(id driver.ID) (Reading, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -93,8 +95,8 @@ func (t *Table) Get(id driver.ID) (Reading, bool) {
 	return r, ok
 }
 
-// Fresh is how long a reading counts as present use.
+// Fresh is the age up to which a reading is shown as present usage.
 const Fresh = time.Minute
 
-// Percent of one processor; 0 while there is only one sample.
+// Percent returns the processor use in percent of one processor. It is 0 while there is only one measurement.
 func (r Reading) Percent() float64 { return max(0, r.Millicores) / 10 }

@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/agent/usage"
 )
 
-func TestTable(t *testing.T) {
+func TestTableComputesUsageFromSamples(t *testing.T) {
 	at := time.Unix(1000, 0)
 	sample := func(id, instance string, after, cpu time.Duration, disk int64) driver.Usage {
 		return driver.Usage{ID: driver.ID(id), Instance: instance, At: at.Add(after), CPU: cpu, Disk: disk}
@@ -17,35 +17,35 @@ func TestTable(t *testing.T) {
 	table.Observe(driver.Container, []driver.Usage{sample("a", "1", 0, time.Second, 500), sample("b", "1", 0, time.Second, -1)})
 	table.Observe(driver.VM, []driver.Usage{sample("v", "1", 0, 0, -1)})
 	if r, _ := table.Get("a"); r.Millicores != -1 {
-		t.Errorf("after one sample %v millicores, want none", r.Millicores)
+		t.Errorf("after one measurement the reading has %v millicores, want -1 for unknown", r.Millicores)
 	}
 	_, seen := table.After(0)
 	table.Observe(driver.Container, []driver.Usage{
-		sample("a", "1", 10*time.Second, 6*time.Second, -1), // half a core
-		sample("b", "2", 10*time.Second, 0, -1),             // another instance
+		sample("a", "1", 10*time.Second, 6*time.Second, -1), // CPU time grew by 5 s in 10 s: the workload used half a core
+		sample("b", "2", 10*time.Second, 0, -1),             // a new instance of the workload, whose counter starts from 0
 	})
 	if r, _ := table.Get("a"); r.Millicores != 500 || r.Disk != 500 {
-		t.Errorf("%v millicores and %d bytes, want 500 and what was measured before", r.Millicores, r.Disk)
+		t.Errorf("the reading has %v millicores and %d bytes of disk, want 500 and the disk use that was measured before", r.Millicores, r.Disk)
 	}
 	if r, _ := table.Get("b"); r.Millicores != -1 {
-		t.Errorf("another instance has %v millicores, want none yet", r.Millicores)
+		t.Errorf("after one measurement of a new instance the reading has %v millicores, want -1 for unknown", r.Millicores)
 	}
 	fresh, seen := table.After(seen)
 	if len(fresh) != 2 || fresh[0].ID != "a" || fresh[1].ID != "b" {
-		t.Errorf("new since the first round: %v, want a and b", fresh)
+		t.Errorf("the readings since the first measurement are %v, want those of a and b", fresh)
 	}
 	if again, _ := table.After(seen); len(again) != 0 {
-		t.Errorf("new since the last round: %v, want nothing", again)
+		t.Errorf("the readings since the last measurement are %v, want none", again)
 	}
 	table.Observe(driver.Container, []driver.Usage{sample("b", "2", 20*time.Second, time.Second, -1)})
 	if _, ok := table.Get("a"); ok {
-		t.Error("a has ended and is still there")
+		t.Error("the reading of a, which has ended, was not dropped")
 	}
 	if _, ok := table.Get("v"); !ok {
-		t.Error("v is of another kind and was forgotten")
+		t.Error("the reading of v, which belongs to another driver, was dropped")
 	}
 	table.Observe(driver.Container, []driver.Usage{sample("b", "2", 15*time.Second, 2*time.Second, -1)})
 	if r, _ := table.Get("b"); r.Millicores != -1 {
-		t.Errorf("a clock that was set back gives %v millicores, want none", r.Millicores)
+		t.Errorf("after the clock was set back the reading has %v millicores, want -1 for unknown", r.Millicores)
 	}
 }

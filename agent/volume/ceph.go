@@ -15,20 +15,21 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// CephConfig configures the pool that holds ceph-rbd volumes.
+// CephConfig names the Ceph pool that holds volumes with the driver ceph-rbd.
 type CephConfig struct {
-	Root                         string // for mount points on this machine
+	Root                         string // folder of this machine that contains the mount points
 	Cluster, Pool, User, Keyring string
 }
 
-// ceph stores volumes as images of one pool, through the programs of the package ceph-common. An image is
-// mapped exclusively, so that two nodes never write to one file system.
+// ceph stores volumes as RBD images of one pool, through the programs of the package ceph-common. A node maps
+// an image exclusively, so that two nodes never write to one file system.
 type ceph struct {
 	m   *Manager
 	cfg CephConfig
 }
 
-// isSetUp checks the settings and programs of this machine. It does not contact the cluster.
+// isSetUp checks that the settings are complete and that the programs are installed. It does not contact the
+// Ceph cluster.
 func (c *ceph) isSetUp() error {
 	if c.cfg.Pool == "" {
 		return errors.New("driver ceph-rbd: PERSYS_STORAGE_CEPH_POOL is not set on this node")
@@ -51,9 +52,9 @@ func (c *ceph) answers(ctx context.Context) error {
 	return nil
 }
 
-func (c *ceph) reach(context.Context) error { return nil } // each call contacts the cluster by itself
+func (c *ceph) reach(context.Context) error { return nil } // reach does nothing: each call of the rbd program contacts the Ceph cluster by itself
 
-// rbd runs the program with the cluster's settings.
+// rbd runs the rbd program with the settings of the Ceph cluster.
 func (c *ceph) rbd(ctx context.Context, args ...string) (string, error) {
 	for _, o := range []struct{ flag, value string }{
 		{"--cluster", c.cfg.Cluster}, {"--id", strings.TrimPrefix(c.cfg.User, "client.")}, {"--keyring", c.cfg.Keyring},
@@ -65,9 +66,9 @@ func (c *ceph) rbd(ctx context.Context, args ...string) (string, error) {
 	return c.m.sys.Run(ctx, "rbd", args...)
 }
 
-func (c *ceph) image(v *Volume) string { return c.cfg.Pool + "/" + clean(v.Name) }
+func (c *ceph) image(v *Volume) string { return c.cfg.Pool + "/" + v.stored() }
 
-const noSuchImage = 2 // rbd's exit code, as of every program: ENOENT
+const noSuchImage = 2 // rbd exits with ENOENT if the image does not exist
 
 func (c *ceph) provision(ctx context.Context, v *Volume) error {
 	if err := c.isSetUp(); err != nil {
@@ -80,10 +81,10 @@ func (c *ceph) provision(ctx context.Context, v *Volume) error {
 	if err != nil && exitCode(err) != noSuchImage {
 		return err
 	}
-	v.StagePath = filepath.Join(c.cfg.Root, clean(v.Name))
+	v.StagePath = filepath.Join(c.cfg.Root, v.stored())
 	if err == nil {
 		if v.SizeGB = min(v.SizeGB, has); v.Form == Image {
-			v.SizeGB = 0 // the size of its file system is known only after growing it
+			v.SizeGB = 0 // the size is known only after the image and its file system have grown
 		}
 		return nil
 	}
@@ -91,7 +92,7 @@ func (c *ceph) provision(ctx context.Context, v *Volume) error {
 	return err
 }
 
-// size returns the size of an existing image in GB.
+// size returns the size of a volume's existing image in GB.
 func (c *ceph) size(ctx context.Context, v *Volume) (int64, error) {
 	out, err := c.rbd(ctx, "info", "--format", "json", c.image(v))
 	if err != nil {
@@ -106,7 +107,7 @@ func (c *ceph) size(ctx context.Context, v *Volume) (int64, error) {
 
 func (c *ceph) grow(ctx context.Context, v *Volume) error {
 	has, err := c.size(ctx, v)
-	if err == nil && has < v.SizeGB { // another node may have made the image larger; it is never shrunk
+	if err == nil && has < v.SizeGB { // another node may have enlarged the image, which is never shrunk
 		_, err = c.rbd(ctx, "resize", "--size", strconv.FormatInt(v.SizeGB, 10)+"G", c.image(v))
 	}
 	if err != nil || v.Form == Disk {
@@ -118,7 +119,8 @@ func (c *ceph) grow(ctx context.Context, v *Volume) error {
 	return c.m.stretch(ctx, v, v.Device)
 }
 
-// mapped returns the device to which an image is mapped on this machine, "" for none.
+// mapped returns the device to which a volume's image is mapped on this machine. It is "" if the image is not
+// mapped.
 func (c *ceph) mapped(ctx context.Context, v *Volume) (string, error) {
 	out, err := c.rbd(ctx, "device", "list", "--format", "json")
 	if err != nil {
@@ -131,7 +133,7 @@ func (c *ceph) mapped(ctx context.Context, v *Volume) (string, error) {
 		}
 	}
 	for _, d := range list {
-		if d.Pool == c.cfg.Pool && d.Name == clean(v.Name) {
+		if d.Pool == c.cfg.Pool && d.Name == v.stored() {
 			return d.Device, nil
 		}
 	}
@@ -155,25 +157,26 @@ func (c *ceph) attach(ctx context.Context, v *Volume, _ string) (string, string,
 		device = strings.TrimSpace(out)
 	}
 	v.Device = device
-	// Format only an empty device. blkid reports "nothing found" for an unreadable device too, hence blank.
+	// Format only an empty device. If the device is unreadable, blkid reports "nothing found" too, so blank
+	// reads the device itself.
 	const nothing = 2
 	_, err = c.m.sys.Run(ctx, "blkid", "-p", "-o", "value", "-s", "TYPE", device)
 	if exitCode(err) == nothing {
 		err = c.format(ctx, v)
 	}
 	if err == nil && v.Formatting {
-		v.Formatting = false // clear before mounting: a mounted volume may hold data
+		v.Formatting = false // stored before the volume is mounted, because a volume that was mounted may hold data
 		err = c.m.put(v)
 	}
 	if err != nil {
 		return "", "", err
 	}
-	path, err := c.m.mount(ctx, v.StagePath, device, "-t", v.FSType, "-o", "nodev")
+	path, err := c.m.mount(ctx, v.StagePath, device, "-t", v.FSType, "-o", "nodev,nosuid")
 	return path, "", err
 }
 
-// format makes the file system of a volume whose device is empty or holds the rest of an interrupted mkfs,
-// which writes the signature that blkid looks for last.
+// format makes the file system of a volume. Before that, its device is empty, or holds an incomplete file
+// system because mkfs was interrupted. mkfs writes the signature that blkid looks for last.
 func (c *ceph) format(ctx context.Context, v *Volume) error {
 	if !v.Formatting {
 		if err := blank(v.Device); err != nil {
@@ -187,7 +190,8 @@ func (c *ceph) format(ctx context.Context, v *Volume) error {
 	return c.m.format(ctx, v.FSType, v.Device)
 }
 
-// blank returns nil if the start of a device, where file systems have their superblock, is readable and zero.
+// blank returns nil if the start of a device is readable and all zero. File systems have their superblock
+// there.
 func blank(device string) error {
 	f, err := os.Open(device)
 	if err != nil {
@@ -215,7 +219,7 @@ func (c *ceph) release(ctx context.Context, v *Volume, _ string, last bool) erro
 	if err != nil {
 		return err
 	}
-	v.Formatting = false // another node may write data from here on
+	v.Formatting = false // from here on another node may use the image and write data
 	if device == "" {
 		return nil
 	}
@@ -223,7 +227,8 @@ func (c *ceph) release(ctx context.Context, v *Volume, _ string, last bool) erro
 	return err
 }
 
-// remove fails while another node has the image mapped or open: the cluster refuses.
+// remove deletes the image. It fails while another node has the image mapped or open: the Ceph cluster
+// refuses.
 func (c *ceph) remove(ctx context.Context, v *Volume) error {
 	if _, err := c.rbd(ctx, "info", c.image(v)); exitCode(err) == noSuchImage {
 		return os.RemoveAll(v.StagePath)

@@ -9,12 +9,12 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-func TestCeph(t *testing.T) {
+func TestCephVolumesAreMadeGrownAndRemoved(t *testing.T) {
 	ceph := func(c *Config) {
 		c.Ceph.Pool, c.Ceph.User, c.Ceph.Cluster = "persys", "client.node", "ceph"
 	}
 	v := folder("db", by("ceph-rbd"), sized(5))
-	t.Run("refused with what is missing", func(t *testing.T) {
+	t.Run("the error names the setting or program that is missing", func(t *testing.T) {
 		newBench(t, &fake{}).refused("PERSYS_STORAGE_CEPH_POOL is not set", driver.StorageProvisionFailed, "w", driver.Container, v)
 		newBench(t, &fake{}, ceph).refused("the program rbd is not installed", driver.StorageProvisionFailed, "w", driver.Container, v)
 		down := &fake{programs: []string{"rbd"}, answer: func(string, []string) (string, error) { return "", errors.New("rbd: couldn't connect to the cluster!") }}
@@ -22,7 +22,7 @@ func TestCeph(t *testing.T) {
 		newBench(t, &fake{programs: []string{"rbd"}}, ceph, func(c *Config) { c.Ceph.Keyring = "/nowhere/keyring" }).
 			refused("PERSYS_STORAGE_CEPH_KEYRING", driver.StorageProvisionFailed, "w", driver.Container, v)
 	})
-	t.Run("created, mapped, formatted once, mounted, unmapped and removed", func(t *testing.T) {
+	t.Run("an image is created, mapped, formatted once, mounted, unmapped and removed", func(t *testing.T) {
 		made, mapped, formatted := false, false, false
 		device := filepath.Join(t.TempDir(), "rbd0")
 		write(t, filepath.Dir(device), "rbd0", strings.Repeat("\x00", 1<<20))
@@ -56,13 +56,13 @@ func TestCeph(t *testing.T) {
 		at := b.attach("w", driver.Container, v)[0]
 		b.attach("w", driver.Container, v)
 		if got := sys.calls("rbd create"); len(got) != 1 || got[0] != "rbd create --size 5G persys/db --cluster ceph --id node" {
-			t.Errorf("%q", got)
+			t.Errorf("rbd create was called as %q", got)
 		}
 		if len(sys.calls("mkfs.ext4")) != 1 || len(sys.calls("rbd device map --exclusive persys/db")) != 1 || len(sys.mounts) != 1 || filepath.Base(at.Path) != inside {
-			t.Errorf("%+v %q", at, sys.ran)
+			t.Errorf("Attach returned %+v and ran the programs %q; want the image created, formatted, mapped and mounted once", at, sys.ran)
 		}
 		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || made || mapped || len(sys.mounts) != 0 {
-			t.Errorf("%v: made %v mapped %v mounts %v", err, made, mapped, sys.mounts)
+			t.Errorf("after Release (error %v) the images are %v, the mapped devices %v and the mounts %v; want none", err, made, mapped, sys.mounts)
 		}
 		if disk := b.attach("vm", driver.VM, folder("vmdisk", by("ceph-rbd"), sized(2)))[0].Disk; disk != "rbd:persys/vmdisk" {
 			t.Errorf("disk %q", disk)
@@ -70,15 +70,16 @@ func TestCeph(t *testing.T) {
 	})
 }
 
-// blkid exits with 2 for an unreadable device too.
+// An unreadable device is not formatted, although blkid exits with 2 (nothing found) for it as for an empty
+// device.
 func TestOnlyAnEmptyImageIsFormatted(t *testing.T) {
 	for name, c := range map[string]struct {
-		holds string // content of the image's device
+		holds string // content of the block device of the image
 		want  string
 	}{
-		"it cannot be read to the end":   {strings.Repeat("\x00", 4096), "cannot be read"},
-		"it holds what blkid knows not":  {strings.Repeat("\x00", 65536) + "x" + strings.Repeat("\x00", 1<<20), "is not empty"},
-		"its device is not there at all": {"", "no such file"},
+		"the device cannot be read to the end":           {strings.Repeat("\x00", 4096), "cannot be read"},
+		"the device holds data that blkid does not know": {strings.Repeat("\x00", 65536) + "x" + strings.Repeat("\x00", 1<<20), "is not empty"},
+		"the device does not exist":                      {"", "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -103,8 +104,9 @@ func TestOnlyAnEmptyImageIsFormatted(t *testing.T) {
 	}
 }
 
-// A device with the rest of an interrupted mkfs holds no data.
-func TestAFormatThatWasCutShortIsMadeAgain(t *testing.T) {
+// mkfs was interrupted and left an incomplete file system. The device holds no data, so it is formatted
+// again.
+func TestAnInterruptedFormatIsRepeated(t *testing.T) {
 	dir := t.TempDir()
 	device := filepath.Join(dir, "rbd0")
 	write(t, dir, "rbd0", strings.Repeat("\x00", 1<<20))
@@ -130,6 +132,6 @@ func TestAFormatThatWasCutShortIsMadeAgain(t *testing.T) {
 	}
 	b.attach("w", driver.Container, folder("db", by(Ceph), sized(5)))
 	if v := b.store.vols["ceph-rbd:db"]; attempts != 3 || v.Formatting || len(sys.mounts) != 1 {
-		t.Errorf("%d attempts, mounts %v, %+v", attempts, sys.mounts, v)
+		t.Errorf("the image was formatted in %d attempts, want 3; the mounts are %v, the record is %+v", attempts, sys.mounts, v)
 	}
 }

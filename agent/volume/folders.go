@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Folders returns how many bytes a workload's volumes without limit occupy: plain folders of this machine. A
-// folder shared by several workloads counts for each.
+// Folders returns how many bytes a workload's volumes without size limit occupy. Such volumes are plain
+// folders of this machine. A folder that several workloads share counts for each of them.
 func (m *Manager) Folders(ctx context.Context, workload string) (int64, error) {
 	var sum int64
 	for _, a := range m.of(workload) {
@@ -35,7 +35,7 @@ func occupied(ctx context.Context, root string) (int64, error) {
 			return ctx.Err()
 		}
 		if err != nil {
-			return nil // deleted meanwhile
+			return nil // the folder was deleted during the walk
 		}
 		info, err := d.Info()
 		if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// machine returns the real machine, if it can make volumes with a limit.
+// machine returns the System of the real machine. It skips the test if this machine cannot make volumes with
+// a size limit.
 func machine(t *testing.T) System {
 	t.Helper()
 	testbed.LoopDevices(t)
@@ -23,9 +24,10 @@ func machine(t *testing.T) System {
 	return Machine{}
 }
 
-// TestLimit proves on a real file system that a size is enforced, that it can grow while in use, that content
-// survives a restart, a reboot and an update, and that nothing is left at the end.
-func TestLimit(t *testing.T) {
+// TestVolumeSizeIsEnforced proves on a real file system that the size of a volume is enforced, and that a
+// volume can grow while a workload uses it. Its content survives a restart of the agent, a reboot and an
+// update. After the delete nothing is left.
+func TestVolumeSizeIsEnforced(t *testing.T) {
 	b := newBench(t, machine(t))
 	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(b.cfg.Pools[0].Path, "data"), syscall.MNT_DETACH) })
 	at := b.attach("db", driver.Container, folder("data", sized(1)))[0].Path
@@ -40,11 +42,11 @@ func TestLimit(t *testing.T) {
 		return syscall.Fallocate(int(f.Fd()), 0, 0, int64(mib)<<20)
 	}
 	if err := fill(1100); !errors.Is(err, syscall.ENOSPC) {
-		t.Fatalf("1100 MiB in a volume of 1 GB: %v", err)
+		t.Fatalf("writing 1100 MiB to a volume of 1 GB returned %v, want an error", err)
 	}
 	b.attach("db", driver.Container, folder("data", sized(2)))
 	if err := fill(1100); err != nil {
-		t.Fatalf("after it grew to 2 GB: %v", err)
+		t.Fatalf("after the volume grew to 2 GB, writing 1100 MiB returned %v, want success", err)
 	}
 	if err := os.Remove(filepath.Join(at, "fill")); err != nil {
 		t.Fatal(err)
@@ -53,14 +55,14 @@ func TestLimit(t *testing.T) {
 	b.restart()
 	b.m.Mount(t.Context())
 	if n := mounts(t, filepath.Dir(at)); n != 1 {
-		t.Fatalf("%d mounts after the agent's restart, want the one", n)
+		t.Fatalf("after a restart of the agent the volume is mounted %d times, want once", n)
 	}
-	// After a reboot the volume is not mounted, and the folder for workloads is missing.
+	// After a reboot the volume is not mounted, and the folder that workloads see is missing.
 	if err := syscall.Unmount(filepath.Dir(at), 0); err != nil {
 		t.Fatal(err)
 	}
 	if !gone(at) {
-		t.Error("an unmounted volume looks like an empty one")
+		t.Error("after the volume was unmounted, the folder that workloads see still exists and is empty")
 	}
 	b.restart()
 	b.m.Mount(t.Context())
@@ -72,7 +74,7 @@ func TestLimit(t *testing.T) {
 	}
 	left, err := os.ReadDir(b.cfg.Pools[0].Path)
 	if err != nil || len(left) != 0 || mounts(t, filepath.Dir(at)) != 0 {
-		t.Errorf("left behind: %v %v", left, err)
+		t.Errorf("the delete of the volume left files or mounts: %v %v", left, err)
 	}
 }
 
@@ -85,7 +87,7 @@ func mounts(t *testing.T, path string) int {
 	return strings.Count(string(raw), " "+path+" ")
 }
 
-// An existing file without a record is never formatted.
+// A volume's file that exists without a record is never formatted.
 func TestImageIsNotFormattedTwice(t *testing.T) {
 	b := newBench(t, machine(t))
 	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(b.cfg.Pools[0].Path, "data"), syscall.MNT_DETACH) })
@@ -98,29 +100,29 @@ func TestImageIsNotFormattedTwice(t *testing.T) {
 	b.restart()
 	b.attach("db", driver.Container, folder("data", sized(1)))
 	if !holds(at, "kept", "one") {
-		t.Fatal("the volume was made anew")
+		t.Fatal("the existing file of the volume was formatted again")
 	}
 	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// If this machine's kernel has no NFS client, the error says so. If it has one, mount refuses a server that does
-// not exist.
+// If this machine's kernel has no NFS client, the error names it. If the kernel has an NFS client, mount
+// fails because the server does not exist.
 func TestNFSOnThisMachine(t *testing.T) {
 	b := newBench(t, Machine{}, func(c *Config) { c.NFS.Server, c.NFS.Export = "127.0.0.1", "/nowhere" })
-	_, err := b.m.Attach(t.Context(), "w", driver.Container, []*agentv1.ManagedVolumeSpec{folder("a", by("nfs"))})
+	_, err := b.m.Attach(t.Context(), "w", "", driver.Container, []*agentv1.ManagedVolumeSpec{folder("a", by("nfs"))})
 	if err == nil || !strings.Contains(err.Error(), "nfs") && !strings.Contains(err.Error(), "cannot be mounted") {
-		t.Fatalf("%v", err)
+		t.Fatalf("attaching an nfs volume without a server returned %v", err)
 	}
 	t.Log(err)
 	if !gone(filepath.Join(b.cfg.NFS.Root, "export", "a")) {
-		t.Error("a local folder was made in its stead")
+		t.Error("a local folder was made in place of the nfs volume")
 	}
 }
 
 // Program output that is not UTF-8 is converted, so that it can be sent in protobuf messages.
-func TestWhatProgramsSayIsUTF8(t *testing.T) {
+func TestProgramOutputBecomesUTF8(t *testing.T) {
 	for text, want := range map[string]string{"kurz": "kurz", "über": "übe…", "abcü": "abc…", "h\xfc": "h\ufffd"} {
 		if got := clip(text, 4); got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)

@@ -18,20 +18,20 @@ import (
 // DefaultPool is the name of a node's first pool.
 const DefaultPool = "root"
 
-// PoolConfig is a folder whose file system is a pool for local volumes.
+// PoolConfig is a storage pool for local volumes: a folder, and the file system that holds it.
 type PoolConfig struct{ Name, Path string }
 
 // Config of a machine's storage.
 type Config struct {
-	// Pools for local volumes; the first is the default. Required.
+	// Pools are the pools for local volumes. The first is the default. At least one is required.
 	Pools []PoolConfig
 	NFS   NFSConfig
 	Ceph  CephConfig
-	// Node is this node's id, for marks on shared storage.
+	// Node is the id of this node. It marks storage that nodes share.
 	Node string
-	// Timeout of one program; default 2 min.
+	// Timeout is the time limit of one program such as mount; default 2 min.
 	Timeout time.Duration
-	System  System // default Machine
+	System  System // default: Machine
 	Logger  *slog.Logger
 }
 
@@ -50,11 +50,11 @@ type Manager struct {
 	mu          sync.Mutex
 	volumes     map[string]Volume
 	attachments map[string]Attachment
-	locks       map[string]*sync.Mutex // by volume id: serialise changes of a volume
-	figures     map[string]Space       // of pools, as last measured
-	lacks       map[string]string      // why a driver is not offered
-	measuring   map[string]bool        // drivers with a measurement in progress
-	reported    []string               // the offer at the last Measure
+	locks       map[string]*sync.Mutex // locks by volume id: changes of one volume are made one after another
+	figures     map[string]Space       // space of each pool as last measured
+	lacks       map[string]string      // volume drivers that the node does not offer, each with the reason
+	measuring   map[string]bool        // volume drivers of which a measurement is in progress
+	reported    []string               // the facts that the last Measure reported, as the method offer returns them
 }
 
 // New makes a manager from the records of the store.
@@ -94,9 +94,9 @@ func New(cfg Config, store Store, have Records) (*Manager, error) {
 	}
 	for _, a := range have.Attachments {
 		m.attachments[a.ID] = a
-		// Records of legacy v1 agents name no owner.
+		// The records that legacy v1 agents wrote have no owner.
 		if v, ok := m.volumes[a.VolumeID]; ok && v.Owner == "" {
-			v.Owner, v.Phase = a.WorkloadID, Attached
+			v.Owner, v.Phase, v.Retain = a.WorkloadID, Attached, true // the volume is retained until a specification says what its policy is
 			m.volumes[v.ID] = v
 		}
 	}
@@ -119,8 +119,8 @@ func (m *Manager) lock(id string) (unlock func()) {
 	return l.Unlock
 }
 
-// take locks a volume and returns its provider. It first connects to the server that the provider's volumes
-// share, without the lock, so that waiting for a server does not block other users of the volume.
+// take locks a volume and returns its provider. Before it takes the lock, it connects to the server that all
+// volumes of the provider share. So waiting for that server does not block other users of the volume.
 func (m *Manager) take(ctx context.Context, id, kind string) (p provider, unlock func()) {
 	if p = m.kinds[kind]; p != nil {
 		if err := p.reach(ctx); err != nil {
@@ -130,12 +130,12 @@ func (m *Manager) take(ctx context.Context, id, kind string) (p provider, unlock
 	return p, m.lock(id)
 }
 
-// takeKnown is take for a volume with a record. p is nil if its driver is unknown.
+// takeKnown locks a volume that has a record, as take does. p is nil if the volume's driver is unknown.
 func (m *Manager) takeKnown(ctx context.Context, id string) (v Volume, ok bool, p provider, unlock func()) {
 	v, _ = m.get(id)
 	kind := v.Driver
 	if v.StagePath == "" {
-		kind = "" // no server to connect to
+		kind = "" // local storage has no server to connect to
 	}
 	p, unlock = m.take(ctx, id, kind)
 	if v, ok = m.get(id); p == nil {
@@ -151,7 +151,7 @@ func (m *Manager) get(id string) (Volume, bool) {
 	return v, ok
 }
 
-// put stores a record, then makes it visible.
+// put stores the record of a volume, then makes the volume visible to other calls.
 func (m *Manager) put(v *Volume) error {
 	v.UpdatedAt = time.Now().UTC()
 	if err := m.store.PutVolume(*v); err != nil {
@@ -207,14 +207,14 @@ func (m *Manager) users(id string) []Attachment {
 	return out
 }
 
-// promised returns the sum of the sizes of a pool's local volumes in GB, without the volume except.
+// promised returns the sum of the sizes of a pool's local volumes in GB. The volume except is not counted.
 func (m *Manager) promised(pool, except string) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out int64
 	for _, v := range m.volumes {
 		if v.Phase == Provisioning && v.Error != "" && v.StagePath == "" {
-			continue // its storage does not exist
+			continue // not counted: storage for this volume was never made
 		}
 		if v.Driver == Local && v.ID != except && cmp.Or(v.Pool, m.pools[0].Name) == cmp.Or(pool, m.pools[0].Name) {
 			out += v.SizeGB
@@ -223,7 +223,7 @@ func (m *Manager) promised(pool, except string) int64 {
 	return out
 }
 
-// classed adds a class to an error that has none.
+// classed adds a failure class to an error that has none.
 func classed(class driver.Class, id string, err error) error {
 	if err == nil {
 		return nil
@@ -238,15 +238,19 @@ func classed(class driver.Class, id string, err error) error {
 	return &driver.Error{Class: class, Op: "volume " + id, Err: err}
 }
 
-// Attach makes the volumes of a workload ready: provisioned, mounted or mapped, and recorded as used by it. It is
-// called before every Ensure and repeats only missing steps. The result is in the order of the specification.
-func (m *Manager) Attach(ctx context.Context, workload string, kind driver.Kind, specs []*agentv1.ManagedVolumeSpec) ([]driver.Volume, error) {
+// Attach makes the volumes of a workload ready: they exist, are mounted or mapped, and are recorded as used
+// by the workload. It is called before every Ensure of a driver, and does only the steps that are missing.
+// The result is in the order of the specification. namespace is that of the workload, "" for the default one;
+// a volume of another namespace is never attached.
+func (m *Manager) Attach(ctx context.Context, workload, namespace string, kind driver.Kind, specs []*agentv1.ManagedVolumeSpec) ([]driver.Volume, error) {
+	namespace = cmp.Or(namespace, defaultNamespace)
 	var out []driver.Volume
 	for i, s := range specs {
-		r, err := understand(kind, i, s)
+		r, err := understand(kind, namespace, i, s)
 		if err != nil {
 			return nil, err
 		}
+		r.id = m.knownAs(workload, namespace, r.driver, r.name)
 		one, err := m.attachOne(ctx, workload, r)
 		if err != nil {
 			return nil, err
@@ -254,6 +258,33 @@ func (m *Manager) Attach(ctx context.Context, workload string, kind driver.Kind,
 		out = append(out, one)
 	}
 	return out, nil
+}
+
+// knownAs returns the id of a volume that a workload names. That is the result of idOf, except for a volume
+// that was made before ids contained the namespace. Such a volume stays with the workloads that use it.
+func (m *Manager) knownAs(workload, namespace, driver, name string) string {
+	id, former := idOf(namespace, driver, name), plainID(driver, name)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, ok := m.volumes[former]
+	if _, made := m.volumes[id]; ok && !made && (v.Namespace == namespace || m.keeps(v, workload)) {
+		return former
+	}
+	return id
+}
+
+// keeps reports whether a workload may use a volume because it already used it before volumes had a
+// namespace. The caller holds the lock.
+func (m *Manager) keeps(v Volume, workload string) bool {
+	_, used := m.attachments[v.ID+":"+workload]
+	return used || v.Namespace == "" && v.Owner == workload
+}
+
+// admits reports whether a workload of a namespace may use a volume.
+func (m *Manager) admits(v Volume, workload, namespace string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return v.Namespace == namespace || v.Namespace == "" && namespace == defaultNamespace || m.keeps(v, workload)
 }
 
 func (m *Manager) attachOne(ctx context.Context, workload string, r request) (driver.Volume, error) {
@@ -268,7 +299,7 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 			return none, err
 		}
 		v = Volume{
-			ID: r.id, Name: r.name, Driver: r.driver, SizeGB: r.sizeGB, Form: r.form, Pool: r.pool, FSType: r.fs,
+			ID: r.id, Name: r.name, Namespace: r.namespace, Driver: r.driver, SizeGB: r.sizeGB, Form: r.form, Pool: r.pool, FSType: r.fs,
 			Phase: Provisioning, Owner: workload, CreatedAt: time.Now().UTC(),
 		}
 	}
@@ -276,14 +307,14 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 		return none, err
 	}
 	before := v
-	v.Owner, v.Retain, v.ReleasedAt = workload, r.retain, time.Time{}
+	v.Owner, v.Namespace, v.Retain, v.ReleasedAt = workload, cmp.Or(v.Namespace, r.namespace), r.retain, time.Time{}
 	if v.Phase == Provisioning || v.Phase == Broken && v.StagePath == "" {
 		if err := m.put(&v); err != nil {
 			return none, err
 		}
 		if err := p.provision(ctx, &v); err != nil {
 			if driver.ClassOf(err) == driver.InvalidSpecification {
-				v.StagePath, v.Device = "", "" // the path belongs to another volume: it must not be deleted with this workload
+				v.StagePath, v.Device = "", "" // the path belongs to another volume and must not be deleted with this workload
 			}
 			return none, m.failed(&v, classed(driver.StorageProvisionFailed, v.ID, err))
 		}
@@ -317,7 +348,7 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 		return none, m.failed(&v, classed(driver.StorageAttachFailed, v.ID, err))
 	}
 	v.Phase, v.Error = Attached, ""
-	if known := before; known.Phase != v.Phase || known.Error != "" || known.Owner != v.Owner || known.Retain != v.Retain ||
+	if known := before; known.Phase != v.Phase || known.Error != "" || known.Owner != v.Owner || known.Namespace != v.Namespace || known.Retain != v.Retain ||
 		known.SizeGB != v.SizeGB || known.Device != v.Device || known.StagePath != v.StagePath || !known.ReleasedAt.IsZero() {
 		if err := m.put(&v); err != nil {
 			return none, err
@@ -332,32 +363,35 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 	return driver.Volume{Name: r.name, Path: path, Disk: disk, MountPath: r.mountPath, ReadOnly: r.readOnly}, nil
 }
 
-// distinct refuses a new volume whose folder would belong to another volume.
+// distinct refuses a new volume whose folder on the storage would be that of another volume.
 func (m *Manager) distinct(r request) error {
+	wanted := Volume{ID: r.id, Name: r.name, Namespace: r.namespace, Driver: r.driver}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, v := range m.volumes {
-		if v.Driver == r.driver && v.ID != r.id && clean(v.Name) == clean(r.name) {
-			return invalid("volume %q would be stored as %q, which is volume %q: choose another name", r.name, clean(r.name), v.Name)
+		if v.Driver == r.driver && v.ID != r.id && v.stored() == wanted.stored() {
+			return invalid("volume %q would be stored as %q, the place of volume %q: choose another name", r.name, wanted.stored(), v.Name)
 		}
 	}
 	return nil
 }
 
-// fits refuses a request that an existing volume cannot satisfy.
+// fits refuses the request for a volume if an existing volume of the name cannot satisfy it.
 func (m *Manager) fits(v *Volume, r request, workload string) error {
-	was := map[Form]string{Folder: "a folder without a size", Image: "a file system of a size", Disk: "a disk of a virtual machine"}
+	was := map[Form]string{Folder: "a folder without size limit", Image: "a file system of fixed size", Disk: "a disk of a virtual machine"}
 	switch {
+	case !m.admits(*v, workload, r.namespace):
+		return invalid("volume %q of this node belongs to namespace %q: choose another name", v.Name, v.Namespace)
 	case v.Phase == Deleting:
 		return broken("volume %q is being deleted", v.Name)
 	case v.Form == Folder && r.form == Image:
-		// A volume of a legacy v1 agent, or one made without a size, stays without a limit.
+		// A volume that was made by a legacy v1 agent, or without a size, stays without a size limit.
 	case v.Form != r.form:
 		return invalid("volume %q is %s and cannot become %s: choose another name", v.Name, was[v.Form], was[r.form])
 	case r.pool != "" && v.Pool != "" && r.pool != v.Pool:
-		return invalid("volume %q is in pool %q and is not moved to %q: choose another name", v.Name, v.Pool, r.pool)
+		return invalid("volume %q is in pool %q and cannot move to pool %q: choose another name", v.Name, v.Pool, r.pool)
 	case v.Form != Folder && r.sizeGB < v.SizeGB:
-		return invalid("volume %q has %d GB and does not shrink to %d", v.Name, v.SizeGB, r.sizeGB)
+		return invalid("volume %q has %d GB and cannot shrink to %d GB", v.Name, v.SizeGB, r.sizeGB)
 	}
 	if v.Form == Disk && !r.readOnly {
 		for _, a := range m.users(v.ID) {
@@ -373,7 +407,7 @@ func (m *Manager) fits(v *Volume, r request, workload string) error {
 func (m *Manager) failed(v *Volume, err error) error {
 	v.Error = clip(err.Error(), 400)
 	if v.StagePath == "" || v.Phase == Provisioning {
-		v.Phase = Provisioning // provision again from the start
+		v.Phase = Provisioning // the next attempt provisions the volume from the start
 	} else {
 		v.Phase = Broken
 	}
@@ -381,17 +415,45 @@ func (m *Manager) failed(v *Volume, err error) error {
 }
 
 // Trim is called once a workload runs as ordered. Volumes that its specification no longer names are released
-// but not deleted. They are deleted with the workload, as their policy says.
-func (m *Manager) Trim(ctx context.Context, workload string, specs []*agentv1.ManagedVolumeSpec) error {
+// but not deleted. When the workload is deleted, they are deleted or kept as their policy says.
+func (m *Manager) Trim(ctx context.Context, workload, namespace string, specs []*agentv1.ManagedVolumeSpec) error {
+	namespace = cmp.Or(namespace, defaultNamespace)
+	if err := m.disown(workload, namespace); err != nil {
+		return err
+	}
 	keep := map[string]bool{}
 	for _, s := range specs {
-		keep[driverOf(s.GetDriver())+":"+strings.TrimSpace(s.GetName())] = true
+		kind, name := driverOf(s.GetDriver()), strings.TrimSpace(s.GetName())
+		keep[m.knownAs(workload, namespace, kind, name)] = true
 	}
 	for _, a := range m.of(workload) {
 		if keep[a.VolumeID] {
 			continue
 		}
 		if err := m.release(ctx, a.VolumeID, workload, Fate{Keep: true}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// disown removes the owner of volumes that a workload with the same id but in another namespace left on this
+// node. So the delete of this workload does not remove them.
+func (m *Manager) disown(workload, namespace string) error {
+	var left []Volume
+	m.mu.Lock()
+	for _, v := range m.volumes {
+		if v.Owner == workload && v.Namespace != namespace && v.Namespace != "" && !m.keeps(v, workload) {
+			left = append(left, v)
+		}
+	}
+	m.mu.Unlock()
+	for _, v := range left {
+		unlock := m.lock(v.ID)
+		v.Owner, v.Phase = "", Retained
+		err := m.put(&v)
+		unlock()
+		if err != nil {
 			return err
 		}
 	}
@@ -423,8 +485,32 @@ type Fate struct {
 	Purge bool
 }
 
-// Release ends a workload's use of all its volumes, after the workload itself was removed, and deletes the
-// volumes without other users, as their policy says.
+// SetPolicies is called before Release. It sets the retain policies of the workload's volumes as its
+// specification says. Possibly this agent has never attached a volume that a legacy v1 agent made, so the
+// volume's record may lack the policy. Volumes that no specification names are kept.
+func (m *Manager) SetPolicies(workload, namespace string, kind driver.Kind, specs []*agentv1.ManagedVolumeSpec) error {
+	namespace = cmp.Or(namespace, defaultNamespace)
+	for i, s := range specs {
+		r, err := understand(kind, namespace, i, s)
+		if err != nil {
+			continue // this volume was never attached
+		}
+		id := m.knownAs(workload, namespace, r.driver, r.name)
+		unlock := m.lock(id)
+		if v, ok := m.get(id); ok && v.Owner == workload && v.Retain != r.retain {
+			v.Retain = r.retain
+			err = m.put(&v)
+		}
+		unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Release is called after a workload was removed. It ends the workload's use of all its volumes. It deletes
+// those without other users, if their policy says so.
 func (m *Manager) Release(ctx context.Context, workload string, fate Fate) error {
 	ids := map[string]bool{}
 	for _, a := range m.of(workload) {
@@ -450,7 +536,7 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 	v, ok, p, unlock := m.takeKnown(ctx, id)
 	defer unlock()
 	if !ok {
-		return m.detach(id + ":" + workload) // a legacy v1 agent's, without volume
+		return m.detach(id + ":" + workload) // a legacy v1 agent wrote this attachment, and the record has no volume
 	}
 	if p == nil {
 		return broken("volume %q: driver %q is not known", id, v.Driver)
@@ -466,7 +552,7 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 	}
 	if len(others) > 0 {
 		if v.Owner == workload {
-			v.Owner = others[0].WorkloadID // the next user decides about the volume
+			v.Owner = others[0].WorkloadID // when the next user of the volume is deleted, its policy decides whether the volume is kept
 			return m.put(&v)
 		}
 		return nil
@@ -483,7 +569,7 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 	return m.put(&v)
 }
 
-// destroy deletes a volume without users on this node.
+// destroy deletes a volume that no workload of this node uses.
 func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 	if v.StagePath != "" {
 		v.Phase = Deleting
@@ -494,11 +580,11 @@ func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 		var used *inUse
 		switch {
 		case errors.As(err, &used) && used.itself:
-			// Keep it listed here, because the other node may never come back to decide.
+			// Keep the volume in this node's list, because the other node may never return and delete it.
 			v.Phase, v.Owner, v.Error, v.ReleasedAt = Retained, "", clip(err.Error(), 400), time.Now().UTC()
 			return m.put(v)
 		case errors.As(err, &used):
-			// Another node uses it now and decides about it.
+			// Another node uses the volume now, and that node will delete or keep it.
 			m.log.Info("a shared volume stays for its other users", "volume", v.ID, "used_by", used.by)
 		case err != nil:
 			v.Error = clip(err.Error(), 400)
@@ -508,7 +594,7 @@ func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 	return m.drop(v.ID)
 }
 
-// Delete deletes a volume that no workload uses, whatever its policy.
+// Delete deletes a volume that no workload uses, even if its policy is to retain it.
 func (m *Manager) Delete(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
@@ -523,7 +609,7 @@ func (m *Manager) Delete(ctx context.Context, id string) error {
 	}
 	_, known := m.get(id)
 	if err := free(known); err != nil {
-		return err // without asking a server
+		return err // a volume that this node does not have is an error before any server is called
 	}
 	v, known, p, unlock := m.takeKnown(ctx, id)
 	defer unlock()
@@ -551,12 +637,12 @@ func (m *Manager) Delete(ctx context.Context, id string) error {
 	return m.drop(id)
 }
 
-// ErrNoVolume is the error of Delete for an unknown id.
+// ErrNoVolume is the error of Delete for the id of a volume that this node does not have.
 var ErrNoVolume = errors.New("no such volume on this node")
 
-// Mount restores the mounts of used volumes after a reboot, so that their runtimes find them, and completes
-// interrupted deletes. It waits for each unreachable file server. Failures are logged: Attach tries again
-// before every use and returns the error.
+// Mount mounts all volumes in use again after a reboot, so that their engines find them. It also completes
+// deletes that were interrupted. Mount waits for each file server that does not answer. It logs failures and
+// does not return them, because Attach tries again before every use and returns the error.
 func (m *Manager) Mount(ctx context.Context) {
 	m.mu.Lock()
 	var all []Volume
@@ -595,7 +681,7 @@ func (m *Manager) mountOne(ctx context.Context, id string) error {
 	return nil
 }
 
-// View is a volume with its users.
+// View is a volume together with the workloads that use it.
 type View struct {
 	Volume
 	Users []Attachment

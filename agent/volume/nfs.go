@@ -15,17 +15,17 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// NFSConfig configures the export that holds nfs volumes.
+// NFSConfig names the NFS export that holds volumes with the driver nfs.
 type NFSConfig struct {
-	Root           string // for mount points on this machine
+	Root           string // folder of this machine that contains the mount point
 	Server, Export string
-	Options        string // mount options
+	Options        string // options of mount
 }
 
-// nfs stores volumes as folders of one export, which all nodes share. The folder usersDir holds a mark for every
-// workload that uses a volume, so that a node does not delete a volume that another node uses. A mark holds node
-// and workload, one line each. Marks of earlier agents are empty, and their file names are ambiguous, since ids
-// may contain "--".
+// nfs stores volumes as folders of one NFS export, which all nodes share. The folder usersDir holds a file (a
+// mark) for every workload that uses a volume, so that a node does not delete a volume that another node
+// uses. A mark contains the node id and the workload id, one on each line. Marks of earlier agents are empty,
+// and their file names are ambiguous, because ids may contain "--".
 type nfs struct {
 	m   *Manager
 	cfg NFSConfig
@@ -36,20 +36,21 @@ type nfs struct {
 
 const usersDir = ".persys-users"
 
-// attempt is one check of the export, which mounts it if necessary. Concurrent callers share it: an unreachable
-// server takes minutes to fail, and callers must not block the agent's other work.
+// attempt is one check that the export is mounted. It mounts the export if necessary. Callers at the same
+// time share one attempt: mounting from a server that does not answer takes minutes to fail, and must not
+// block the agent's other work.
 type attempt struct {
-	begun, again time.Time     // until again a failure is returned without a new attempt
+	begun, again time.Time     // before the time again, callers get the error of this attempt and no new one is made
 	done         chan struct{} // closed at the end of the attempt
 	err          error
 }
 
 const (
-	mountPatience = 5 * time.Second  // how long a caller waits for a shared attempt
-	mountPause    = 30 * time.Second // how long a failure is returned without a new attempt, if it took as long
+	mountPatience = 5 * time.Second  // how long a caller waits for an attempt
+	mountPause    = 30 * time.Second // how long callers get the failure without a new attempt, if the failed attempt took at least that long
 )
 
-// able returns what the machine lacks for nfs; nil if nothing.
+// able returns an error that names what the machine lacks for nfs; nil if it lacks nothing.
 func (n *nfs) able(ctx context.Context) error {
 	if n.cfg.Server == "" || n.cfg.Export == "" {
 		return errors.New("driver nfs: PERSYS_STORAGE_NFS_SERVER and PERSYS_STORAGE_NFS_EXPORT are not set on this node")
@@ -67,7 +68,7 @@ func (n *nfs) able(ctx context.Context) error {
 	return nil
 }
 
-// source returns the mount source. An IPv6 address is in brackets.
+// source returns the source of the mount, server:path. An IPv6 address is in brackets.
 func (n *nfs) source() string {
 	server := n.cfg.Server
 	if strings.Contains(server, ":") && !strings.HasPrefix(server, "[") {
@@ -76,7 +77,7 @@ func (n *nfs) source() string {
 	return server + ":" + n.cfg.Export
 }
 
-// point returns the mount point of the export.
+// point returns the folder at which the export is mounted.
 func (n *nfs) point() (string, error) {
 	if err := os.MkdirAll(n.cfg.Root, 0o711); err != nil {
 		return "", err
@@ -88,7 +89,8 @@ func (n *nfs) point() (string, error) {
 	return filepath.Join(root, "export"), nil
 }
 
-// ask returns the attempt in progress or a recent failed one, or makes a new attempt and waits for its end.
+// ask returns the attempt that is in progress, or the last one if it failed recently. Otherwise it makes a
+// new attempt and waits for its end.
 func (n *nfs) ask(ctx context.Context) (*attempt, error) {
 	if err := n.able(ctx); err != nil {
 		return nil, err
@@ -114,7 +116,7 @@ func (n *nfs) ask(ctx context.Context) (*attempt, error) {
 	return a, nil
 }
 
-// reach mounts the export unless it is mounted.
+// reach mounts the NFS export, unless it is mounted.
 func (n *nfs) reach(ctx context.Context) error {
 	a, err := n.ask(ctx)
 	if err != nil {
@@ -126,13 +128,13 @@ func (n *nfs) reach(ctx context.Context) error {
 	case <-a.done:
 	case <-patience.Done():
 	}
-	if a.ended() && (ctx.Err() != nil || !errors.Is(a.err, context.Canceled)) { // canceled means that the caller gave up, not that the server failed
+	if a.ended() && (ctx.Err() != nil || !errors.Is(a.err, context.Canceled)) { // Canceled means that the caller gave up, not that the server failed
 		return a.err
 	}
 	return driver.Errorf(driver.RuntimeUnhealthy, "volume", "%s is being mounted and has not answered yet", n.source())
 }
 
-// export returns the mount point of the mounted export.
+// export returns the mount point of the export. It fails if the export is not mounted.
 func (n *nfs) export() (string, error) {
 	at, err := n.point()
 	if err != nil {
@@ -147,7 +149,7 @@ func (n *nfs) export() (string, error) {
 	return at, nil
 }
 
-// space returns the space of the mounted export.
+// space returns the size and the free space of the mounted export.
 func (n *nfs) space() (Space, error) {
 	at, err := n.export()
 	if err != nil {
@@ -183,11 +185,11 @@ func (n *nfs) mount(ctx context.Context, at string) error {
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return err
 	}
-	args := []string{"-t", "nfs"}
+	options := "nodev,nosuid" // mount uses the last option of each kind, so the settings override these
 	if n.cfg.Options != "" {
-		args = append(args, "-o", n.cfg.Options)
+		options += "," + n.cfg.Options
 	}
-	if _, err := n.m.sys.Run(ctx, "mount", append(args, n.source(), at)...); err != nil {
+	if _, err := n.m.sys.Run(ctx, "mount", "-t", "nfs", "-o", options, n.source(), at); err != nil {
 		return fmt.Errorf("%s cannot be mounted: %w", n.source(), err)
 	}
 	return nil
@@ -198,13 +200,13 @@ func (n *nfs) provision(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
-	v.StagePath = filepath.Join(at, clean(v.Name))
+	v.StagePath = filepath.Join(at, v.stored())
 	place := v.StagePath
 	if v.Form == Disk {
 		v.Device = v.StagePath + ".img"
 		place = v.Device
 	}
-	// While this node uses the volume, its mark keeps other nodes from deleting it.
+	// While a workload of this node uses the volume, its mark keeps other nodes from deleting the volume.
 	if slices.ContainsFunc(n.m.users(v.ID), func(a Attachment) bool { return a.StagePath == place }) {
 		return present(v, place)
 	}
@@ -220,7 +222,7 @@ func (n *nfs) provision(ctx context.Context, v *Volume) error {
 
 func (n *nfs) grow(ctx context.Context, v *Volume) error {
 	if v.Form != Disk {
-		return nil // the server's own quota is the limit
+		return nil // nothing to grow: the quota of the NFS server is the only limit
 	}
 	if _, err := n.export(); err != nil {
 		return err
@@ -229,11 +231,12 @@ func (n *nfs) grow(ctx context.Context, v *Volume) error {
 }
 
 func (n *nfs) mark(at string, v *Volume, workload string) string {
-	return filepath.Join(at, usersDir, clean(v.Name), n.m.node+"--"+workload)
+	return filepath.Join(at, usersDir, v.stored(), n.m.node+"--"+workload)
 }
 
 func (n *nfs) attach(ctx context.Context, v *Volume, workload string) (string, string, error) {
-	// A record of a legacy v1 agent has a folder of this machine instead: it never mounted anything.
+	// The record may be from a legacy v1 agent. Its path is then a folder of this machine, because that agent
+	// never mounted anything.
 	if err := n.provision(ctx, v); err != nil {
 		return "", "", err
 	}
@@ -246,7 +249,7 @@ func (n *nfs) attach(ctx context.Context, v *Volume, workload string) (string, s
 	if err != nil {
 		return "", "", err
 	}
-	// If the export is full, an empty mark protects the volume too.
+	// The error is ignored: if the export is full, an empty mark protects the volume too.
 	_, _ = f.WriteString(n.m.node + "\n" + workload + "\n")
 	_ = f.Close()
 	if v.Form == Disk {
@@ -271,7 +274,7 @@ func (n *nfs) remove(_ context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
-	users := filepath.Join(at, usersDir, clean(v.Name))
+	users := filepath.Join(at, usersDir, v.stored())
 	left, err := os.ReadDir(users)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -289,7 +292,7 @@ func (n *nfs) remove(_ context.Context, v *Volume) error {
 			return &inUse{v.ID, fmt.Sprintf("%s, workload %s (its mark is %s)", node, workload, path), itself}
 		}
 	}
-	folder := filepath.Join(at, clean(v.Name))
+	folder := filepath.Join(at, v.stored())
 	file := ""
 	if v.Form == Disk {
 		file = folder + ".img"
@@ -300,10 +303,10 @@ func (n *nfs) remove(_ context.Context, v *Volume) error {
 	return os.RemoveAll(users)
 }
 
-// inUse is the error that a mark keeps a volume from being deleted.
+// inUse is the error of a delete that a mark forbids, because another workload or node uses the volume.
 type inUse struct {
 	volume, by string
-	itself     bool // the mark is of the workload that is removed, on a node where it ran before
+	itself     bool // the mark is that of the removed workload itself, from a node where the workload ran before
 }
 
 func (e *inUse) Error() string { return "volume " + e.volume + " is used by " + e.by }

@@ -11,12 +11,12 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// away is a fake machine whose file server does not answer, or answers slowly.
+// away is a fake machine whose NFS server does not answer, or answers slowly.
 type away struct {
 	*fake
 	on    atomic.Bool
-	asked chan struct{}            // receives a value for each mount call, if not nil
-	takes map[string]time.Duration // duration by program
+	asked chan struct{}            // if set, this channel receives a value for each call of mount
+	takes map[string]time.Duration // how long each program, such as mount, takes in virtual time
 }
 
 func (a *away) Run(ctx context.Context, program string, args ...string) (string, error) {
@@ -38,8 +38,9 @@ func (a *away) Run(ctx context.Context, program string, args ...string) (string,
 	return a.fake.Run(ctx, program, args...)
 }
 
-// One caller waits for an unreachable file server. The others get an error at once, also for a while afterwards.
-func TestOneWaitsForAFileServer(t *testing.T) {
+// While one caller waits for a file server that does not answer, other callers get an error at once. They
+// also get it at once for some time afterwards.
+func TestOnlyOneCallerWaitsForAFileServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sys := &away{fake: &fake{known: []string{"nfs"}, programs: []string{"mount.nfs"}}}
 		sys.on.Store(true)
@@ -49,23 +50,23 @@ func TestOneWaitsForAFileServer(t *testing.T) {
 			t.Helper()
 			start := time.Now()
 			if fn(); time.Since(start) != want {
-				t.Errorf("after %v, want %v", time.Since(start), want)
+				t.Errorf("the call returned after %v, want %v", time.Since(start), want)
 			}
 		}
 		begin := func(ctx context.Context) (ended chan struct{}) {
 			ended = make(chan struct{})
 			go func() {
 				defer close(ended)
-				_, _ = b.m.Attach(ctx, "a", driver.Container, []*agentv1.ManagedVolumeSpec{volume("a")})
+				_, _ = b.m.Attach(ctx, "a", "", driver.Container, []*agentv1.ManagedVolumeSpec{volume("a")})
 			}()
 			synctest.Wait()
 			return ended
 		}
 		unanswered := func() {
 			t.Helper()
-			for _, shared := range []string{"b", "a"} { // a is the volume of the waiting caller
+			for _, shared := range []string{"b", "a"} { // the delete that waits for the server is a delete of volume a
 				if l := b.m.locks["nfs:"+shared]; l != nil && !l.TryLock() {
-					t.Fatalf("volume %s is held by the one that waits", shared)
+					t.Fatalf("a call for volume %s was blocked by the delete that waits for the server", shared)
 				} else if l != nil {
 					l.Unlock()
 				}
@@ -81,7 +82,7 @@ func TestOneWaitsForAFileServer(t *testing.T) {
 		giveUp()
 		<-first
 
-		first = begin(t.Context()) // tried at once, because the server's state is unknown
+		first = begin(t.Context()) // the first attempt was cancelled and has not failed, so the mount is tried at once
 		took(mountPatience, unanswered)
 		<-first
 		took(0, func() {
@@ -100,10 +101,10 @@ func TestOneWaitsForAFileServer(t *testing.T) {
 func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 	for name, wait := range map[string]func(context.Context, *Manager){
 		"attach": func(ctx context.Context, m *Manager) {
-			_, _ = m.Attach(ctx, "web", driver.Container, []*agentv1.ManagedVolumeSpec{folder("data", by(NFS), retain)})
+			_, _ = m.Attach(ctx, "web", "", driver.Container, []*agentv1.ManagedVolumeSpec{folder("data", by(NFS), retain)})
 		},
 		"release": func(ctx context.Context, m *Manager) { _ = m.Release(ctx, "web", Fate{}) },
-		"trim":    func(ctx context.Context, m *Manager) { _ = m.Trim(ctx, "web", nil) },
+		"trim":    func(ctx context.Context, m *Manager) { _ = m.Trim(ctx, "web", "", nil) },
 		"mount":   func(ctx context.Context, m *Manager) { m.Mount(ctx) },
 		"delete":  func(ctx context.Context, m *Manager) { _ = m.Delete(ctx, "nfs:left") },
 	} {
@@ -126,9 +127,9 @@ func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 				wait(ctx, b.m)
 			}()
 			select {
-			case <-sys.asked: // the caller waits
+			case <-sys.asked: // now the caller waits for the mount
 			case <-ended:
-				t.Fatal("it does not ask for the export")
+				t.Fatal("the call ended before it tried to mount the export")
 			}
 			id := "nfs:data"
 			if name == "delete" {
@@ -136,7 +137,7 @@ func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 			}
 			if l := b.m.locks[id]; l != nil {
 				if !l.TryLock() {
-					t.Error("it holds the volume meanwhile")
+					t.Error("the volume is locked while a caller waits for the server")
 				} else {
 					l.Unlock()
 				}
@@ -147,8 +148,8 @@ func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 	}
 }
 
-// The node's offer stays unchanged until an attempt to mount has ended, because a leader evicts workloads whose
-// driver is no longer offered.
+// Until an attempt to mount the export has ended, the node's offer does not change. If the node stopped
+// offering the driver nfs, the leader would evict the workloads that use it.
 func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sys := &away{fake: &fake{known: []string{"nfs"}, programs: []string{"mount.nfs"}}}
@@ -156,7 +157,7 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		offers := func(when string, want bool, pools int) {
 			t.Helper()
 			if got := len(b.m.Drivers()) == 1; got != want || (b.m.Lacks()[NFS] == "") != want || len(b.m.Pools()) != pools {
-				t.Errorf("%s: offers %q in pools %v, lacks %q", when, b.m.Drivers(), b.m.Pools(), b.m.Lacks()[NFS])
+				t.Errorf("%s: the node offers drivers %q and pools %v, and lacks %q", when, b.m.Drivers(), b.m.Pools(), b.m.Lacks()[NFS])
 			}
 		}
 		measure := func(atMost time.Duration) bool {
@@ -164,7 +165,7 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 			began := time.Now()
 			news := b.m.Measure(t.Context())
 			if took := time.Since(began); took > atMost {
-				t.Errorf("what else is looked at waited %v for it", took)
+				t.Errorf("Measure waited %v for the server that does not answer", took)
 			}
 			return news
 		}
@@ -173,7 +174,7 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		sys.mounts = nil
 		sys.mu.Unlock()
 		sys.on.Store(true)
-		b.restart() // a reboot
+		b.restart() // restart with nothing mounted, as after a reboot of the machine
 		offers("not looked at", false, 0)
 
 		ctx, giveUp := context.WithCancel(t.Context())
@@ -187,35 +188,35 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		}
 		begin()
 		if !measure(measurePatience) {
-			t.Error("the first look is no news")
+			t.Error("the first Measure does not report a changed offer")
 		}
-		offers("while it is mounted", true, 2)
+		offers("while the first attempt to mount is in progress", true, 2)
 		if <-time.After(mountPatience); measure(measurePatience) {
-			t.Error("an attempt under way is news")
+			t.Error("Measure reports a changed offer while an attempt to mount is in progress, although nothing has changed")
 		}
-		offers("beyond everybody's patience", true, 2)
+		offers("when the attempt takes longer than mountPatience", true, 2)
 		<-time.After(measureTimeout)
 		if measure(measurePatience) {
-			t.Error("an attempt under way is news")
+			t.Error("Measure reports a changed offer while an attempt to mount is in progress, although nothing has changed")
 		}
-		offers("after a whole look", true, 2)
+		offers("after measureTimeout", true, 2)
 		giveUp()
 		<-mounted
 		synctest.Wait()
-		offers("its caller gave up", true, 2)
+		offers("after the caller of the attempt gave up", true, 2)
 
 		ctx, giveUp = context.WithTimeout(t.Context(), 8*time.Second)
 		defer giveUp()
 		mounted = make(chan struct{})
 		begin()
 		if measure(measurePatience) {
-			t.Error("another attempt is news")
+			t.Error("Measure reports a changed offer while another attempt to mount is in progress")
 		}
 		<-mounted
 		synctest.Wait()
-		offers("it failed", false, 2)
+		offers("after the second attempt failed", false, 2)
 		if !measure(measurePatience) || measure(measurePatience) {
-			t.Error("that it failed is news once")
+			t.Error("Measure must report the failure exactly once")
 		}
 
 		<-time.After(mountPause)
@@ -224,21 +225,21 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		mounted = make(chan struct{})
 		begin()
 		if measure(measurePatience) {
-			t.Error("another attempt is news")
+			t.Error("Measure reports a changed offer while another attempt to mount is in progress")
 		}
-		offers("it is tried again", false, 2)
+		offers("while the third attempt is in progress", false, 2)
 		sys.on.Store(false)
 		giveUp()
 		<-mounted
 		synctest.Wait()
 		if !measure(0) || measure(0) {
-			t.Error("that it is mounted is news once")
+			t.Error("Measure must report the mount exactly once")
 		}
-		offers("it succeeded", true, 3)
+		offers("after the third attempt succeeded", true, 3)
 	})
 }
 
-// A slow server does not count as unreachable, whichever caller contacts it first.
+// A server that answers slowly does not count as unreachable, so the node goes on to offer the volume driver.
 func TestSlowServerIsOffered(t *testing.T) {
 	for kind, program := range map[string]string{NFS: "mount", Ceph: "rbd"} {
 		t.Run(kind, func(t *testing.T) {
@@ -253,10 +254,10 @@ func TestSlowServerIsOffered(t *testing.T) {
 						c.NFS.Server, c.Ceph.Pool = "", "persys"
 					}
 				})
-				for range 12 { // measurements of an agent
+				for range 12 { // measure more often than the slow mount takes
 					b.m.Measure(t.Context())
 					if got := b.m.Drivers(); len(got) != 1 || got[0] != kind {
-						t.Fatalf("offers %q, lacks %q", got, b.m.Lacks()[kind])
+						t.Fatalf("while the server is slow the node offers drivers %q and lacks %q", got, b.m.Lacks()[kind])
 					}
 					<-time.After(measurePatience)
 				}

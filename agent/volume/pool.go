@@ -10,23 +10,24 @@ import (
 	"time"
 )
 
-// Pool is storage that a node offers, in GB.
+// Pool is storage for volumes that a node offers. Sizes are in GB.
 type Pool struct {
 	Name, Type      string
 	TotalGB, UsedGB int64
-	Path            string // of a local pool
+	Path            string // path of the folder, if the pool is local
 }
 
 const (
-	measureTimeout  = 20 * time.Second // of one call: an unreachable server never answers
-	measurePatience = 5 * time.Second  // how long Measure waits for the calls
+	measureTimeout  = 20 * time.Second // time limit of one measurement, because a server that is unreachable never answers
+	measurePatience = 5 * time.Second  // how long Measure waits for all measurements
 )
 
 const notLooked = "not looked at yet"
 
-// Measure measures pools and checks drivers. It reports whether the node's offer differs from that of the last
-// report. It waits only measurePatience for a call that hangs on an unreachable file server, and does not start
-// another one until it ends. The next Measure reports its result.
+// Measure measures the storage pools and checks which volume drivers work. It reports whether the node's
+// offer has changed since the last Measure. If a call hangs because a file server does not answer, Measure
+// waits only measurePatience for it, and does not start the call a second time. A later Measure reports the
+// result.
 func (m *Manager) Measure(ctx context.Context) (changed bool) {
 	var looks sync.WaitGroup
 	for what, look := range map[string]func(context.Context){Local: m.measureLocal, NFS: m.measureNFS, Ceph: m.measureCeph} {
@@ -66,7 +67,7 @@ func (m *Manager) Measure(ctx context.Context) (changed bool) {
 	return changed
 }
 
-// lack records why a driver is not offered; "" means that it is.
+// lack records why the node does not offer a volume driver. If why is "", the node offers the driver.
 func (m *Manager) lack(kind, why string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -87,8 +88,8 @@ func (m *Manager) measureLocal(context.Context) {
 	}
 }
 
-// presume offers a driver that is set up until its server has answered or failed, because a node that stops
-// offering a driver loses the workloads that use it.
+// presume offers a volume driver whose settings are complete, until its server has answered or failed. If the
+// node stopped offering the driver in the meantime, it would lose the workloads that use it.
 func (m *Manager) presume(kind string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,8 +113,9 @@ func (m *Manager) measureCeph(ctx context.Context) {
 	m.lack(Ceph, "")
 }
 
-// measureNFS keeps the present offer until an attempt to mount has ended. An attempt that it starts gets the
-// full time, because a workload may share it.
+// measureNFS finds out whether the NFS export can be mounted. It keeps the present offer until an attempt to
+// mount has ended. An attempt that it starts gets the full time limit, because a workload may wait for the
+// same attempt.
 func (m *Manager) measureNFS(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
@@ -156,26 +158,27 @@ func existing(path string) string {
 	return path
 }
 
-// offer returns the facts whose change makes a node register again. It is called with mu held.
+// offer returns the facts about storage that the node registers with the schedulers. If they change, the node
+// registers again. mu must be held.
 func (m *Manager) offer() []string {
 	out := m.offered()
 	for _, p := range m.pools {
 		out = append(out, p.Name, strconv.FormatInt(m.figures[p.Name].Total/gib, 10))
 	}
 	if s, ok := m.figures[NFS]; ok && m.lacks[NFS] == "" {
-		out = append(out, NFS, strconv.FormatInt(s.Total/gib, 10)) // the size may become known only after the registration
+		out = append(out, NFS, strconv.FormatInt(s.Total/gib, 10)) // the size is part of the facts because it may become known only after the registration
 	}
 	return out
 }
 
-// Drivers returns the drivers that this node offers besides local.
+// Drivers returns the volume drivers that this node offers besides local.
 func (m *Manager) Drivers() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.offered()
 }
 
-// offered is Drivers, with mu held.
+// offered implements Drivers. mu must be held.
 func (m *Manager) offered() (out []string) {
 	for _, k := range []string{NFS, Ceph} {
 		if m.lacks[k] == "" {
@@ -185,7 +188,7 @@ func (m *Manager) offered() (out []string) {
 	return out
 }
 
-// Lacks returns, for each driver that is not offered, what is missing.
+// Lacks returns, for each volume driver that is not offered, what is missing.
 func (m *Manager) Lacks() map[string]string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -198,7 +201,8 @@ func (m *Manager) Lacks() map[string]string {
 	return out
 }
 
-// Pools returns the node's pools as last measured, the default first. Pools without a measurement are left out.
+// Pools returns the node's storage pools as last measured, the default pool first. Pools that were not
+// measured yet are left out.
 func (m *Manager) Pools() []Pool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -12,25 +12,27 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// provider is one kind of storage. All calls are idempotent.
+// provider makes volumes on one kind of storage. Every call may be repeated.
 type provider interface {
-	// reach connects to the server that all its volumes share, which may take minutes. It is called before a
-	// volume is locked, so that the calls below do not wait for a connection.
+	// reach connects to the server that all volumes of the provider share, which may take minutes. It is
+	// called before a volume is locked, so that the calls below do not wait for a connection.
 	reach(ctx context.Context) error
-	// provision creates the storage of a volume, or finds existing storage, and sets StagePath. It lowers
-	// SizeGB if existing storage is smaller.
+	// provision creates the storage of a volume, or finds storage that exists already, and sets StagePath. If
+	// the storage is smaller than SizeGB, it lowers SizeGB.
 	provision(ctx context.Context, v *Volume) error
 	// grow enlarges the storage to the size in v.
 	grow(ctx context.Context, v *Volume) error
 	// attach mounts or maps the volume for a workload and returns a folder or a disk for the driver.
 	attach(ctx context.Context, v *Volume, workload string) (path, disk string, err error)
-	// release ends one workload's use; last means that no other workload on this node uses it.
+	// release ends the use of the volume by one workload. last means that no other workload of this node uses
+	// the volume.
 	release(ctx context.Context, v *Volume, workload string, last bool) error
-	// remove deletes the storage. It fails if the storage is in use.
+	// remove deletes the storage of the volume. It fails if the storage is in use.
 	remove(ctx context.Context, v *Volume) error
 }
 
-// unreached is a provider whose server is unreachable: calls that need the server fail at once with the reason.
+// unreached is a provider whose server cannot be reached. Calls that need the server fail at once, with the
+// reason.
 type unreached struct {
 	provider
 	err error
@@ -44,14 +46,14 @@ func (u unreached) attach(context.Context, *Volume, string) (string, string, err
 func (u unreached) release(context.Context, *Volume, string, bool) error { return u.err }
 func (u unreached) remove(context.Context, *Volume) error                { return u.err }
 
-// inside is the folder of a mounted file system that workloads see. It is missing if nothing is mounted, and
-// it hides lost+found.
+// inside is the name of a folder in the mounted file system of a volume. Workloads see this folder and not
+// the mount point. So if nothing is mounted, the folder is missing, and workloads do not see lost+found.
 const inside = "data"
 
-// folderMode is the mode of folders for workloads. Their parents are accessible by root only.
+// folderMode is the mode of the folders that workloads see. Only root can access the folders above them.
 const folderMode = 0o755
 
-// local stores volumes on file systems of this machine.
+// local stores volumes in the pools of this machine: folders on its file systems.
 type local struct {
 	m     *Manager
 	pools []PoolConfig // the first pool is the default
@@ -65,7 +67,7 @@ func (l *local) root(name string) (string, error) {
 			if err := os.MkdirAll(p.Path, 0o711); err != nil {
 				return "", err
 			}
-			// Mount points are compared with the kernel's list, which has no symbolic links.
+			// Mount points are compared with the kernel's list of mounts, whose paths have no symbolic links.
 			return filepath.EvalSymlinks(p.Path)
 		}
 	}
@@ -81,7 +83,7 @@ func (l *local) provision(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
-	v.StagePath = filepath.Join(root, clean(v.Name))
+	v.StagePath = filepath.Join(root, v.stored())
 	mode := os.FileMode(folderMode)
 	if v.Form != Disk {
 		if err := own(v, v.StagePath, true); err != nil {
@@ -92,7 +94,7 @@ func (l *local) provision(ctx context.Context, v *Volume) error {
 		mode = 0o700
 		v.Device = v.StagePath + ".img"
 		if err := l.room(v); err != nil {
-			v.StagePath, v.Device = "", "" // nothing was created
+			v.StagePath, v.Device = "", "" // storage for this volume was not created
 			return err
 		}
 		if err := l.m.makeImage(ctx, v); err != nil {
@@ -107,7 +109,8 @@ func (l *local) provision(ctx context.Context, v *Volume) error {
 	return driver.Synced(root)
 }
 
-// own refuses a path of another volume. For example the folder of the volume "data.img" is the file of the volume "data".
+// own refuses a path that belongs to another volume. For example, the folder of a volume "data.img" would be
+// the file of a volume "data".
 func own(v *Volume, path string, folder bool) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() != folder {
 		return invalid("volume %q would be stored at %s, which is another volume's: choose another name", v.Name, path)
@@ -115,14 +118,15 @@ func own(v *Volume, path string, folder bool) error {
 	return nil
 }
 
-// room refuses a volume that the pool could not hold once all its volumes are full. The error has the figures.
+// room refuses a volume if its pool could not hold all its volumes once they are full. The error has the
+// sizes.
 func (l *local) room(v *Volume) error {
 	missing := v.SizeGB * gib
 	if info, err := os.Stat(v.Device); err == nil {
 		missing -= info.Size()
 	}
 	if missing <= 0 {
-		return nil // the file exists already
+		return nil // the file of the volume exists already
 	}
 	root := filepath.Dir(v.Device)
 	space, err := l.m.sys.Space(root)
@@ -166,11 +170,12 @@ func (l *local) attach(ctx context.Context, v *Volume, _ string) (string, string
 		path, err := l.m.mountImage(ctx, v)
 		return path, "", err
 	}
-	// Also the folder that a legacy v1 agent made, wherever it is.
+	// This also covers a volume that a legacy v1 agent made: its folder may be anywhere.
 	return v.StagePath, "", present(v, v.StagePath)
 }
 
-// present fails for a volume whose storage has disappeared: creating it again would replace it by an empty one.
+// present fails if the storage of a volume has disappeared. It is not created again, because an empty volume
+// would take the place of the lost one.
 func present(v *Volume, path string) error {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -190,9 +195,10 @@ func (l *local) remove(_ context.Context, v *Volume) error {
 	return l.m.erase(v, v.StagePath, v.Device)
 }
 
-// erase deletes a volume's file and, unless it is a disk, its folder. It fails if something is mounted there.
+// erase deletes the file of a volume. Unless the volume is a raw disk, it deletes the folder too. It fails if
+// something is mounted there.
 func (m *Manager) erase(v *Volume, folder, file string) error {
-	if v.Form != Disk { // a folder with the disk's name belongs to another volume
+	if v.Form != Disk { // a raw disk has no folder; a folder with its name belongs to another volume
 		if err := m.eraseFolder(folder); err != nil {
 			return err
 		}
@@ -216,7 +222,7 @@ func (m *Manager) eraseFolder(folder string) error {
 		return fmt.Errorf("something is mounted at %s; unmount it first", at)
 	}
 	if info, err := os.Lstat(folder); err == nil && info.Mode().IsRegular() {
-		return nil // the file of another volume
+		return nil // the file belongs to another volume, so it is not deleted
 	}
 	return os.RemoveAll(folder)
 }
@@ -230,12 +236,12 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 	if err := taken(v); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	part := v.Device + "." + m.node + ".part" // on an export other nodes may create it at the same time
+	part := v.Device + "." + m.node + ".part" // the node id is in the name, because several nodes may create the file on a shared export at the same time
 	f, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	// Sparse: the free space was checked, and writing every block would take minutes.
+	// The file is sparse: the free space was checked before, and writing every block would take minutes.
 	err = errors.Join(f.Truncate(v.SizeGB*gib), f.Close())
 	if err == nil && v.Form == Image {
 		err = m.format(ctx, v.FSType, part)
@@ -244,7 +250,8 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 		err = driver.Synced(part)
 	}
 	if err == nil {
-		// Unlike a rename, a hard link does not replace another node's file. Some file systems lack hard links.
+		// A hard link fails if the name exists, so it does not replace another node's file, as a rename
+		// would. Some file systems have no hard links.
 		err = os.Link(part, v.Device)
 		if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fs.ErrPermission) {
 			if err = os.Rename(part, v.Device); err == nil {
@@ -258,7 +265,8 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 	return errors.Join(err, os.Remove(part))
 }
 
-// taken uses an existing file for a volume. It may be smaller than requested.
+// taken uses an existing file for a volume. If the file is smaller than the requested size, it lowers the
+// size in the record.
 func taken(v *Volume) error {
 	info, err := os.Stat(v.Device)
 	if err == nil {
@@ -267,11 +275,11 @@ func taken(v *Volume) error {
 	return err
 }
 
-// format makes a file system on a file or device that has none.
+// format makes a file system of a kind on a file or device that has none.
 func (m *Manager) format(ctx context.Context, kind, path string) error {
 	program, args := "mkfs."+kind, []string{"-q"}
 	if kind == "ext4" {
-		// No blocks reserved for root: the workload gets the full size.
+		// -m 0: no blocks are reserved for root, so that the workload gets the full size.
 		args = append(args, "-F", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1")
 	}
 	if !m.sys.Find(program) {
@@ -281,9 +289,9 @@ func (m *Manager) format(ctx context.Context, kind, path string) error {
 	return err
 }
 
-// mountImage mounts a volume's file through a loop device, and returns the folder for workloads.
+// mountImage mounts the file of a volume through a loop device. It returns the folder that workloads see.
 func (m *Manager) mountImage(ctx context.Context, v *Volume) (string, error) {
-	return m.mount(ctx, v.StagePath, v.Device, "-t", v.FSType, "-o", "loop,nodev")
+	return m.mount(ctx, v.StagePath, v.Device, "-t", v.FSType, "-o", "loop,nodev,nosuid")
 }
 
 // mount mounts source at path unless it is mounted, and returns the folder in it that workloads see.
@@ -315,11 +323,12 @@ func (m *Manager) unmount(ctx context.Context, path string) error {
 	return nil
 }
 
-// growImage enlarges the file and its file system: while it is mounted or, if the agent lacks CAP_SYS_RESOURCE,
-// between unmount and mount if the volume is not in use.
+// growImage enlarges the file of a volume and the file system in it. The file system grows while it is
+// mounted. If the agent lacks CAP_SYS_RESOURCE, growImage unmounts it first, which is possible only if the
+// volume is not in use.
 func (m *Manager) growImage(ctx context.Context, v *Volume) error {
 	info, err := os.Stat(v.Device)
-	if err == nil && info.Size() < v.SizeGB*gib { // another node may have made the file larger; it is never shrunk
+	if err == nil && info.Size() < v.SizeGB*gib { // another node may have enlarged the file, which is never shrunk
 		err = os.Truncate(v.Device, v.SizeGB*gib)
 	}
 	if err != nil || v.Form == Disk {
@@ -341,19 +350,19 @@ func (m *Manager) growImage(ctx context.Context, v *Volume) error {
 	if unmounted := m.unmount(ctx, v.StagePath); unmounted != nil {
 		return errors.Join(err, unmounted)
 	}
-	// A container may keep the file system mounted in its own namespace.
+	// The file system may still be mounted in the mount namespace of a container.
 	if held, looked := m.loop(ctx, v); looked != nil || held != "" {
 		_, again := m.mountImage(ctx, v)
 		return errors.Join(fmt.Errorf("the volume cannot grow while it is in use; stop its workload first: %w", err), looked, again)
 	}
-	if _, err := m.sys.Run(ctx, "e2fsck", "-f", "-p", v.Device); err != nil && exitCode(err) != 1 { // 1: repaired
+	if _, err := m.sys.Run(ctx, "e2fsck", "-f", "-p", v.Device); err != nil && exitCode(err) != 1 { // exit code 1 means that e2fsck repaired the file system
 		return err
 	}
 	_, err = m.sys.Run(ctx, "resize2fs", v.Device)
 	return err
 }
 
-// loop returns the loop device of a volume's file, "" for none.
+// loop returns the loop device of a volume's file; "" if there is none.
 func (m *Manager) loop(ctx context.Context, v *Volume) (string, error) {
 	out, err := m.sys.Run(ctx, "losetup", "-n", "-O", "NAME", "-j", v.Device)
 	name, _, _ := strings.Cut(strings.TrimSpace(out), "\n")

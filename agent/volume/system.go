@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// System is the interface to the machine. Tests replace it.
+// System is the interface to the machine: programs, mounts and file systems. Tests replace it.
 type System interface {
-	// Run runs a program and returns its standard output. The error contains its error output in one
-	// line.
+	// Run runs a program and returns its standard output. The error contains what the program wrote to
+	// standard error, in one line.
 	Run(ctx context.Context, program string, args ...string) (string, error)
 	// Find reports whether a program is installed.
 	Find(program string) bool
@@ -25,14 +25,15 @@ type System interface {
 	Mounts() ([]Mount, error)
 	// Filesystems returns the file systems that the kernel supports now.
 	Filesystems() ([]string, error)
-	// Space returns the space of the file system that holds path.
+	// Space returns the size and the free space of the file system that holds path.
 	Space(path string) (Space, error)
 }
 
 // Mount is one mount point; a later mount on the same path hides an earlier one.
 type Mount struct{ Path, Type, Source string }
 
-// Space is the space of a file system, in bytes. Free is available to users other than root.
+// Space is the size and the free space of a file system, in bytes. Free is the space that users other than
+// root may fill.
 type Space struct {
 	Total, Used, Free int64
 	Device            uint64
@@ -79,7 +80,7 @@ func exitCode(err error) int {
 	return -1
 }
 
-// clip returns up to n bytes of a text as valid UTF-8, which protobuf requires.
+// clip shortens a text to at most n bytes. The result is valid UTF-8, which protobuf requires.
 func clip(s string, n int) string {
 	if len(s) > n {
 		return strings.ToValidUTF8(s[:n], "") + "…"
@@ -111,7 +112,7 @@ func (Machine) Mounts() ([]Mount, error) {
 	return out, nil
 }
 
-// unescape decodes the kernel's octal escapes.
+// unescape decodes the octal escapes that the kernel uses in /proc/self/mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
 
 // Filesystems implements System.
@@ -173,7 +174,8 @@ func (m *Manager) mountedBelow(path string) (string, bool, error) {
 	return "", false, nil
 }
 
-// kernelHas reports whether the kernel knows one of the file systems, after loading its module.
+// kernelHas reports whether the kernel supports one of the named file systems, after it has tried to load the
+// module.
 func (m *Manager) kernelHas(ctx context.Context, module string, names ...string) (bool, error) {
 	for range 2 {
 		known, err := m.sys.Filesystems()
@@ -187,7 +189,7 @@ func (m *Manager) kernelHas(ctx context.Context, module string, names ...string)
 			return false, nil
 		}
 		if _, err := m.sys.Run(ctx, "modprobe", "-q", module); err != nil {
-			return false, nil // no such module: checking again would give the same result
+			return false, nil // the kernel has no such module, so trying again would not help
 		}
 	}
 	return false, nil

@@ -1,6 +1,8 @@
 package volume
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"regexp"
 	"strings"
@@ -10,27 +12,28 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Kinds of storage, by the names of the contract.
+// The kinds of storage, with the names that the contract with legacy v1 peers uses.
 const (
 	Local = "local"
 	NFS   = "nfs"
 	Ceph  = "ceph-rbd"
 )
 
-// Form is how a volume is stored. It never changes.
+// Form is how the data of a volume is stored. It never changes.
 type Form string
 
-// The forms. Records of legacy v1 agents have no form, which means Folder.
+// The forms of volumes. The records of legacy v1 agents have no form; their volumes have the form Folder.
 const (
-	Folder Form = "folder" // a plain folder, without limit
-	Image  Form = "image"  // a file or network image with a file system, mounted
+	Folder Form = "folder" // a plain folder, without size limit
+	Image  Form = "image"  // a file or network image that contains a file system, which is mounted
 	Disk   Form = "disk"   // a file or network image that a virtual machine uses as a raw disk
 )
 
-// Phase of a volume (contract/state-etcd.md, "Volume and Attachment").
+// Phase is the state of a volume (contract/state-etcd.md, "Volume and Attachment").
 type Phase string
 
-// The phases. A volume is released when its workload moved to another node or no longer uses it.
+// The phases of a volume. A volume is released when its workload has moved to another node or does not use it
+// any more.
 const (
 	Provisioning Phase = "Provisioning"
 	Provisioned  Phase = "Provisioned"
@@ -43,7 +46,7 @@ const (
 
 // Volume is the record of one volume on this machine, with the field names of legacy v1 agents.
 type Volume struct {
-	ID        string            `json:"id"` // <driver>:<name>
+	ID        string            `json:"id"` // id in the form "<driver>:<name>", outside the default namespace "<driver>:<namespace>~<name>"
 	Name      string            `json:"name"`
 	Driver    string            `json:"driver"`
 	SizeGB    int64             `json:"size_gb"`
@@ -56,19 +59,24 @@ type Volume struct {
 	Form   Form   `json:"form,omitempty"`
 	Pool   string `json:"pool,omitempty"`
 	FSType string `json:"fs_type,omitempty"`
-	Retain bool   `json:"retain,omitempty"`
-	Phase  Phase  `json:"phase,omitempty"`
-	Error  string `json:"last_error,omitempty"`
+	// Namespace is the namespace whose workloads may use the volume. Records that are older than this field
+	// lack it. Such a volume may be used by the workloads that use it already. If there are none, it belongs
+	// to the default namespace.
+	Namespace string `json:"namespace,omitempty"`
+	Retain    bool   `json:"retain,omitempty"`
+	Phase     Phase  `json:"phase,omitempty"`
+	Error     string `json:"last_error,omitempty"`
 	// Formatting means that mkfs was started and may be incomplete: the device holds no data.
 	Formatting bool `json:"formatting,omitempty"`
-	// Owner is the workload that used the volume last. Its delete decides about the volume.
+	// Owner is the workload that used the volume last. When that workload is deleted, the volume is deleted
+	// or kept, as its policy says.
 	Owner      string    `json:"owner,omitempty"`
 	ReleasedAt time.Time `json:"released_at,omitzero"`
 }
 
-// Attachment is the record of one workload's use of a volume.
+// Attachment is the record that one workload uses a volume.
 type Attachment struct {
-	ID         string            `json:"id"` // <volume id>:<workload id>
+	ID         string            `json:"id"` // id in the form "<volume id>:<workload id>"
 	VolumeID   string            `json:"volume_id"`
 	WorkloadID string            `json:"workload_id"`
 	MountPath  string            `json:"mount_path"`
@@ -79,7 +87,7 @@ type Attachment struct {
 	UpdatedAt  time.Time         `json:"updated_at"`
 }
 
-// Store stores records durably: every call is on disk before it returns.
+// Store stores the records of volumes. Every call returns after its record is on disk.
 type Store interface {
 	PutVolume(Volume) error
 	DropVolume(id string) error
@@ -87,17 +95,17 @@ type Store interface {
 	DropAttachment(id string) error
 }
 
-// Records holds the records of a Store at the start of the agent.
+// Records holds the records that a Store has when the agent starts.
 type Records struct {
 	Volumes     []Volume
 	Attachments []Attachment
 }
 
-// namePattern is the rule for every id; it prevents path separators.
+// namePattern is the pattern of names and ids. It allows no path separators.
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
-// clean returns a name as legacy v1 agents write it on storage: lower-case letters, digits, '-', '_' and '.';
-// every other character becomes '-'.
+// clean returns the name that legacy v1 agents give to a volume on its storage. It has lower-case letters,
+// digits, '-', '_' and '.'; every other character becomes '-'.
 func clean(name string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -108,7 +116,36 @@ func clean(name string) string {
 	}, strings.ToLower(name))
 }
 
-// driverOf maps the spellings in the contract to a driver.
+// stored returns the name that a volume has on its storage. Volumes of the default namespace keep the names
+// that legacy v1 agents gave. Other names begin with the namespace and "~", which no volume name contains. If
+// the namespace has capital letters, a hash is added, because "Shop" and "shop" are two namespaces.
+func (v *Volume) stored() string {
+	if v.ID == plainID(v.Driver, v.Name) {
+		return clean(v.Name)
+	}
+	in := clean(v.Namespace)
+	if in != v.Namespace {
+		sum := sha256.Sum256([]byte(v.Namespace))
+		in += "~" + hex.EncodeToString(sum[:6])
+	}
+	return in + "~" + clean(v.Name)
+}
+
+// defaultNamespace is the namespace of a workload that names none.
+const defaultNamespace = "default"
+
+// idOf returns the id of the volume that has this name in a namespace.
+func idOf(namespace, driver, name string) string {
+	if namespace != defaultNamespace {
+		name = namespace + "~" + name
+	}
+	return plainID(driver, name)
+}
+
+func plainID(driver, name string) string { return driver + ":" + name }
+
+// driverOf returns the volume driver for a name; the contract with legacy v1 peers has several spellings of a
+// name.
 func driverOf(s string) string {
 	switch s = strings.ToLower(strings.TrimSpace(s)); s {
 	case "":
@@ -119,12 +156,12 @@ func driverOf(s string) string {
 	return s
 }
 
-// request is one parsed volume of a specification.
+// request is the parsed entry for one volume in a specification.
 type request struct {
-	id, name, driver, pool, fs, mountPath string
-	sizeGB                                int64
-	readOnly, retain                      bool
-	form                                  Form
+	id, name, namespace, driver, pool, fs, mountPath string
+	sizeGB                                           int64
+	readOnly, retain                                 bool
+	form                                             Form
 }
 
 func invalid(format string, args ...any) error {
@@ -135,18 +172,18 @@ func broken(format string, args ...any) error {
 	return driver.Errorf(driver.StorageProvisionFailed, "volume", format, args...)
 }
 
-// understand parses the specification of a volume for a workload of a kind.
-func understand(kind driver.Kind, i int, s *agentv1.ManagedVolumeSpec) (request, error) {
+// understand parses the i-th volume of the specification of a workload.
+func understand(kind driver.Kind, namespace string, i int, s *agentv1.ManagedVolumeSpec) (request, error) {
 	at := fmt.Sprintf("%s.managed_volumes[%d]", kind, i)
 	r := request{
-		name: strings.TrimSpace(s.GetName()), driver: driverOf(s.GetDriver()), pool: s.GetPool(),
+		name: strings.TrimSpace(s.GetName()), namespace: namespace, driver: driverOf(s.GetDriver()), pool: s.GetPool(),
 		fs: strings.ToLower(strings.TrimSpace(s.GetFsType())), mountPath: s.GetMountPath(), sizeGB: s.GetSizeGb(),
 		readOnly: s.GetReadOnly(), retain: strings.EqualFold(strings.TrimSpace(s.GetRetainPolicy()), "Retain"),
 	}
 	if !namePattern.MatchString(r.name) {
 		return r, invalid("%s.name: %.140q must match %s", at, r.name, namePattern)
 	}
-	r.id = r.driver + ":" + r.name
+	r.id = idOf(namespace, r.driver, r.name)
 	if r.sizeGB < 0 || r.sizeGB > maxSizeGB {
 		return r, invalid("%s.size_gb: must be 0 (no limit) to %d (got %d)", at, int64(maxSizeGB), r.sizeGB)
 	}
@@ -167,7 +204,7 @@ func understand(kind driver.Kind, i int, s *agentv1.ManagedVolumeSpec) (request,
 		r.form = Folder
 	}
 	if r.form != Folder && r.sizeGB == 0 {
-		return r, invalid("%s.size_gb: must be set: a volume of this kind is a disk of a size (volume %q)", at, r.name)
+		return r, invalid("%s.size_gb: must be set: a volume of this kind is a disk, which needs a size (volume %q)", at, r.name)
 	}
 	if r.form == Image {
 		switch r.fs {

@@ -67,13 +67,13 @@ func (s *memory) records() (out Records) {
 	return out
 }
 
-// exit is the error of a program that exits with a code.
+// exit is the error of a program that ends with this exit code.
 type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 func (e exit) ExitCode() int { return int(e) }
 
-// fake is a machine in memory: mounts are list entries, and tests script the programs.
+// fake is a System in memory. Its mounts are entries of a list, and a test sets what programs answer.
 type fake struct {
 	mu       sync.Mutex
 	mounts   []Mount
@@ -95,6 +95,9 @@ func (f *fake) Run(_ context.Context, program string, args ...string) (string, e
 	}
 	switch program {
 	case "mount":
+		if !slices.ContainsFunc(args, func(a string) bool { return strings.Contains(a, "nodev,nosuid") }) && !slices.Contains(args, "--bind") {
+			return "", fmt.Errorf("mount %s: without nodev and nosuid", args)
+		}
 		m := Mount{Path: args[len(args)-1], Source: args[len(args)-2], Type: "ext4"}
 		if i := slices.Index(args, "-t"); i >= 0 {
 			m.Type = args[i+1]
@@ -135,7 +138,7 @@ func (f *fake) calls(prefix string) (out []string) {
 	return out
 }
 
-// bench is the storage of a machine across restarts of the manager.
+// bench is the storage of a machine. It stays when the manager is restarted.
 type bench struct {
 	*testing.T
 	cfg   Config
@@ -158,7 +161,7 @@ func newBench(t *testing.T, sys System, change ...func(*Config)) *bench {
 	return b
 }
 
-// restart opens the same store with a new manager.
+// restart opens the same store with a new manager, as a restarted agent does.
 func (b *bench) restart() {
 	b.Helper()
 	m, err := New(b.cfg, b.store, b.store.records())
@@ -170,7 +173,7 @@ func (b *bench) restart() {
 
 func (b *bench) attach(workload string, kind driver.Kind, specs ...*agentv1.ManagedVolumeSpec) []driver.Volume {
 	b.Helper()
-	out, err := b.m.Attach(b.Context(), workload, kind, specs)
+	out, err := b.m.Attach(b.Context(), workload, "", kind, specs)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -179,16 +182,16 @@ func (b *bench) attach(workload string, kind driver.Kind, specs ...*agentv1.Mana
 
 func (b *bench) refused(want string, class driver.Class, workload string, kind driver.Kind, specs ...*agentv1.ManagedVolumeSpec) {
 	b.Helper()
-	_, err := b.m.Attach(b.Context(), workload, kind, specs)
+	_, err := b.m.Attach(b.Context(), workload, "", kind, specs)
 	if err == nil || !strings.Contains(err.Error(), want) || driver.ClassOf(err) != class {
-		b.Errorf("error %v (%s), want %q (%s)", err, driver.ClassOf(err), want, class)
+		b.Errorf("Attach returned %v (class %s), want an error with %q (class %s)", err, driver.ClassOf(err), want, class)
 	}
 }
 
 func (b *bench) phase(id string, want Phase) {
 	b.Helper()
 	if v := b.store.vols[id]; v.Phase != want {
-		b.Errorf("%s is %q, want %q (%s)", id, v.Phase, want, v.Error)
+		b.Errorf("volume %s is %q, want %q (%s)", id, v.Phase, want, v.Error)
 	}
 }
 
@@ -225,68 +228,81 @@ func gone(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-func TestFolders(t *testing.T) {
+func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 	b := newBench(t, &fake{})
 	at := b.attach("web", driver.Container, folder("Data"))[0]
 	if !strings.HasSuffix(at.Path, "/local/data") || at.MountPath != "/data" || at.Disk != "" {
-		t.Fatalf("%+v", at)
+		t.Fatalf("Attach returned %+v", at)
 	}
 	write(t, at.Path, "f", "one")
 
-	t.Run("an update keeps it", func(t *testing.T) {
+	t.Run("an update keeps the volume", func(t *testing.T) {
 		if again := b.attach("web", driver.Container, folder("Data"))[0]; again != at || !holds(at.Path, "f", "one") {
-			t.Errorf("%+v", again)
+			t.Errorf("Attach after an update returned %+v, want the same volume with its data", again)
 		}
 	})
-	t.Run("in use it is not deleted", func(t *testing.T) {
+	t.Run("a volume in use is not deleted", func(t *testing.T) {
 		if err := b.m.Delete(t.Context(), "local:Data"); err == nil || !strings.Contains(err.Error(), "is used by workload web") {
-			t.Errorf("%v", err)
+			t.Errorf("deleting a volume in use returned %v, want an error that names the workload", err)
 		}
 		b.attach("other", driver.Container, folder("Data"))
 		if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !holds(at.Path, "f", "one") {
-			t.Errorf("deleted with its first user: %v", err)
+			t.Errorf("the volume was deleted with the first of its two users: %v", err)
 		}
 	})
-	t.Run("a move keeps it", func(t *testing.T) {
+	t.Run("a move keeps the volume", func(t *testing.T) {
 		if err := b.m.Release(t.Context(), "other", Fate{Keep: true}); err != nil || !holds(at.Path, "f", "one") {
-			t.Errorf("%v", err)
+			t.Errorf("releasing a moved workload returned %v, or removed its data; want success and the data kept", err)
 		}
 		b.phase("local:Data", Released)
 	})
-	t.Run("it is found again, and goes with the last user", func(t *testing.T) {
+	t.Run("a returning workload gets the volume back, and the last user's delete removes it", func(t *testing.T) {
 		b.restart()
 		b.attach("other", driver.Container, folder("Data"))
 		if err := b.m.Release(t.Context(), "other", Fate{}); err != nil || !gone(at.Path) || len(b.store.vols)+len(b.store.atts) != 0 {
 			t.Errorf("%v, left %v %v", err, b.store.vols, b.store.atts)
 		}
 	})
-	t.Run("retained it stays, and a person deletes it", func(t *testing.T) {
+	t.Run("a retained volume stays until a person deletes it", func(t *testing.T) {
 		at := b.attach("db", driver.Container, folder("keep", retain))[0]
 		write(t, at.Path, "f", "two")
 		if err := b.m.Release(t.Context(), "db", Fate{}); err != nil || !holds(at.Path, "f", "two") {
-			t.Fatalf("%v", err)
+			t.Fatalf("releasing a retained volume returned %v, or removed its data; want success and the data kept", err)
 		}
 		b.phase("local:keep", Retained)
 		if err := b.m.Delete(t.Context(), "local:keep"); err != nil || !gone(at.Path) {
-			t.Errorf("%v", err)
+			t.Errorf("deleting the retained volume returned %v, or left its data", err)
 		}
 		if err := b.m.Delete(t.Context(), "local:keep"); !errors.Is(err, ErrNoVolume) {
-			t.Errorf("%v", err)
+			t.Errorf("deleting an absent volume returned %v, want ErrNoVolume", err)
 		}
 	})
-	t.Run("a volume that is no longer named is released, then deleted with the workload", func(t *testing.T) {
+	t.Run("a volume that the new revision does not name is released, then deleted with the workload", func(t *testing.T) {
 		old := b.attach("w", driver.Container, folder("a"), folder("b", func(s *agentv1.ManagedVolumeSpec) { s.MountPath = "/b" }))
-		if err := b.m.Trim(t.Context(), "w", []*agentv1.ManagedVolumeSpec{folder("a")}); err != nil {
+		if err := b.m.Trim(t.Context(), "w", "", []*agentv1.ManagedVolumeSpec{folder("a")}); err != nil {
 			t.Fatal(err)
 		}
 		b.phase("local:b", Released)
 		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || !gone(old[0].Path) || !gone(old[1].Path) {
-			t.Errorf("%v", err)
+			t.Errorf("releasing the last user returned %v, or left data", err)
 		}
 	})
 }
 
-func TestRefusals(t *testing.T) {
+// TestMountedVolumesHaveNoDevicesAndNoSetuid: a device file or a setuid program that a container puts into its
+// volume has no effect on the node.
+func TestMountedVolumesHaveNoDevicesAndNoSetuid(t *testing.T) {
+	sys := &fake{known: []string{"nfs"}, programs: []string{"mkfs.ext4", "mount.nfs"}}
+	b := newBench(t, sys, func(c *Config) { c.NFS.Server, c.NFS.Export, c.NFS.Options = "files", "/srv", "vers=4" })
+	b.attach("w", driver.Container, folder("local", sized(1)), folder("far", by(NFS), func(s *agentv1.ManagedVolumeSpec) { s.MountPath = "/far" }))
+	for _, want := range []string{"-o loop,nodev,nosuid ", "-t nfs -o nodev,nosuid,vers=4 "} {
+		if !strings.Contains(strings.Join(sys.calls("mount"), "\n"), want) {
+			t.Errorf("no mount with %q in %q", want, sys.calls("mount"))
+		}
+	}
+}
+
+func TestInvalidVolumesAreRefused(t *testing.T) {
 	b := newBench(t, &fake{programs: []string{"mkfs.ext4"}})
 	b.refused("name:", driver.InvalidSpecification, "w", driver.Container, folder("../etc"))
 	b.refused("must be local, nfs or ceph-rbd", driver.InvalidSpecification, "w", driver.Container, folder("a", by("iscsi")))
@@ -298,7 +314,7 @@ func TestRefusals(t *testing.T) {
 
 	b.attach("w", driver.Container, folder("one", sized(50)))
 	b.refused("60 GB and the 51 GB of the other volumes exceed the 100 GB", driver.StorageFull, "w", driver.Container, folder("two", sized(60)))
-	b.refused("does not shrink", driver.InvalidSpecification, "w", driver.Container, folder("one", sized(5)))
+	b.refused("cannot shrink", driver.InvalidSpecification, "w", driver.Container, folder("one", sized(5)))
 	b.refused("cannot become a disk of a virtual machine", driver.InvalidSpecification, "v", driver.VM, folder("one", sized(50)))
 	b.refused("is in pool", driver.InvalidSpecification, "w", driver.Container, func() *agentv1.ManagedVolumeSpec {
 		b.attach("w", driver.Container, folder("p", func(s *agentv1.ManagedVolumeSpec) { s.Pool = "fast" }))
@@ -307,26 +323,26 @@ func TestRefusals(t *testing.T) {
 	b.refused("would be stored as \"p\"", driver.InvalidSpecification, "w", driver.Container, folder("P"))
 }
 
-func TestDisks(t *testing.T) {
+func TestDiskVolumesGrow(t *testing.T) {
 	b := newBench(t, &fake{})
 	at := b.attach("vm", driver.VM, folder("d", sized(3)))[0]
 	info, err := os.Stat(at.Disk)
 	if err != nil || info.Size() != 3*gib || at.Path != "" {
-		t.Fatalf("%+v %v", at, err)
+		t.Fatalf("the disk file is %+v, error %v; want 3 GiB", at, err)
 	}
 	b.refused("is used by workload vm", driver.StorageAttachFailed, "vm2", driver.VM, folder("d", sized(3)))
 	b.refused("5000 GB and the 0 GB of the other volumes exceed the 100 GB", driver.StorageFull, "vm", driver.VM, folder("d", sized(5000)))
 	b.refused("67 GB are wanted, 60 GB are free", driver.StorageFull, "vm", driver.VM, folder("d", sized(70)))
-	b.attach("vm", driver.VM, folder("d", sized(63))) // 60 more
+	b.attach("vm", driver.VM, folder("d", sized(63))) // the volume would grow by 60 GB
 	if info, err := os.Stat(at.Disk); err != nil || info.Size() != 63*gib {
-		t.Errorf("did not grow: %v", err)
+		t.Errorf("the disk did not grow: %v", err)
 	}
 	if err := b.m.Release(t.Context(), "vm", Fate{}); err != nil || !gone(at.Disk) {
-		t.Errorf("%v", err)
+		t.Errorf("Release of the virtual machine returned %v, or left its disk", err)
 	}
 }
 
-// A disk that another node enlarged is not shrunk to this node's order.
+// Another node has enlarged a disk. It is not shrunk to the size that this node's order names.
 func TestGrownDiskIsNotShrunk(t *testing.T) {
 	a, b := nodes(t)
 	disk := func(n *bench, gb int64) int64 {
@@ -339,13 +355,14 @@ func TestGrownDiskIsNotShrunk(t *testing.T) {
 		return info.Size() / gib
 	}
 	if first, then, grown, back := disk(a, 2), disk(b, 2), disk(b, 4), disk(a, 3); first != 2 || then != 2 || grown != 4 || back != 4 {
-		t.Errorf("%d, %d, %d, and at last %d GB", first, then, grown, back)
+		t.Errorf("the sizes of the disk after the four orders are %d, %d, %d and %d GB; want 2, 2, 4 and 4, because a disk never shrinks", first, then, grown, back)
 	}
 }
 
-// A volume found again on another node grows to the size ordered there.
+// A workload moves to another node, and its volume is found there. The volume grows to the size that the
+// order for that node names.
 func TestVolumeFoundAgainGrows(t *testing.T) {
-	t.Run("a disk on an export", func(t *testing.T) {
+	t.Run("a disk file on an NFS export", func(t *testing.T) {
 		a, b := nodes(t)
 		a.attach("vm", driver.VM, folder("d", by(NFS), sized(2)))
 		at := b.attach("vm", driver.VM, folder("d", by(NFS), sized(4)))[0].Disk
@@ -353,17 +370,17 @@ func TestVolumeFoundAgainGrows(t *testing.T) {
 			t.Errorf("%v, recorded %+v", err, b.store.vols["nfs:d"])
 		}
 	})
-	for asked, want := range map[int64]string{4: "", 5: "", 7: "rbd resize --size 7G persys/d"} { // the image has 5 GB
-		t.Run(fmt.Sprintf("an image, as %d GB", asked), func(t *testing.T) {
+	for asked, want := range map[int64]string{4: "", 5: "", 7: "rbd resize --size 7G persys/d"} { // the existing image has 5 GB
+		t.Run(fmt.Sprintf("a Ceph image of 5 GB, ordered with %d GB", asked), func(t *testing.T) {
 			sys := &fake{programs: []string{"rbd"}}
 			b := newBench(t, sys, func(c *Config) { c.Ceph.Pool = "persys" })
 			b.attach("vm", driver.VM, folder("d", by(Ceph), sized(asked)))
 			if got := strings.Join(sys.calls("rbd resize"), "; "); got != want || b.store.vols["ceph-rbd:d"].SizeGB != asked {
-				t.Errorf("ran %q, want %q, recorded %+v", got, want, b.store.vols["ceph-rbd:d"])
+				t.Errorf("Attach ran %q, want %q; the record is %+v", got, want, b.store.vols["ceph-rbd:d"])
 			}
 		})
 	}
-	t.Run("a failed growth is not recorded", func(t *testing.T) {
+	t.Run("a size to which the volume could not grow is not recorded", func(t *testing.T) {
 		sys := &fake{programs: []string{"rbd"}, answer: func(p string, args []string) (string, error) {
 			if p == "rbd" && args[0] == "resize" {
 				return "", errors.New("no room")
@@ -373,12 +390,13 @@ func TestVolumeFoundAgainGrows(t *testing.T) {
 		b := newBench(t, sys, func(c *Config) { c.Ceph.Pool = "persys" })
 		b.refused("no room", driver.StorageProvisionFailed, "vm", driver.VM, folder("d", by(Ceph), sized(7)))
 		if v := b.store.vols["ceph-rbd:d"]; v.SizeGB != 5 {
-			t.Errorf("%+v", v)
+			t.Errorf("the record of the volume is %+v, want the size 5 GB of the existing image", v)
 		}
 	})
 }
 
-// Nodes that create one file concurrently each write their own, and the first to finish wins.
+// If several nodes create the file of a shared volume at the same time, each writes a file of its own. The
+// file that is complete first becomes the volume.
 func TestConcurrentlyMadeFileStays(t *testing.T) {
 	sys := &fake{programs: []string{"mkfs.ext4"}}
 	b := newBench(t, sys)
@@ -396,17 +414,18 @@ func TestConcurrentlyMadeFileStays(t *testing.T) {
 	defer f.Close()
 	start := make([]byte, len("another's"))
 	if _, err := f.Read(start); err != nil || string(start) != "another's" {
-		t.Errorf("it begins with %q, %v", start, err)
+		t.Errorf("the file that another node made now begins with %q (error %v), so it was replaced", start, err)
 	}
 	if info, err := f.Stat(); err != nil || info.Size() != 1<<30 {
-		t.Errorf("it is not made as large as ours would be: %v", err)
+		t.Errorf("the adopted file does not have the size of the volume: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(b.cfg.Pools[0].Path, "*.part")); len(left) > 0 {
 		t.Errorf("left is %q", left)
 	}
 }
 
-// An order that is refused before creating anything owns no existing storage.
+// If an order for a volume is refused before anything was created, its workload does not own storage that
+// exists already.
 func TestRefusedOrderOwnsNothing(t *testing.T) {
 	b := newBench(t, &fake{programs: []string{"mkfs.ext4"}})
 	if err := os.MkdirAll(b.cfg.Pools[0].Path, 0o711); err != nil {
@@ -418,11 +437,12 @@ func TestRefusedOrderOwnsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !holds(b.cfg.Pools[0].Path, "data.img", "somebody's") {
-		t.Error("it is gone")
+		t.Error("the delete of the refused workload removed a file that it does not own")
 	}
 }
 
-// A pool or export whose disk is not mounted, as after a reboot, does not look like one of empty volumes.
+// If the disk of a pool or an export is not mounted, as after a reboot, using its volumes is an error. They
+// must not look empty.
 func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind driver.Kind
@@ -449,7 +469,7 @@ func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 			b.m.Mount(t.Context())
 			b.refused("is missing", driver.StorageAttachFailed, "db", c.kind, c.spec)
 			if !gone(at.Path + at.Disk) {
-				t.Error("made anew, and empty")
+				t.Error("a volume whose storage is missing was created again, and is empty")
 			}
 			b.phase(v.ID, Broken)
 			if err := os.Remove(disk); err != nil {
@@ -459,11 +479,11 @@ func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			if again := b.attach("db", c.kind, c.spec)[0]; again != at {
-				t.Errorf("with its disk back: %+v, want %+v", again, at)
+				t.Errorf("after the disk is back, the attachment is %+v, want %+v", again, at)
 			}
 		})
 	}
-	t.Run("deleted by another node since its last use here", func(t *testing.T) {
+	t.Run("a volume that another node has deleted is created again", func(t *testing.T) {
 		a, b := nodes(t)
 		at := a.attach("web", driver.Container, folder("data", by(NFS)))[0]
 		if err := a.m.Release(t.Context(), "web", Fate{Keep: true}); err != nil {
@@ -477,7 +497,7 @@ func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 	})
 }
 
-// nodes are two machines with one export.
+// nodes returns two machines that share an NFS export.
 func nodes(t *testing.T) (a, b *bench) {
 	t.Helper()
 	root := t.TempDir()
@@ -489,9 +509,9 @@ func nodes(t *testing.T) (a, b *bench) {
 	return node("node-a"), node("node-b")
 }
 
-// The folder of a volume data.img is where the file of a volume data is: whoever comes second is refused,
-// and deletes nothing when it goes.
-func TestAVolumeNamedLikeAnothersFile(t *testing.T) {
+// The folder of a volume "data.img" and the file of a volume "data" have the same path. The second of the
+// two is refused, and its removal deletes nothing.
+func TestAVolumeMayNotTakeThePathOfAnother(t *testing.T) {
 	for _, d := range []string{Local, NFS} {
 		t.Run(d, func(t *testing.T) {
 			a, b := nodes(t)
@@ -505,40 +525,41 @@ func TestAVolumeNamedLikeAnothersFile(t *testing.T) {
 				b.refused("is another volume's", driver.InvalidSpecification, "web", driver.Container, folder("data.img", sized(1)))
 			}
 			if err := b.m.Release(t.Context(), "web", Fate{Purge: true}); err != nil || gone(at) {
-				t.Fatalf("%v; the disk is gone: %v", err, gone(at))
+				t.Fatalf("Release of the refused workload returned %v; the disk of the other volume is gone: %v", err, gone(at))
 			}
-			// A record of an earlier version, which named the place before it was its own.
+			// A record of an earlier version. It has no path of the volume yet.
 			b.store.vols[d+":data.img"] = Volume{ID: d + ":data.img", Name: "data.img", Driver: d, Form: Folder, StagePath: at, Phase: Provisioning, Owner: "web"}
 			b.restart()
 			if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || gone(at) {
-				t.Fatalf("%v; the disk is gone: %v", err, gone(at))
+				t.Fatalf("Release of the refused workload returned %v; the disk of the other volume is gone: %v", err, gone(at))
 			}
 			if err := a.m.Release(t.Context(), "vm", Fate{Purge: true}); err != nil || !gone(at) {
-				t.Fatalf("the disk is not deleted: %v", err)
+				t.Fatalf("Release of the virtual machine did not delete its disk: %v", err)
 			}
 			at = b.attach("web", driver.Container, plain)[0].Path
 			a.refused("is another volume's", driver.InvalidSpecification, "vm", driver.VM, disk)
 			if err := a.m.Release(t.Context(), "vm", Fate{Purge: true}); err != nil || gone(at) {
-				t.Errorf("%v; the folder is gone: %v", err, gone(at))
+				t.Errorf("Release of the virtual machine returned %v; the folder of the other volume is gone: %v", err, gone(at))
 			}
 		})
 	}
 }
 
-// A workload that failed over from a node which never comes back, and is deleted, leaves a volume that is seen.
-func TestAVolumeOfAFailoverIsSeen(t *testing.T) {
+// A node fails and never comes back. Its workload runs on another node and is then deleted. The volume on the
+// shared export stays and is listed.
+func TestAVolumeLeftByAFailoverIsListed(t *testing.T) {
 	a, b := nodes(t)
 	v := folder("data", by(NFS))
 	a.attach("the--other", driver.Container, v)
 	b.attach("other", driver.Container, v)
 	if err := b.m.Release(t.Context(), "other", Fate{}); err != nil || len(b.m.List()) != 0 {
-		t.Fatalf("another workload's is that one's alone: %v, left %v", err, b.m.List())
+		t.Fatalf("Release returned %v and left %v, want no record of the other workload's volume", err, b.m.List())
 	}
 	a.attach("web", driver.Container, v)
 	at := b.attach("web", driver.Container, v)[0]
 	write(t, at.Path, "f", "one")
 	if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !holds(at.Path, "f", "one") {
-		t.Fatalf("deleted, though node-a may run it still: %v", err)
+		t.Fatalf("the volume was deleted although node-a may still run the workload: %v", err)
 	}
 	b.phase("nfs:data", Retained)
 	mark := filepath.Join(filepath.Dir(at.Path), usersDir, "data", "node-a--")
@@ -550,7 +571,7 @@ func TestAVolumeOfAFailoverIsSeen(t *testing.T) {
 		}
 	}
 	names("web")
-	if err := os.Truncate(mark+"web", 0); err != nil { // as earlier agents made it
+	if err := os.Truncate(mark+"web", 0); err != nil { // earlier agents left an empty file as the mark of a user
 		t.Fatal(err)
 	}
 	b.attach("web", driver.Container, v)
@@ -560,10 +581,10 @@ func TestAVolumeOfAFailoverIsSeen(t *testing.T) {
 	}
 	b.phase("nfs:data", Retained)
 	names("web")
-	// A person who knows that the node is gone removes its marks.
+	// If a node is lost for good, an operator removes the marks of that node from the export.
 	for _, workload := range []string{"web", "the--other"} {
 		if err := b.m.Delete(t.Context(), "nfs:data"); err == nil || gone(at.Path) {
-			t.Fatalf("deleted in spite of a mark: %v", err)
+			t.Fatalf("the volume was deleted although another workload has a mark: %v", err)
 		}
 		if err := os.Remove(mark + workload); err != nil {
 			t.Fatal(err)
@@ -574,9 +595,9 @@ func TestAVolumeOfAFailoverIsSeen(t *testing.T) {
 	}
 }
 
-// What a volume got before it failed goes with its workload, though it never was ready.
-func TestWhatFailedHalfwayIsDeleted(t *testing.T) {
-	t.Run("an image whose making was not answered", func(t *testing.T) {
+// The creation of a volume failed half-way. What was created is deleted with its workload.
+func TestAHalfMadeVolumeIsDeletedWithItsWorkload(t *testing.T) {
+	t.Run("a Ceph image that was created, but the call of rbd failed", func(t *testing.T) {
 		made := false
 		sys := &fake{programs: []string{"rbd"}}
 		sys.answer = func(p string, args []string) (string, error) {
@@ -595,10 +616,10 @@ func TestWhatFailedHalfwayIsDeleted(t *testing.T) {
 		b.refused("deadline exceeded", driver.StorageProvisionFailed, "w", driver.Container, folder("db", by(Ceph), sized(5)))
 		b.restart()
 		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || made || len(b.store.vols) != 0 {
-			t.Errorf("%v: made %v, left %v", err, made, b.store.vols)
+			t.Errorf("after Release (error %v) the image must be gone; it exists: %v, records of volumes that are left: %v", err, made, b.store.vols)
 		}
 	})
-	t.Run("a file whose folder could not be made", func(t *testing.T) {
+	t.Run("a disk file whose folder could not be created", func(t *testing.T) {
 		b := newBench(t, &fake{programs: []string{"mkfs.ext4"}})
 		pool := b.cfg.Pools[0].Path
 		if err := os.Mkdir(pool, 0o755); err != nil {
@@ -609,7 +630,7 @@ func TestWhatFailedHalfwayIsDeleted(t *testing.T) {
 		}
 		b.refused("data", driver.StorageProvisionFailed, "w", driver.Container, folder("data", sized(1)))
 		if gone(filepath.Join(pool, "data.img")) {
-			t.Fatal("no file was made: this test shows nothing")
+			t.Fatal("no file was made, so this test checks nothing")
 		}
 		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || !gone(filepath.Join(pool, "data.img")) || len(b.store.vols) != 0 {
 			t.Errorf("%v: left %v", err, b.store.vols)
@@ -617,7 +638,8 @@ func TestWhatFailedHalfwayIsDeleted(t *testing.T) {
 	})
 }
 
-// On an export, a container's volume and a machine's may have one name: a folder and a file, each deleted alone.
+// On an export, the volume of a container and that of a virtual machine may have the same name. The first is
+// a folder, the second a file, and each is deleted without the other.
 func TestAMachinesDeleteSparesAFolderOfItsVolumesName(t *testing.T) {
 	a, b := nodes(t)
 	at := a.attach("db", driver.Container, folder("data", by(NFS), retain))[0]
@@ -627,14 +649,15 @@ func TestAMachinesDeleteSparesAFolderOfItsVolumesName(t *testing.T) {
 	}
 	disk := b.attach("vm", driver.VM, folder("data", by(NFS), sized(1)))[0].Disk
 	if err := b.m.Release(t.Context(), "vm", Fate{}); err != nil || !gone(disk) {
-		t.Errorf("the machine's disk is not deleted: %v", err)
+		t.Errorf("Release did not delete the disk of the virtual machine: %v", err)
 	}
 	if !holds(at.Path, "f", "one") {
-		t.Error("the retained volume of db is gone with a machine on another node")
+		t.Error("the retained volume of db was deleted with a virtual machine on another node")
 	}
 }
 
-// What is not ours and mounted inside a volume is not deleted with it.
+// An operator mounted another file system inside a volume. The delete of the volume does not delete the files
+// on it.
 func TestForeignMountIsSpared(t *testing.T) {
 	sys := &fake{}
 	b := newBench(t, sys)
@@ -644,86 +667,86 @@ func TestForeignMountIsSpared(t *testing.T) {
 	}
 	sys.mounts = []Mount{{Path: filepath.Join(at.Path, "theirs"), Type: "nfs"}}
 	if err := b.m.Release(t.Context(), "w", Fate{}); err == nil || !strings.Contains(err.Error(), "unmount it first") {
-		t.Errorf("%v", err)
+		t.Errorf("releasing a volume with a foreign mount returned %v, want an error that asks to unmount it", err)
 	}
 	if gone(at.Path) {
-		t.Fatal("deleted what was mounted there")
+		t.Fatal("Release deleted the files of a mounted file system")
 	}
 	sys.mounts = nil
 	b.restart()
-	b.m.Mount(t.Context()) // goes on with the delete
+	b.m.Mount(t.Context()) // Mount completes the delete that was interrupted
 	if !gone(at.Path) || len(b.store.vols) != 0 {
-		t.Errorf("the delete that was begun is not finished: %v", b.store.vols)
+		t.Errorf("Mount did not complete the interrupted delete: %v", b.store.vols)
 	}
 }
 
-func TestNFS(t *testing.T) {
+func TestNFSVolumesAreMountedAndDeleted(t *testing.T) {
 	nfs := func(c *Config) {
 		c.NFS.Server, c.NFS.Export, c.NFS.Options = "files.example.com", "/srv/persys", "vers=4.2,hard"
 	}
 	v := folder("shared", by("nfs"), sized(5))
-	t.Run("refused with what is missing", func(t *testing.T) {
+	t.Run("the error names the program or kernel module that is missing", func(t *testing.T) {
 		b := newBench(t, &fake{known: []string{"ext4"}})
 		b.refused("PERSYS_STORAGE_NFS_SERVER", driver.StorageProvisionFailed, "w", driver.Container, v)
 		b = newBench(t, &fake{known: []string{"ext4"}}, nfs)
 		b.refused("the kernel of this node has no NFS client", driver.StorageProvisionFailed, "w", driver.Container, v)
 		b.m.Measure(t.Context())
 		if got := b.m.Drivers(); len(got) != 0 || !strings.Contains(b.m.Lacks()[NFS], "no NFS client") {
-			t.Errorf("offers %v, lacks %v", got, b.m.Lacks())
+			t.Errorf("the node offers drivers %v and lacks %v; want no nfs, because the kernel has no NFS client", got, b.m.Lacks())
 		}
 		b = newBench(t, &fake{known: []string{"nfs4"}}, nfs)
 		b.refused("mount.nfs is not installed", driver.StorageProvisionFailed, "w", driver.Container, v)
 		if entries, _ := os.ReadDir(b.cfg.NFS.Root); len(entries) != 0 {
-			t.Errorf("a local folder was made in its stead: %v", entries)
+			t.Errorf("a local folder was made in place of the nfs volume: %v", entries)
 		}
 	})
-	t.Run("a server that refuses", func(t *testing.T) {
+	t.Run("an NFS server that refuses the mount", func(t *testing.T) {
 		sys := &fake{known: []string{"nfs4"}, programs: []string{"mount.nfs"}, answer: func(p string, _ []string) (string, error) {
 			return "", errors.New("mount: access denied by server")
 		}}
 		newBench(t, sys, nfs).refused("files.example.com:/srv/persys cannot be mounted: mount: access denied", driver.StorageProvisionFailed, "w", driver.Container, v)
 	})
-	t.Run("mounted, shared, and deleted by the last node", func(t *testing.T) {
+	t.Run("an nfs volume is mounted, shared by two nodes, and deleted by the last one", func(t *testing.T) {
 		sys := &fake{known: []string{"nfs4"}, programs: []string{"mount.nfs"}}
 		a := newBench(t, sys, nfs)
 		at := a.attach("w", driver.Container, v)[0]
-		if got := sys.calls("mount"); len(got) != 1 || !strings.HasPrefix(got[0], "mount -t nfs -o vers=4.2,hard files.example.com:/srv/persys ") {
+		if got := sys.calls("mount"); len(got) != 1 || !strings.HasPrefix(got[0], "mount -t nfs -o nodev,nosuid,vers=4.2,hard files.example.com:/srv/persys ") {
 			t.Fatalf("ran %q", got)
 		}
 		if !strings.HasSuffix(at.Path, "/nfs/export/shared") {
-			t.Fatalf("%+v", at)
+			t.Fatalf("Attach returned %+v", at)
 		}
 		write(t, at.Path, "f", "x")
 		a.m.Measure(t.Context())
 		if got := a.m.Drivers(); !slices.Equal(got, []string{"nfs"}) {
-			t.Errorf("offers %v, lacks %v", got, a.m.Lacks())
+			t.Errorf("the node offers drivers %v and lacks %v; want nfs", got, a.m.Lacks())
 		}
-		// Another node on the same export.
+		// Another node mounts the same export.
 		other := newBench(t, sys, nfs, func(c *Config) { c.Node, c.NFS.Root = "node-b", a.cfg.NFS.Root })
 		other.attach("w", driver.Container, v)
 		if err := a.m.Release(t.Context(), "w", Fate{}); err != nil || !holds(at.Path, "f", "x") {
-			t.Fatalf("deleted under another node's feet: %v", err)
+			t.Fatalf("the volume was deleted although another node uses it: %v", err)
 		}
 		if err := other.m.Release(t.Context(), "w", Fate{KeepShared: true}); err != nil || !holds(at.Path, "f", "x") {
-			t.Fatalf("deleted for a scheduler that cannot tell: %v", err)
+			t.Fatalf("the volume was deleted although the delete has KeepShared: %v", err)
 		}
 		other.attach("w", driver.Container, v)
 		if err := other.m.Release(t.Context(), "w", Fate{}); err != nil || !gone(at.Path) {
-			t.Errorf("the last one did not delete it: %v", err)
+			t.Errorf("the last user's release did not delete the volume: %v", err)
 		}
 	})
-	t.Run("mounted, in the kernel's words", func(t *testing.T) {
+	t.Run("an export is recognised as mounted although the kernel shows its source without the final slash", func(t *testing.T) {
 		sys := &fake{known: []string{"nfs4"}, programs: []string{"mount.nfs"}}
 		b := newBench(t, sys, func(c *Config) { c.NFS.Server, c.NFS.Export = "fd00::7", "/srv/" })
 		b.attach("w", driver.Container, v)
-		if got := sys.calls("mount"); len(got) != 1 || !strings.HasPrefix(got[0], "mount -t nfs [fd00::7]:/srv/ ") {
+		if got := sys.calls("mount"); len(got) != 1 || !strings.HasPrefix(got[0], "mount -t nfs -o nodev,nosuid [fd00::7]:/srv/ ") {
 			t.Fatalf("ran %q", got)
 		}
 		sys.mounts[0].Source = "[fd00::7]:/srv"
 		b.restart()
 		b.attach("w", driver.Container, v)
 	})
-	t.Run("after a reboot", func(t *testing.T) {
+	t.Run("the machine was rebooted", func(t *testing.T) {
 		sys := &fake{known: []string{"nfs4"}, programs: []string{"mount.nfs"}}
 		b := newBench(t, sys, nfs)
 		b.attach("w", driver.Container, v)
@@ -731,22 +754,22 @@ func TestNFS(t *testing.T) {
 		b.restart()
 		b.m.Mount(t.Context())
 		if len(sys.mounts) != 1 {
-			t.Errorf("not mounted again: %v", sys.ran)
+			t.Errorf("after a reboot the export was not mounted again: %v", sys.ran)
 		}
 	})
 }
 
-func TestPools(t *testing.T) {
+func TestPoolsAreMeasured(t *testing.T) {
 	b := newBench(t, &fake{})
 	if got := b.m.Pools(); len(got) != 0 {
-		t.Errorf("%v before any look", got)
+		t.Errorf("before the first measurement Pools returns %v, want none", got)
 	}
 	if !b.m.Measure(t.Context()) || b.m.Measure(t.Context()) {
-		t.Error("the first look is news, the second is not")
+		t.Error("only the first Measure changes the offer")
 	}
 	want := Pool{Name: "fast", Type: "local", TotalGB: 100, UsedGB: 40, Path: b.cfg.Pools[1].Path}
 	if got := b.m.Pools(); len(got) != 2 || got[0].Name != DefaultPool || got[1] != want {
-		t.Errorf("%+v", got)
+		t.Errorf("the pools are %+v", got)
 	}
 	for name, bad := range map[string][]PoolConfig{"twice": {{"a", "/x"}, {"a", "/y"}}, "nfs": {{"nfs", "/x"}}, "relative": {{"a", "x"}}, "none": nil} {
 		if _, err := New(Config{Pools: bad}, newMemory(), Records{}); err == nil {
@@ -755,7 +778,8 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// Records of a legacy v1 agent: a folder without limit, wherever it is.
+// The agent takes over the records of a legacy v1 agent: a volume is a folder without size limit, and the
+// folder may be anywhere.
 func TestRecordsOfAnExistingAgent(t *testing.T) {
 	b := newBench(t, &fake{})
 	at := filepath.Join(t.TempDir(), "old")
@@ -767,9 +791,9 @@ func TestRecordsOfAnExistingAgent(t *testing.T) {
 	b.store.atts["local:data:web"] = Attachment{ID: "local:data:web", VolumeID: "local:data", WorkloadID: "web", MountPath: "/data", StagePath: at}
 	b.restart()
 	if got := b.attach("web", driver.Container, folder("data", sized(10)))[0]; got.Path != at || !holds(at, "f", "x") {
-		t.Errorf("%+v", got)
+		t.Errorf("the attachment of the legacy agent's volume is %+v; want its folder with the existing data", got)
 	}
 	if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !gone(at) {
-		t.Errorf("%v", err)
+		t.Errorf("releasing the legacy agent's volume returned %v, or left its data", err)
 	}
 }

@@ -1,10 +1,10 @@
 package workload
 
-// Class is the kind of a failure. Its names are the values of the metadata key failure_reason that
-// legacy v1 agents use (contract/semantics.md, section 9). They never change.
+// Class is the kind of a failure. The values are those that legacy v1 agents send under the metadata key
+// failure_reason (contract/semantics.md, section 9), and some of ours. They never change.
 type Class string
 
-// The classes.
+// The classes of failures.
 const (
 	ImagePullTimeout       Class = "IMAGE_PULL_TIMEOUT"
 	ImagePullAuthFailed    Class = "IMAGE_PULL_AUTH_FAILED"
@@ -25,41 +25,54 @@ const (
 	StorageProvisionFailed Class = "STORAGE_PROVISION_FAILED"
 	StorageAttachFailed    Class = "STORAGE_ATTACH_FAILED"
 	CloudInitInvalid       Class = "CLOUD_INIT_INVALID"
+
+	// NameConflict means that something else on the engine has the name that the workload needs. Legacy v1
+	// agents do not have this class.
+	NameConflict Class = "NAME_CONFLICT"
 )
 
-// Classes returns all classes, in the contract's order.
+// Classes returns all classes: first those of the contract with legacy v1 peers, in its order, then ours.
 func Classes() []Class {
 	return []Class{
 		ImagePullTimeout, ImagePullAuthFailed, InvalidImage, NetworkTimeout, NetworkUnreachable,
 		DNSResolutionFailed, InsufficientResources, StorageFull, ResourceQuotaExceeded,
 		InvalidSpecification, InvalidConfiguration, PortBindConflict, RuntimeError,
 		RuntimeUnhealthy, UnknownError, RuntimeResourceMissing, StorageProvisionFailed,
-		StorageAttachFailed, CloudInitInvalid,
+		StorageAttachFailed, CloudInitInvalid, NameConflict,
 	}
 }
 
-// Transient reports whether the same call may succeed later with the same spec.
-func (c Class) Transient() bool {
+// Cause is the kind of cause that a failure has. It decides whether the failed action is retried.
+type Cause uint8
+
+// The causes of failures.
+const (
+	// OfProgram: the workload itself fails, or the cause is unknown. After a few attempts the agent stops
+	// trying.
+	OfProgram Cause = iota
+	// Passing: the cause is outside the workload and may end by itself. Examples are a port that another
+	// program holds, an unreachable registry or engine, a full disk, and missing credentials. The action is
+	// retried for as long as the workload is wanted.
+	Passing
+	// Final: every attempt with this specification fails, so there is no retry.
+	Final
+)
+
+// Cause returns the cause that failures of this class have. Package sched has the same table, for the
+// failures that agents report.
+func (c Class) Cause() Cause {
 	switch c {
-	case ImagePullTimeout, NetworkTimeout, NetworkUnreachable, DNSResolutionFailed,
-		RuntimeUnhealthy, RuntimeError, UnknownError:
-		return true
+	case InvalidImage, InvalidSpecification, InvalidConfiguration, CloudInitInvalid:
+		return Final
+	case ImagePullTimeout, ImagePullAuthFailed, NetworkTimeout, NetworkUnreachable, DNSResolutionFailed,
+		InsufficientResources, StorageFull, PortBindConflict, RuntimeUnhealthy, RuntimeResourceMissing,
+		StorageProvisionFailed, StorageAttachFailed, NameConflict:
+		return Passing
 	}
-	return false
+	return OfProgram
 }
 
-// Permanent reports whether only a new spec can help: the agent and the scheduler stop retrying.
-// Classes that are neither transient nor permanent (credentials, space, quota) may be mended on the
-// machine, so they are retried slowly.
-func (c Class) Permanent() bool {
-	switch c {
-	case InvalidImage, InvalidSpecification, InvalidConfiguration, PortBindConflict:
-		return true
-	}
-	return false
-}
-
-// FailureReason is the control API's enum name for the class on a workload of kind.
+// FailureReason returns the name of this class in the control API's enum, for a workload of the given kind.
 func (c Class) FailureReason(kind Kind) string {
 	switch c {
 	case "":
@@ -74,7 +87,7 @@ func (c Class) FailureReason(kind Kind) string {
 		return "STORAGE_ERROR"
 	case NetworkTimeout, NetworkUnreachable, DNSResolutionFailed:
 		return "NETWORK_ERROR"
-	case InvalidSpecification, InvalidConfiguration, PortBindConflict, CloudInitInvalid:
+	case InvalidSpecification, InvalidConfiguration, PortBindConflict, CloudInitInvalid, NameConflict:
 		return "INVALID_SPEC"
 	}
 	if kind == VM && c == RuntimeError {

@@ -2,6 +2,7 @@ package workload
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -11,28 +12,33 @@ import (
 // runtime_status map.
 type Kind string
 
-// The kinds.
+// The kinds of workloads.
 const (
 	Container Kind = "container"
 	Compose   Kind = "compose"
 	VM        Kind = "vm"
 )
 
+// OwnGrace is given as the time limit of a stop. The workload then has the time that its specification names,
+// or the default of its driver.
+const OwnGrace = time.Duration(math.MaxInt64)
+
 // ID is a workload id: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 type ID string
 
-// Generation fences assignments. A higher incarnation wins, then a higher sequence.
+// Generation numbers the orders for a workload. The higher incarnation is newer, and within an incarnation
+// the higher sequence. Agents refuse an order that is older than the one that they have.
 type Generation struct {
 	Incarnation uint64
 	Sequence    uint64
 }
 
-// String is the form on labels: "<incarnation>.<sequence>".
+// String returns the generation as it is written in labels: "<incarnation>.<sequence>".
 func (g Generation) String() string {
 	return strconv.FormatUint(g.Incarnation, 10) + "." + strconv.FormatUint(g.Sequence, 10)
 }
 
-// Less orders generations.
+// Less reports whether g is older than other.
 func (g Generation) Less(other Generation) bool {
 	if g.Incarnation != other.Incarnation {
 		return g.Incarnation < other.Incarnation
@@ -40,7 +46,7 @@ func (g Generation) Less(other Generation) bool {
 	return g.Sequence < other.Sequence
 }
 
-// ParseGeneration reads the form that String writes.
+// ParseGeneration parses the text that String returns.
 func ParseGeneration(s string) (Generation, error) {
 	left, right, ok := strings.Cut(s, ".")
 	if !ok {
@@ -60,74 +66,82 @@ func ParseGeneration(s string) (Generation, error) {
 // State is the actual state of a workload. The first five are the agent API's ActualState.
 type State string
 
-// The states.
+// The states of a workload.
 const (
-	Pending State = "Pending" // being started or restarted by the engine
+	Pending State = "Pending" // the engine is starting or restarting the workload
 	Running State = "Running"
-	Stopped State = "Stopped" // created but not started, stopped, or ended with exit code 0
-	Failed  State = "Failed"  // ended with another exit code, or could not start
+	Stopped State = "Stopped" // the instance was created but not started, or stopped, or ended with exit code 0
+	Failed  State = "Failed"  // the instance ended with another exit code, or could not start
 	Unknown State = "Unknown" // the engine reports a state that we do not know
-	Absent  State = "Absent"  // never in a List; callers use it for an ID that List does not return
+	Absent  State = "Absent"  // List never returns this state; callers use it for an ID that List does not return
 )
 
-// Observed is one workload as the engine has it.
+// Observed is one workload as its engine reports it.
 type Observed struct {
 	ID ID
-	// Revision, Content and Generation are those of the spec that created the instance. Content
-	// is empty on an instance that an agent without our labels made.
+	// Revision, Content and Generation are those of the specification from which the instance was created.
+	// Content is empty if a legacy v1 agent created the instance.
 	Revision   string
 	Content    string
 	Generation Generation
 	ClusterID  string
 	NodeID     string
-	// Owned is true if the instance carries our cluster and node labels. An instance without
-	// these labels is listed only if the agent's store claims it. The agent then adopts it by
-	// writing its RuntimeID and content to the store.
+	// Owned is true if the instance carries the labels of our cluster and node. A driver lists an instance
+	// without these labels only if the agent's store has a record of its workload. The agent then adopts the
+	// instance: it stores its RuntimeID and its content.
 	Owned bool
 
 	State State
-	// Class says why a Failed workload failed; empty in other states.
+	// Class says why the workload failed; it is empty in states other than Failed.
 	Class Class
-	// Message is one short line for people.
+	// Message describes the state in one short line for people.
 	Message string
 	// Health is the result of the runtime's health check; empty if there is none.
 	Health Health
-	// ExitCode of the last exit; meaningful only if FinishedAt is set.
+	// ExitCode is the code of the last exit. It is valid only if FinishedAt is set.
 	ExitCode int
-	// Zero times are unknown or not yet.
-	StartedAt    time.Time
-	FinishedAt   time.Time
+	// A zero time means that it is not known, or that it has not happened yet.
+	StartedAt  time.Time
+	FinishedAt time.Time
+	// Output is the last lines of output of a container of a job that has ended, at most MaxMetadata bytes.
+	Output       string
 	RestartCount int
+	// Completed is set for a stack if every part has ended with success, and no restart policy starts a part
+	// again.
+	Completed bool
 
-	// Addresses are those of the workload itself, Ports what the host forwards to it.
+	// Addresses are the workload's own IP addresses. Ports are the ports that the host forwards to the
+	// workload.
 	Addresses []string
 	Ports     []Port
 
-	// RuntimeID changes exactly when the workload is recreated. Name is the engine's name for it.
+	// RuntimeID is the engine's id of the instance. It changes exactly when the workload is recreated. Name
+	// is the engine's name of the instance.
 	RuntimeID string
 	Name      string
-	// Parts are the engine's ids of the containers of a stack; empty for a workload of one instance.
+	// Parts are the engine's ids of the containers of a stack. It is empty for a workload that is a single
+	// instance.
 	Parts []string
 	// DiskCapped: the engine enforces the disk limit of the instance.
 	DiskCapped bool
 	// Labels are all of the instance's labels.
 	Labels map[string]string
-	// Metadata are the status keys of contract/semantics.md section 11 (container.id, …), each
-	// value at most MaxMetadata bytes.
+	// Metadata has the status keys of contract/semantics.md section 11 (container.id, …). Each value has at
+	// most MaxMetadata bytes.
 	Metadata map[string]string
 }
 
-// Health is a verdict of health checks.
+// Health is the result of a health check.
 type Health string
 
-// The verdicts.
+// The results of health checks.
 const (
 	Healthy   Health = "healthy"
 	Starting  Health = "starting"
 	Unhealthy Health = "unhealthy"
 )
 
-// Worse returns the worse of two results; empty counts as no result.
+// Worse returns the worse of two results. An empty result is ignored.
 func (h Health) Worse(o Health) Health {
 	for _, x := range [...]Health{Unhealthy, Starting, Healthy} {
 		if h == x || o == x {
@@ -137,9 +151,10 @@ func (h Health) Worse(o Health) Health {
 	return ""
 }
 
-// Under returns the observation as reported for a desired state. A workload that should be stopped
-// and ended with an error is reported as Stopped, with the error in its message
-// (contract/semantics.md, section 10). Otherwise a kill after the grace period would read as a failure.
+// Under returns the observation as it is reported for a desired state. If the workload should be stopped and
+// its instance ended with an error, it is reported as Stopped, with the error in the message
+// (contract/semantics.md, section 10). Otherwise the kill of an instance that did not stop within its grace
+// period would look like a failure.
 func (o Observed) Under(running bool) Observed {
 	if !running && o.State == Failed {
 		o.State, o.Class = Stopped, ""
@@ -147,24 +162,29 @@ func (o Observed) Under(running bool) Observed {
 	return o
 }
 
-// Port is one forwarded port.
+// Port is one port of the host that is forwarded to a workload.
 type Port struct {
-	// HostIP is empty for all addresses.
+	// HostIP is the address of the host; empty means all addresses.
 	HostIP   string
 	HostPort int
 	// Port is the port inside the workload.
 	Port     int
-	Protocol string // tcp or udp
+	Protocol string // "tcp" or "udp"
 }
 
-// MaxMetadata bounds a value in Observed.Metadata, in bytes: it travels in every heartbeat.
+// WaitingFor begins the text of a driver that only waits for a dependency of a workload. Meanwhile the workload
+// needs nothing of the agent, and takes no place among those that are being changed.
+const WaitingFor = "waiting for "
+
+// MaxMetadata is the maximum size of a value in Observed.Metadata, in bytes. The values are sent in every
+// heartbeat.
 const MaxMetadata = 4 << 10
 
-// Bound cuts s to its last MaxMetadata bytes, at a rune boundary. The end is kept because the end
-// of an error output names the cause.
+// Bound shortens s to its last MaxMetadata bytes or less, without cutting a rune. It keeps the end, because
+// the end of an error output names the cause.
 func Bound(s string) string { return Tail(s, MaxMetadata) }
 
-// Tail is Bound for another number of bytes.
+// Tail shortens s to its last most bytes or less, without cutting a rune.
 func Tail(s string, most int) string {
 	if len(s) <= most {
 		return s

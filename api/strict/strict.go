@@ -1,7 +1,6 @@
-// Package strict looks at an encoded protobuf message before it is decoded, for
-// what the generated decoders let pass: fields that this version does not know,
-// at any depth, and strings that are not UTF-8. Both are found in one walk over
-// the bytes, without building anything.
+// Package strict checks an encoded protobuf message before it is decoded. It finds two faults that the
+// generated decoders accept: fields that this version does not know, at any depth, and strings that are not
+// UTF-8. It finds both in one pass over the bytes and builds no message.
 package strict
 
 import (
@@ -13,18 +12,19 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// What Check finds; compare with errors.Is. Other errors are broken bytes.
+// The faults that Check finds; compare with errors.Is. Any other error of Check means that the bytes are not
+// a protobuf message.
 var (
 	ErrUnknownField = errors.New("a field that this version does not know")
 	ErrNotUTF8      = errors.New("a string that is not UTF-8")
 )
 
-// Schema is what the wire may hold of one message. It never changes once made
-// and may be used by any number of goroutines.
+// Schema describes which fields the encoding of one message type may contain. It never changes once made, and
+// any number of goroutines may use it.
 type Schema struct {
 	name string
-	low  []field          // by number, for numbers that are small
-	high map[int32]*field // the others
+	low  []field          // the fields with small numbers, indexed by number
+	high map[int32]*field // the fields with larger numbers
 }
 
 type field struct {
@@ -38,7 +38,7 @@ type field struct {
 
 const lowFields = 128
 
-// Of makes the schema of a message and of all that it may hold.
+// Of makes the schema of a message type and of all message types that it may contain.
 func Of(d protoreflect.MessageDescriptor) *Schema {
 	return of(d, map[protoreflect.FullName]*Schema{})
 }
@@ -56,7 +56,7 @@ func of(d protoreflect.MessageDescriptor, done map[protoreflect.FullName]*Schema
 			wire: wireType(fd.Kind()), packed: fd.IsList() && fd.Message() == nil && wireType(fd.Kind()) != protowire.BytesType,
 		}
 		if fd.Message() != nil {
-			f.message = of(fd.Message(), done) // of a map, its entries
+			f.message = of(fd.Message(), done) // for a map field, the message of its entries
 		}
 		if n := int32(fd.Number()); n < lowFields {
 			for int32(len(s.low)) <= n {
@@ -84,12 +84,11 @@ func wireType(k protoreflect.Kind) protowire.Type {
 	return protowire.VarintType
 }
 
-// maxDepth bounds nesting, as the protobuf runtime does.
+// maxDepth is the maximum nesting of messages, the same as in the protobuf runtime.
 const maxDepth = 1000
 
-// Check walks the bytes of one message. With exact, a field that is not known is
-// ErrUnknownField; without, it is passed over, as between programs of different
-// versions.
+// Check checks the encoding of one message. With exact, an unknown field is ErrUnknownField. Without exact,
+// unknown fields are skipped, because the sender may have another version.
 func (s *Schema) Check(b []byte, exact bool) error { return s.check(b, exact, maxDepth) }
 
 func (s *Schema) check(b []byte, exact bool, depth int) error {

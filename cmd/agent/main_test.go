@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A node may be set up by the file of a legacy v1 agent alone (contract/env.md, PERSYS_CONFIG_FILE).
-// Without that file it would get another name and other schedulers.
+// The settings file of a legacy v1 agent may be the only configuration of a node (contract/env.md,
+// PERSYS_CONFIG_FILE). If this agent did not read it, the node would get another name and other schedulers.
 func TestSettingsOfExistingAgents(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
@@ -23,19 +23,19 @@ func TestSettingsOfExistingAgents(t *testing.T) {
 		want = slices.Delete(want, 1, 2)
 	}
 	if got := files(); !slices.Equal(got, want) {
-		t.Errorf("it looks for %q, want %q", got, want)
+		t.Errorf("the agent reads settings from %q, want %q", got, want)
 	}
 	if _, err := os.Stat(want[0]); err == nil {
-		testbed.Need(t, "a machine without an agent of its own", fmt.Errorf("%s is there", want[0]))
+		testbed.Need(t, "a machine without a settings file of this agent", fmt.Errorf("the file %s exists", want[0]))
 	}
 	if err := os.WriteFile("agent_config.yaml", []byte("grpc_port: nonsense\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PERSYS_CONFIG_FILE", "")
-	t.Setenv("PERSYS_GRPC_ADDR", "nowhere") // ends the agent if nothing else does
+	t.Setenv("PERSYS_GRPC_ADDR", "nowhere") // this address is invalid, so the agent ends even if it does not read the file
 	defer func(args []string) { os.Args = args }(os.Args)
 	os.Args = []string{"persys-agent"}
 	if err := run(context.Background()); err == nil || !strings.Contains(err.Error(), "agent_config.yaml") || !strings.Contains(err.Error(), "nonsense") {
-		t.Errorf("started with %v, want an error about the file's port", err)
+		t.Errorf("run returned %v, want an error about the file's port", err)
 	}
 }

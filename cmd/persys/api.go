@@ -13,7 +13,8 @@ import (
 	"github.com/persys/compute/api/rest"
 )
 
-// apiCommand prints docs/reference/api.md, from the document that gateways serve.
+// apiCommand returns the command that prints docs/reference/api.md, from the OpenAPI document that gateways
+// serve.
 func apiCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "api", Short: "print every call and message of the HTTP API as a Markdown page", Args: cobra.NoArgs,
@@ -21,7 +22,7 @@ func apiCommand() *cobra.Command {
 	}
 }
 
-// The part of OpenAPI 2 that the gateway's generator writes.
+// The elements of OpenAPI 2 that the generator of the gateway's API document uses.
 type (
 	apiDocument struct {
 		Info struct {
@@ -59,7 +60,8 @@ const apiHeader = `# HTTP API
 
 Written by ` + "`make reference`" + ` from the document that a gateway serves at ` + "`/openapi.json`" + ` (` + "`/docs`" + ` shows it). Integers of 64 bits
 are strings in JSON. Errors are ` + "`{\"error\", \"code\", \"reason\"}`" + ` with the HTTP status of their kind. ` + "`Idempotency-Key`" + ` (a UUIDv7) makes
-a repeated change happen once.
+a repeated change happen once; with another call the same key is a 422. ` + "`If-Match`" + ` with the ` + "`ETag`" + ` of a workload, or ` + "`If-None-Match: *`" + `, makes a change
+conditional; 412 means that the workload is at another revision.
 
 One call more is no call of this document: ` + "`GET /v1/workloads/{workload_id}/exec`" + ` upgrades to a websocket with the subprotocol
 ` + "`persys.exec.v1`" + `. The messages are the JSON of ` + "`ExecRequest`" + ` upwards, the first one ` + "`{\"open\": {\"command\": [\"sh\"], \"tty\": true, \"input\": true}}`" + `,
@@ -67,7 +69,7 @@ and of ` + "`ExecResponse`" + ` downwards; ` + "`{\"error\": {\"code\", \"reason
 subprotocol, ` + "`persys.token.`" + ` and the token in base64url without padding.
 `
 
-// writeAPI writes the page of an OpenAPI document.
+// writeAPI writes the Markdown page of an OpenAPI document.
 func writeAPI(w io.Writer, document []byte) error {
 	var doc apiDocument
 	if err := json.Unmarshal(document, &doc); err != nil {
@@ -133,7 +135,7 @@ func apiTable(b *strings.Builder, first string, rows [][3]string) {
 	}
 }
 
-// kind names a type; a message is a link to its section.
+// kind returns the name of a type. If the type is a message, the name is a link to its section.
 func (t apiType) kind() string {
 	switch {
 	case t.Ref != "":

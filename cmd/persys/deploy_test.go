@@ -22,7 +22,8 @@ var (
 	grouping   = regexp.MustCompile(`\bby \(([^)]*)\)`)
 )
 
-// uses are the expressions of rules and dashboards, by their place.
+// uses returns the Prometheus expressions of the alert rules and the dashboards in folder deploy, by the file
+// or panel that contains them.
 func uses(t *testing.T) map[string][]string {
 	t.Helper()
 	out := map[string][]string{}
@@ -55,7 +56,7 @@ func uses(t *testing.T) map[string][]string {
 			t.Fatalf("%s: %v", file, err)
 		}
 		if board.UID == "" || board.Title == "" || len(board.Panels) == 0 {
-			t.Errorf("%s has no uid, no title or no panels", file)
+			t.Errorf("dashboard %s has no uid, no title or no panels", file)
 		}
 		for _, p := range board.Panels {
 			if len(p.Targets) == 0 {
@@ -69,9 +70,9 @@ func uses(t *testing.T) map[string][]string {
 	return out
 }
 
-// A dashboard or alert with an unknown metric stays empty and silent: every metric and label in them must
-// be exported.
-func TestBoardsAndAlertsUseWhatIsExported(t *testing.T) {
+// A dashboard or alert that uses an unknown metric shows no error and stays empty. So the programs must
+// export every metric and label that dashboards and alerts use.
+func TestBoardsAndAlertsUseExportedMetrics(t *testing.T) {
 	have := map[string]telemetry.Metric{}
 	for _, p := range exported() {
 		for _, m := range p.metrics {
@@ -90,20 +91,20 @@ func TestBoardsAndAlertsUseWhatIsExported(t *testing.T) {
 			for _, use := range metricUse.FindAllStringSubmatch(expr, -1) {
 				m, ok := have[use[1]]
 				if !ok {
-					t.Errorf("%s: %s is not exported: %s", where, use[1], expr)
+					t.Errorf("%s: metric %s is not exported: %s", where, use[1], expr)
 					continue
 				}
 				labels = append(labels, m.Labels...)
 				for _, l := range labelMatch.FindAllStringSubmatch(use[2], -1) {
 					if !slices.Contains(append([]string{"instance", "job"}, m.Labels...), l[1]) {
-						t.Errorf("%s: %s has no label %s: %s", where, use[1], l[1], expr)
+						t.Errorf("%s: metric %s has no label %s: %s", where, use[1], l[1], expr)
 					}
 				}
 			}
 			for _, by := range grouping.FindAllStringSubmatch(expr, -1) {
 				for l := range strings.SplitSeq(by[1], ",") {
 					if !slices.Contains(labels, strings.TrimSpace(l)) {
-						t.Errorf("%s: nothing has the label %s: %s", where, l, expr)
+						t.Errorf("%s: no metric in the expression has the label %s: %s", where, l, expr)
 					}
 				}
 			}
@@ -111,7 +112,7 @@ func TestBoardsAndAlertsUseWhatIsExported(t *testing.T) {
 	}
 }
 
-// Each alert fires in at least one test.
+// Every alert has at least one promtool test in which it fires.
 func TestEveryAlertIsProvoked(t *testing.T) {
 	rules, err := os.ReadFile(filepath.Join(rulesDir, "persys.rules.yml"))
 	if err != nil {
@@ -123,16 +124,16 @@ func TestEveryAlertIsProvoked(t *testing.T) {
 	}
 	alerts := regexp.MustCompile(`(?m)^ +- alert: (\w+)$`).FindAllStringSubmatch(string(rules), -1)
 	if len(alerts) == 0 {
-		t.Fatal("there are no alerts: does this test still read them?")
+		t.Fatal("no alerts were read from the rules: did the format of the file change?")
 	}
 	for _, a := range alerts {
 		if !strings.Contains(string(tests), "labels: 'ALERTS{alertname=\""+a[1]+"\",alertstate=\"firing\"") {
-			t.Errorf("%s is never provoked", a[1])
+			t.Errorf("no test makes alert %s fire", a[1])
 		}
 	}
 }
 
-// The rules are valid and fire when they should, according to Prometheus itself.
+// promtool, Prometheus' own tool, checks that the alert rules are valid and fire when they should.
 func TestRulesByPromtool(t *testing.T) {
 	testbed.Program(t, "promtool")
 	for _, args := range [][]string{

@@ -2,9 +2,9 @@
 //
 //	persys dev
 //
-// Three schedulers form a Raft group and one agent runs workloads, on the local
-// Docker engine or, without one, simulated. Everything is on loopback, on free
-// ports except the first scheduler's and the web console's, and in a temporary folder.
+// Three schedulers form a Raft group and one agent runs workloads, on the local Docker engine or, without
+// one, simulated. All ports are on the loopback address, and all files in a temporary folder. The first
+// scheduler and the web console have fixed ports; the other ports are chosen from the free ones.
 package main
 
 import (
@@ -22,17 +22,23 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/persys/compute/agent/driver/compose/gitfetch"
+	"github.com/persys/compute/child"
 	"github.com/persys/compute/cmd/internal/agentd"
 	"github.com/persys/compute/cmd/internal/gatewayd"
 	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/config"
 	"github.com/persys/compute/replica"
+	"github.com/persys/compute/stack"
 )
 
 // version is set by the linker.
 var version = "dev"
 
-func main() { setup.Main("persys", root().ExecuteContext) }
+func main() {
+	child.Serve(stack.Task, gitfetch.Task)
+	setup.Main("persys", root().ExecuteContext)
+}
 
 func root() *cobra.Command {
 	cmd := &cobra.Command{
@@ -75,9 +81,9 @@ func runDev(ctx context.Context, opt options) (err error) {
 		return err
 	}
 	defer func() {
-		// Containers of a stack may have left files of other users in its folder.
+		// Containers of a stack may have left files in its folder that belong to other users.
 		if left := os.RemoveAll(dir); left != nil {
-			log.Warn("not all of the data is removed", "folder", dir, "err", left)
+			log.Warn("some files in the temporary folder could not be removed", "folder", dir, "err", left)
 		}
 	}()
 
@@ -88,12 +94,12 @@ func runDev(ctx context.Context, opt options) (err error) {
 		stop()
 		err = errors.Join(err, g.Wait())
 	}()
-	replicas, err := startReplicas(ctx, g, dir, opt.port, log)
+	group, err := startReplicas(ctx, g, dir, opt.port, log)
 	if err != nil {
 		return err
 	}
-	addrs := make([]string, len(replicas))
-	for i, r := range replicas {
+	addrs := make([]string, len(group))
+	for i, r := range group {
 		addrs[i] = r.GRPCAddr()
 	}
 	how := "the local Docker engine"
@@ -117,7 +123,7 @@ func runDev(ctx context.Context, opt options) (err error) {
 
 	lead, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	leader, err := replicas[0].Node().WaitLeader(lead)
+	leader, err := group[0].Node().WaitLeader(lead)
 	if err != nil {
 		return fmt.Errorf("the schedulers elected no leader within 30 s: %w", err)
 	}
@@ -129,7 +135,12 @@ func runDev(ctx context.Context, opt options) (err error) {
 	return nil
 }
 
-// agentConfig is the default configuration of an agent, on free ports and below dir.
+// replicas is the number of schedulers that `persys dev` starts.
+const replicas = 3
+
+func replicaName(i int) string { return "dev-s" + strconv.Itoa(i+1) }
+
+// agentConfig returns the default configuration of an agent, with free ports and with all folders below dir.
 func agentConfig(dir string, schedulers []string) (cfg agentd.Config, err error) {
 	if err := config.Defaults(&cfg); err != nil {
 		return cfg, err
@@ -137,23 +148,28 @@ func agentConfig(dir string, schedulers []string) (cfg agentd.Config, err error)
 	cfg.Insecure, cfg.Schedulers = true, schedulers
 	cfg.NodeID, cfg.StatePath = "dev-1", filepath.Join(dir, "agent", "state.db")
 	cfg.GRPCPort, cfg.MetricsPort = 0, 0
-	cfg.DockerHost = "" // from the environment, as in dockerAnswers
-	cfg.VM = false      // its disks would stay after the end
-	cfg.Guard = "off"   // one machine and one process need no guard
+	cfg.DockerHost = "" // with an empty DockerHost the Docker client uses DOCKER_HOST, as dockerAnswers does
+	cfg.VM = false      // disks of virtual machines would remain after persys dev has ended
+	cfg.Fencer = "off"  // a fencer is useless here: agent and schedulers run in one process and end together
+	for i := range replicas {
+		cfg.Protected = append(cfg.Protected, filepath.Join(dir, replicaName(i)))
+	}
 	return cfg, nil
 }
 
-// startReplicas starts three schedulers that form one cluster. They are started
-// one after another, each joining those before it, so that every port can be free.
+// startReplicas starts three schedulers that form one cluster. Each starts after the one before it has opened
+// its ports, and joins those before it. So every scheduler can use any free port.
 func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int, log *slog.Logger) ([]*replica.Replica, error) {
 	var out []*replica.Replica
 	var join []string
-	for i := range 3 {
-		name := "dev-s" + strconv.Itoa(i+1)
+	stacks := stack.NewLoader(stack.Options{})
+	for i := range replicas {
+		name := replicaName(i)
 		cfg, err := replica.DefaultConfig()
 		if err != nil {
 			return nil, err
 		}
+		cfg.Stacks = stacks
 		cfg.Insecure, cfg.Name, cfg.DataDir = true, name, filepath.Join(dir, name)
 		cfg.BootstrapExpect, cfg.Join, cfg.EtcdEndpoints = 3, join, []string{"none"}
 		cfg.RaftAddr, cfg.GossipAddr, cfg.DNSAddr = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"

@@ -23,7 +23,7 @@ const sampleHeader = `# Every environment variable that the programs read, with 
 # named in X_FILE > YAML > default; X_FILE works for every variable X, for example PERSYS_TLS_KEY_FILE.
 `
 
-// envCommand prints sample.env, from the settings of the programs.
+// envCommand returns the command that prints sample.env from the settings of all programs.
 func envCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "env", Short: "print every setting of the daemons as a sample environment file", Args: cobra.NoArgs,
@@ -50,7 +50,7 @@ func writeSample(w io.Writer) error {
 		if _, err := fmt.Fprintf(w, "\n# ----- %s -----\n\n", p.name); err != nil {
 			return err
 		}
-		// Settings without effect are not offered.
+		// Settings without effect are not listed.
 		offered := slices.DeleteFunc(l.Describe(), config.Setting.Ignored)
 		if err := config.SampleEnv(w, offered); err != nil {
 			return err
@@ -65,7 +65,7 @@ Written by ` + "`make reference`" + ` from what the programs declare. Every prog
 agent 8089, gateway on both listeners), with Go's own and the process's metrics beside them.
 `
 
-// metricsCommand prints docs/reference/metrics.md, from the metrics of the programs.
+// metricsCommand returns the command that prints docs/reference/metrics.md from the metrics of all programs.
 func metricsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "metrics", Short: "print every metric of the daemons as a Markdown page", Args: cobra.NoArgs,
@@ -73,7 +73,7 @@ func metricsCommand() *cobra.Command {
 	}
 }
 
-// exported lists the metrics of each program.
+// exported returns the metrics that each program exports.
 func exported() []struct {
 	program string
 	metrics []telemetry.Metric

@@ -22,7 +22,7 @@ func TestSampleEnvIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(have, want.Bytes()) {
-		t.Error("sample.env is not what the settings say: run make sample-env")
+		t.Error("sample.env is not up to date: run make sample-env")
 	}
 }
 
@@ -36,7 +36,7 @@ func TestMetricsReferenceIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(have, want.Bytes()) {
-		t.Error("docs/reference/metrics.md is not what the programs declare: run make reference")
+		t.Error("docs/reference/metrics.md is not up to date: run make reference")
 	}
 }
 
@@ -50,7 +50,7 @@ func TestAPIReferenceIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(have, want.Bytes()) {
-		t.Error("docs/reference/api.md is not what the OpenAPI document says: run make reference")
+		t.Error("docs/reference/api.md is not up to date: run make reference")
 	}
 	for _, text := range []string{"### POST /v1/plan\n", "| `level` (query) | one of READ_LEVEL_LINEARIZABLE", "a stream of [v1Event](#v1event)", "### v1FieldChange\n"} {
 		if !strings.Contains(want.String(), text) {
@@ -59,8 +59,8 @@ func TestAPIReferenceIsCurrent(t *testing.T) {
 	}
 }
 
-// Every metric in the tables of the contract is exported with its name, type and labels, because existing
-// dashboards query them.
+// The programs export every metric in the tables of docs/contract with the name, type and labels given there,
+// because dashboards of legacy v1 installations query them.
 func TestContractMetricsAreExported(t *testing.T) {
 	page, err := os.ReadFile("../../docs/contract/semantics.md")
 	if err != nil {
@@ -75,7 +75,7 @@ func TestContractMetricsAreExported(t *testing.T) {
 	for _, p := range exported() {
 		for _, m := range p.metrics {
 			if _, twice := have[m.Name]; twice {
-				t.Errorf("%s is declared twice", m.Name)
+				t.Errorf("metric %s is declared twice", m.Name)
 			}
 			have[m.Name] = m
 		}
@@ -96,14 +96,14 @@ func TestContractMetricsAreExported(t *testing.T) {
 		m, ok := have[name]
 		switch {
 		case !ok:
-			t.Errorf("%s is not exported", name)
+			t.Errorf("metric %s is not exported", name)
 		case string(m.Kind) != kind:
-			t.Errorf("%s is a %s, the contract has a %s", name, m.Kind, kind)
+			t.Errorf("metric %s is a %s, the contract says %s", name, m.Kind, kind)
 		case !slices.Equal(slices.Sorted(slices.Values(m.Labels)), slices.Sorted(slices.Values(labels))):
-			t.Errorf("%s has labels %v, the contract has %v", name, m.Labels, labels)
+			t.Errorf("metric %s has labels %v, the contract says %v", name, m.Labels, labels)
 		}
 	}
 	if rows != 37 {
-		t.Errorf("the contract names %d metrics, 37 were expected: does this test still read it?", rows)
+		t.Errorf("read %d metrics from the contract, want 37: has its format changed?", rows)
 	}
 }

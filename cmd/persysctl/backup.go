@@ -21,7 +21,7 @@ import (
 
 const (
 	backupPiece = 256 << 10
-	// backupLimit bounds the whole transfer, which grows with the cluster.
+	// backupLimit is the time limit for the whole transfer of a backup, whose size grows with the cluster.
 	backupLimit = 15 * time.Minute
 )
 
@@ -81,13 +81,13 @@ func (c *cli) backupCreate(ctx context.Context, path string) (err error) {
 	}
 	defer func() {
 		_ = tmp.Close()
-		_ = os.Remove(tmp.Name()) // fails after the rename
+		_ = os.Remove(tmp.Name()) // after the rename the temporary file does not exist, and the error is ignored
 	}()
 	head, size, err := c.download(ctx, tmp)
 	if err != nil {
 		return err
 	}
-	// Verifies the file as it was written.
+	// Verify the backup as it is on the disk, not as it was received.
 	if _, err := tmp.Seek(0, io.SeekStart); err != nil {
 		return fileFailure(err)
 	}
@@ -106,7 +106,7 @@ func (c *cli) backupCreate(ctx context.Context, path string) (err error) {
 		writeLines(c.out, []string{fmt.Sprintf("%s of cluster %s at index %d, from %s: %s, %s", screen.Bytes(size), i.GetClusterId(), i.GetIndex(),
 			screen.Clean(head.GetReplica()), screen.Plural(i.GetWorkloads(), "workload"), screen.Plural(i.GetNodes(), "node"))})
 		if age := time.Duration(head.GetAgeMs()) * time.Millisecond; age > 5*time.Second {
-			c.empty(fmt.Sprintf("%s has had no contact with a leader for %s: later changes are missing", screen.Clean(head.GetReplica()), screen.Span(age)), "persysctl status")
+			c.empty(fmt.Sprintf("the replica %s has had no contact with a leader for %s: changes since then are missing", screen.Clean(head.GetReplica()), screen.Span(age)), "persysctl status")
 		}
 	})
 }
@@ -196,7 +196,7 @@ func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) 
 	if o.empty {
 		verb = "persysctl recovery import"
 	}
-	// Refuses a damaged file before it is sent.
+	// Return an error for a damaged backup before it is sent.
 	if _, err := c.readBackup(path); err != nil {
 		return err
 	}
@@ -224,12 +224,12 @@ func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) 
 		c.showRestore(done, "were")
 		writeLines(c.out, []string{fmt.Sprintf("restored at index %d, incarnation %d", done.GetIndex(), done.GetIncarnation())})
 		if done.GetForgottenCount() > 0 {
-			c.empty("The removed workloads run on as orphans, which are not stopped.", "persysctl events --tail 10")
+			c.empty("The removed workloads keep running as orphans, which are not stopped.", "persysctl events --tail 10")
 		}
 	})
 }
 
-// restoreNotes prints the preview before the question.
+// restoreNotes prints the preview of a restore, before the user is asked to confirm it.
 func (c *cli) restoreNotes(r *clusterv1.RestoreBackupResponse) {
 	b := r.GetBackup()
 	fmt.Fprintf(c.err, "The backup is of %s, index %d; the cluster is at index %d.\n", b.GetAt().AsTime().In(c.zone).Format("2006-01-02 15:04:05"), b.GetIndex(), r.GetPresent().GetIndex())
@@ -270,7 +270,7 @@ func restoreLines(r *clusterv1.RestoreBackupResponse, verb string) []string {
 	return lines
 }
 
-// agree makes "were" agree with n.
+// agree returns "was" instead of the verb "were" if n is 1, and any other verb unchanged.
 func agree[N ~int32 | ~int64](verb string, n N) string {
 	if verb == "were" && n == 1 {
 		return "was"
@@ -278,7 +278,7 @@ func agree[N ~int32 | ~int64](verb string, n N) string {
 	return verb
 }
 
-// upload sends a file in pieces. head is part of the first message.
+// upload sends a backup file in pieces. The first message also contains the fields of head.
 func (c *cli) upload(ctx context.Context, path string, head *clusterv1.RestoreBackupRequest) (*clusterv1.RestoreBackupResponse, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -297,7 +297,7 @@ func (c *cli) upload(ctx context.Context, path string, head *clusterv1.RestoreBa
 		n, err := io.ReadFull(f, m.Data)
 		m.Data = m.Data[:n]
 		if n > 0 {
-			// The scheduler has ended the stream; CloseAndRecv returns the reason.
+			// A failed Send means that the scheduler has ended the stream; CloseAndRecv returns the reason.
 			if serr := out.Send(m); serr != nil {
 				break
 			}

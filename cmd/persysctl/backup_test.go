@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// backupBytes is a complete backup with one workload.
+// backupBytes returns a complete backup with one workload.
 func backupBytes(t *testing.T) []byte {
 	t.Helper()
 	tx := fsm.New().Begin()
@@ -78,7 +78,7 @@ func (f *fake) RestoreBackup(in clusterv1.Cluster_RestoreBackupServer) error {
 	})
 }
 
-func TestBackupCommands(t *testing.T) {
+func TestBackupsAreWrittenAndRestored(t *testing.T) {
 	f := start(t, nil)
 	f.backup = backupBytes(t)
 	dir := t.TempDir()
@@ -89,7 +89,7 @@ func TestBackupCommands(t *testing.T) {
 		t.Fatalf("create: exit %d\n%s", code, s.stderr.String())
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, f.backup) {
-		t.Errorf("the file holds %d bytes of %d (%v)", len(got), len(f.backup), err)
+		t.Errorf("the created backup file has %d bytes, want the %d bytes of the backup (%v)", len(got), len(f.backup), err)
 	}
 	if out := s.stdout.String(); !strings.Contains(out, "cluster c1 at index 2, from scheduler-2: 1 workload, 0 nodes") {
 		t.Errorf("create says:\n%s", out)
@@ -115,12 +115,12 @@ func TestBackupCommands(t *testing.T) {
 
 	s = newSession(t)
 	if code := s.run(f, "backup", "restore", path); code != exitUsage || !strings.Contains(s.stderr.String(), "--yes") || len(f.restores) != 2 {
-		t.Errorf("with nobody to ask: exit %d, %d calls\n%s", code, len(f.restores), s.stderr.String())
+		t.Errorf("a restore without a terminal ended with exit %d after %d calls, want a usage error that names --yes and one more preview call\n%s", code, len(f.restores), s.stderr.String())
 	}
 	s = newSession(t)
 	s.inTerm, s.errTerm, s.in = true, true, strings.NewReader("n\n")
 	if code := s.run(f, "backup", "restore", path); code != exitFailed || len(f.restores) != 3 || !strings.Contains(s.stderr.String(), "nothing was done") {
-		t.Errorf("after a no: exit %d, %d calls\n%s", code, len(f.restores), s.stderr.String())
+		t.Errorf("a restore that the user refused ended with exit %d after %d calls\n%s", code, len(f.restores), s.stderr.String())
 	}
 	s = newSession(t)
 	if code := s.run(f, "backup", "restore", path, "--yes", "--force-new-cluster"); code != exitOK || len(f.restores) != 5 {

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// caOnline are the commands of `persysctl ca` that need a connection.
+// caOnline returns the commands of `persysctl ca` that need a connection.
 func (c *cli) caOnline() []*cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List the CAs that the cluster trusts, and the one that issues", Args: args(0, 0),
@@ -28,7 +28,7 @@ func (c *cli) caOnline() []*cobra.Command {
 	}
 	var after time.Duration
 	install := &cobra.Command{
-		Use: "install DIR", Short: "Give the cluster the issuing CA in DIR",
+		Use: "install DIR", Short: "Make the issuing CA in DIR the CA of the cluster",
 		Long: `Give the cluster the issuing CA in DIR. Its key is sealed under the cluster key before
 it is stored. After a new root all programs must first learn to trust it: for the time
 of --after the former CA goes on issuing.`,
@@ -95,7 +95,8 @@ func (c *cli) showAuthorities(list []*clusterv1.AuthorityInfo) {
 
 func day(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.DateOnly) }
 
-// caCommand manages a CA in a folder, offline, and the CAs of a cluster (caOnline).
+// caCommand returns `persysctl ca`, which manages a CA in a folder without a cluster, and the CAs of a
+// cluster (caOnline).
 func (c *cli) caCommand() *cobra.Command {
 	parent := &cobra.Command{
 		Use: "ca", Short: "Create, show and rotate a cluster's CA",
@@ -157,7 +158,7 @@ known to others, or before the root expires. The former files are kept beside th
 				old, oerr := f.Authority()
 				if oerr != nil {
 					hint := "persysctl ca init " + args[0]
-					if _, rerr := f.Root(); rerr == nil { // init refuses a folder with a root
+					if _, rerr := f.Root(); rerr == nil { // init must not overwrite a root CA that is already in the folder
 						hint = "persysctl ca rotate " + args[0] + "   and then again with --root"
 					}
 					return failf(exitFailed, hint, "%v", oerr)

@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-func TestCACommands(t *testing.T) {
+func TestCACommandsMakeAndRotateCAs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ca")
 	folder := pki.CAFolder{Dir: dir}
 	do := func(code int, want string, args ...string) {
@@ -37,9 +37,9 @@ func TestCACommands(t *testing.T) {
 	do(0, root, "ca", "rotate", dir)
 	second, again := id()
 	if second == first || again != root {
-		t.Errorf("issuing %s then %s, root %s then %s", first, second, root, again)
+		t.Errorf("after ca rotate the issuing CA was %s and is %s, want another one; the root CA was %s and is %s, want the same", first, second, root, again)
 	}
-	for _, lost := range []string{"issuing.pem", "issuing-key.pem"} { // the key of the root is kept elsewhere
+	for _, lost := range []string{"issuing.pem", "issuing-key.pem"} { // only these files are lost: the key of the root CA is stored in another folder
 		if err := os.Remove(filepath.Join(dir, lost)); err != nil {
 			t.Fatal(err)
 		}
@@ -53,6 +53,6 @@ func TestCACommands(t *testing.T) {
 	do(0, "home", "ca", "show", dir)
 	do(0, "Issuing", "ca", "rotate", dir, "--root")
 	if third, other := id(); third == second || other == root {
-		t.Error("--root kept the root or the issuing CA")
+		t.Error("--root did not replace the root or the issuing CA")
 	}
 }

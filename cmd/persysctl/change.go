@@ -15,6 +15,7 @@ import (
 
 type deleteOptions struct {
 	force, yes bool
+	condition  string
 	waiting
 }
 
@@ -32,12 +33,16 @@ of a workload is removed when its node has confirmed that nothing is left of it.
 	f := cmd.Flags()
 	f.BoolVar(&o.force, "force", false, "remove the record without the node's confirmation; the node may still run the workload")
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	revisionFlag(f, &o.condition)
 	o.flags(f, "the workloads are deleted")
 	return cmd
 }
 
 func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 	if err := o.check(); err != nil {
+		return err
+	}
+	if err := oneCondition(o.condition, ids); err != nil {
 		return err
 	}
 	if o.force && !o.yes {
@@ -51,10 +56,10 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 	for _, id := range ids {
 		targets := []string{id}
 		if o.wait {
-			// A deleted group no longer has members, so they are listed first.
+			// List the members of the group before the call, because a deleted group no longer has any.
 			targets = c.targets(ctx, id)
 		}
-		r, err := change(ctx, c, c.control.DeleteWorkload, &controlv1.DeleteWorkloadRequest{WorkloadId: id, Force: o.force})
+		r, err := change(ctx, c, c.control.DeleteWorkload, &controlv1.DeleteWorkloadRequest{WorkloadId: id, Force: o.force, IfRevision: o.condition})
 		switch {
 		case err != nil:
 			failures.add(err)
@@ -74,7 +79,8 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 	return waited(failures.err(), c.awaitAll(ctx, goals, index, o.timeout, time.After(o.timeout)))
 }
 
-// refusedWorkload explains a refusal in the answer of a call, which has no gRPC code.
+// refusedWorkload returns the error for a change of workload id that the scheduler refused in its answer,
+// with a hint. why is the reason in that answer.
 func (c *cli) refusedWorkload(ctx context.Context, id, why string) error {
 	_, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
 	if err != nil {
@@ -90,32 +96,39 @@ func (c *cli) refusedWorkload(ctx context.Context, id, why string) error {
 }
 
 func (c *cli) retryCommand() *cobra.Command {
-	return c.againCommand("retry", "Retry failed workloads at once, and reset their attempts", "trying again")
+	return c.againCommand("retry", "Retry failed workloads at once, and reset their attempts", "trying again", false)
 }
 
-// restartCommand makes the same call as retry, which recreates a workload that runs.
 func (c *cli) restartCommand() *cobra.Command {
-	return c.againCommand("restart", "Recreate running workloads from their specification", "restarting")
+	return c.againCommand("restart", "Restart workloads, also healthy ones", "restarting", true)
 }
 
-func (c *cli) againCommand(verb, short, doing string) *cobra.Command {
+func (c *cli) againCommand(verb, short, doing string, restart bool) *cobra.Command {
 	var o waiting
+	var condition string
 	cmd := &cobra.Command{
 		Use: verb + " WORKLOAD…", Short: short,
 		Args: args(1, -1, "WORKLOAD"), ValidArgsFunction: c.completeWorkloads,
 		RunE: c.online(func(ctx context.Context, args []string) error {
+			if err := oneCondition(condition, args); err != nil {
+				return err
+			}
 			return c.each(ctx, args, o, func(id string) ([]string, uint64, error) {
-				r, err := change(ctx, c, c.control.RetryWorkload, &controlv1.RetryWorkloadRequest{WorkloadId: id})
-				if err == nil && !r.GetAccepted() {
+				r, err := change(ctx, c, c.control.RetryWorkload, &controlv1.RetryWorkloadRequest{WorkloadId: id, Restart: restart, IfRevision: condition})
+				switch {
+				case err != nil:
+				case !r.GetAccepted():
 					err = c.refusedWorkload(ctx, id, r.GetReason())
-				}
-				if err == nil {
+				case r.GetUnchanged():
+					c.done(id, "unchanged: "+screen.Clean(cmp.Or(r.GetReason(), "there is nothing to retry")), r)
+				default:
 					c.done(id, doing, r)
 				}
 				return nil, r.GetIndex(), err
 			}, goalKept())
 		}),
 	}
+	revisionFlag(cmd.Flags(), &condition)
 	o.flags(cmd.Flags(), "the workloads are in their desired state")
 	return cmd
 }
@@ -130,12 +143,16 @@ func (c *cli) stopCommand() *cobra.Command {
 
 func (c *cli) desireCommand(verb, short, desired, doing string) *cobra.Command {
 	var o waiting
+	var condition string
 	cmd := &cobra.Command{
 		Use: verb + " WORKLOAD…", Short: short,
 		Args: args(1, -1, "WORKLOAD"), ValidArgsFunction: c.completeWorkloads,
 		RunE: c.online(func(ctx context.Context, args []string) error {
+			if err := oneCondition(condition, args); err != nil {
+				return err
+			}
 			return c.each(ctx, args, o, func(id string) ([]string, uint64, error) {
-				r, err := change(ctx, c, c.control.ApplyWorkload, &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: desired})
+				r, err := change(ctx, c, c.control.ApplyWorkload, &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: desired, IfRevision: condition})
 				if err == nil && !r.GetSuccess() {
 					err = c.refusedWorkload(ctx, id, refusalText(r))
 				}
@@ -150,11 +167,21 @@ func (c *cli) desireCommand(verb, short, desired, doing string) *cobra.Command {
 			}, goalStatus(desired))
 		}),
 	}
+	revisionFlag(cmd.Flags(), &condition)
 	o.flags(cmd.Flags(), "the workloads are "+desired)
 	return cmd
 }
 
-// each calls do for one workload after another, and with --wait waits for those that it changed.
+// oneCondition returns an error if --if-revision is used for several workloads.
+func oneCondition(condition string, ids []string) error {
+	if condition != "" && len(ids) != 1 {
+		return failf(exitUsage, "", "--if-revision is the condition of one workload; %d are given", len(ids))
+	}
+	return nil
+}
+
+// each calls do for each workload in turn. With --wait it then waits until the changed workloads are in their
+// new state.
 func (c *cli) each(ctx context.Context, ids []string, o waiting, do func(id string) ([]string, uint64, error), g goal) error {
 	if err := o.check(); err != nil {
 		return err
@@ -182,7 +209,8 @@ func (c *cli) each(ctx context.Context, ids []string, o waiting, do func(id stri
 	return waited(failures.err(), c.awaitAll(ctx, goals, after, o.timeout, time.After(o.timeout)))
 }
 
-// workloadCommand keeps the commands of the legacy v1 CLI: persysctl workload VERB --id ID.
+// workloadCommand returns the commands of the legacy v1 CLI, which remain valid: persysctl workload VERB --id
+// ID.
 func (c *cli) workloadCommand() *cobra.Command {
 	parent := &cobra.Command{Use: "workload", Hidden: true, Short: "The commands for workloads, as in the legacy v1 CLI", Args: args(0, 0), RunE: help}
 	for _, cmd := range []*cobra.Command{c.listCommand(), c.getCommand(), c.deleteCommand(), c.retryCommand(), c.startCommand(), c.stopCommand(), c.restartCommand()} {
@@ -194,7 +222,7 @@ func (c *cli) workloadCommand() *cobra.Command {
 	return parent
 }
 
-// withID adds the flag --id, which replaces the argument.
+// withID adds the flag --id to cmd, as another form of its argument ID.
 func withID(cmd *cobra.Command) {
 	id := cmd.Flags().String("id", "", "id, in place of the argument")
 	check, do := cmd.Args, cmd.RunE

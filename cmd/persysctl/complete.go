@@ -18,10 +18,11 @@ const completeWithin = 700 * time.Millisecond
 
 type completer func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)
 
-// asker lists candidates for a word. It may return more than those that begin with it.
+// asker returns candidates to complete a word. Some of them may not begin with that word.
 type asker func(ctx context.Context, word string) []string
 
-// ids completes with ids of the cluster, without those in not. If the cluster does not answer it returns none.
+// ids completes word with the ids that ask returns, except those in not. If the cluster does not answer, it
+// returns none.
 func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask asker) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()
@@ -43,19 +44,19 @@ func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask asker) ([]s
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// Completions are read from any replica, even without a leader.
+// Completions are requested from any replica, even without a leader.
 const anyReplica = controlv1.ReadLevel_READ_LEVEL_STALE
 
-// justBefore returns a page token after which the ids with that prefix come first. Lists are in the
-// order of ids, so in a large cluster the first page may not hold them. Ids are ASCII, and ~ sorts
-// behind all their characters.
+// justBefore returns a page token for the page that begins with the ids that start with word. Lists are in
+// the order of ids, so in a large cluster the first page may not contain these ids. Ids are ASCII, and ~
+// sorts after all their characters.
 func justBefore(word string) string {
 	if word == "" {
 		return ""
 	}
 	last := word[len(word)-1]
 	if last <= ' ' || last > '~' {
-		return "" // no id has such a character
+		return "" // no workload id contains a character outside of ASCII, a blank or a control character
 	}
 	return word[:len(word)-1] + string(rune(last-1)) + "~"
 }
@@ -96,7 +97,8 @@ func (c *cli) replicaNames(ctx context.Context, _ string) []string {
 	return out
 }
 
-// one completes the first argument only; many completes each argument of a list.
+// one completes only the first argument of a command. many completes all arguments of a command that takes a
+// list.
 func (c *cli) one(ask asker) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {

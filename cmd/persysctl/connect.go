@@ -34,12 +34,13 @@ type settings struct {
 	RPCTimeout int    `env:"PERSYS_RPC_TIMEOUT_SECONDS,RPC_TIMEOUT_SECONDS" flag:"rpc-timeout-seconds" yaml:"rpc_timeout_seconds" default:"20" min:"1" max:"600" usage:"time limit of one call, in seconds"`
 
 	Token     string `env:"PERSYS_TOKEN" secret:"true" usage:"bearer token for a gateway"`
+	TokenFile string `flag:"token-file" usage:"file with a bearer token for a gateway, read at every call"`
 	Namespace string `env:"PERSYS_NAMESPACE" flag:"namespace" short:"n" usage:"namespace for workloads whose file names none, and for lists; * lists all"`
 	ClusterID string `env:"PERSYS_GATEWAY_CLUSTER_ID" flag:"cluster-id" usage:"id of the cluster behind a gateway (default: the gateway's default)"`
 
-	// Settings of the legacy v1 CLI, which uses a gateway by default.
+	// Settings of the legacy v1 CLI, which connects to a gateway by default.
 	APIEndpoint string `env:"API_ENDPOINT" yaml:"api_endpoint" usage:"address of a gateway; --server http(s)://… is the same"`
-	Transport   string `env:"TRANSPORT" yaml:"transport" oneof:"http,grpc" usage:"http takes api_endpoint, grpc takes grpc_endpoint"`
+	Transport   string `env:"TRANSPORT" yaml:"transport" oneof:"http,grpc" usage:"kind of the server that the legacy v1 CLI calls: http uses the setting api_endpoint, grpc uses grpc_endpoint"`
 
 	OTLPEndpoint string `env:"OTEL_EXPORTER_OTLP_ENDPOINT" yaml:"otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
 	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" yaml:"otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
@@ -47,8 +48,8 @@ type settings struct {
 	Other otherKeys
 }
 
-// otherKeys are keys that a configuration file of the legacy v1 CLI may hold and that
-// have no effect: persysctl reads certificates from files and never calls agents.
+// otherKeys are keys that a configuration file of the legacy v1 CLI may contain. They have no effect,
+// because persysctl reads certificates from files and never calls agents.
 type otherKeys struct {
 	GRPCTarget         string `yaml:"grpc_target"`
 	Verbose            string `yaml:"verbose"`
@@ -70,7 +71,7 @@ type otherKeys struct {
 	PrivateKey         string `yaml:"private_key" secret:"true"`
 }
 
-// load reads the settings. The flags must be parsed before.
+// load reads the settings. The caller must parse the flags before.
 func (c *cli) load() error {
 	sources := config.Sources{Environ: c.environ, ReadFile: c.readFile}
 	path, must := c.configFile, c.configFile != ""
@@ -94,8 +95,8 @@ func (c *cli) load() error {
 	return c.choose()
 }
 
-// unreachableAfter is how long a call goes on while no scheduler can be reached. It is short because a
-// person waits for the answer.
+// unreachableAfter is how long a call tries again while no scheduler can be reached. It is short because a
+// user waits for the answer.
 const unreachableAfter = 2 * time.Second
 
 // link is a connection to schedulers or to a gateway.
@@ -111,7 +112,7 @@ func (c *cli) use(conn link) {
 	c.trust = clusterv1.NewTrustClient(conn)
 }
 
-// connect prepares the connection. Nothing is sent before the first call.
+// connect prepares the connection to schedulers or a gateway. It sends nothing; the first call does.
 func (c *cli) connect(ctx context.Context) error {
 	if c.conn != nil {
 		return nil
@@ -121,6 +122,9 @@ func (c *cli) connect(ctx context.Context) error {
 	}
 	if contexts.Gateway(c.settings.Server) {
 		return c.connectGateway(ctx)
+	}
+	if strings.HasPrefix(c.loader.Source("TokenFile"), "-") {
+		return usagef("--token-file is for a gateway (--server http(s)://…); schedulers take certificates")
 	}
 	opt := dial.Options{Discovery: c.settings.Server, UserAgent: "persysctl/" + version, CallTimeout: c.timeout(), UnreachableAfter: unreachableAfter, Log: c.log()}
 	if c.settings.Insecure {
@@ -143,9 +147,7 @@ func (c *cli) connect(ctx context.Context) error {
 	}
 	c.direct = conn
 	c.use(conn)
-	if opt.TLS != nil && c.isJoined {
-		c.refresh(ctx, opt.TLS)
-	}
+	c.keepIdentity(ctx)
 	return nil
 }
 
@@ -158,7 +160,7 @@ func (c *cli) certificates(log *slog.Logger) (*pki.Files, error) {
 	}
 	given := cfg.CA+cfg.Cert+cfg.Key != ""
 	if p, ok := c.joined(); ok && !given {
-		cfg.CA, cfg.Cert, cfg.Key, given, c.isJoined = p.CA, p.Cert, p.Key, true, true
+		cfg.CA, cfg.Cert, cfg.Key, given = p.CA, p.Cert, p.Key, true
 	}
 	for _, p := range []struct {
 		to   *string
@@ -176,7 +178,20 @@ func (c *cli) certificates(log *slog.Logger) (*pki.Files, error) {
 	if err != nil {
 		return nil, usagef("%v", err)
 	}
+	if k := (pki.IdentityStore{Dir: filepath.Dir(cfg.Cert)}); k.Paths().Cert == cfg.Cert && k.Paths().Key == cfg.Key && files.Identity().Role == pki.RoleUser {
+		c.identity = &k
+	}
+	if end := files.Leaf().NotAfter; c.identity != nil && c.now().After(end) {
+		return nil, expired(files.Identity(), *c.identity, end)
+	}
 	return files, nil
+}
+
+// expired is the error for a user whose certificate has expired.
+func expired(id pki.Identity, k pki.IdentityStore, end time.Time) *failure {
+	return failf(exitFailed, "persysctl join TOKEN",
+		"the certificate of %s/%s in %s expired at %s: ask an admin for a token (%s), and join with it",
+		id.Role, id.ID, k.Dir, end.UTC().Format(time.RFC3339), id.TokenCommand())
 }
 
 func (c *cli) log() *slog.Logger {
@@ -188,8 +203,11 @@ func (c *cli) log() *slog.Logger {
 
 func (c *cli) close() {
 	defer c.endTrace()
+	if c.stop != nil {
+		c.stop()
+	}
 	if c.conn != nil {
-		// Every command has ended its calls, so an error means nothing.
+		// all calls have ended, so an error of Close is harmless
 		_ = c.conn.Close()
 		c.conn = nil
 	}
@@ -225,9 +243,9 @@ func read[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, R
 	return resp, nil
 }
 
-// change makes a call that changes something. The connection gives it a request id and
-// may repeat it under that id, so the change happens at most once. Calls without a
-// receipt (dial.Once) are not repeated. Its error is a *failure.
+// change makes a call that changes something. Its error is a *failure. The connection adds a request id to
+// the call and may repeat the call with that id, so the change happens at most once. Calls with dial.Once are
+// not repeated, because the scheduler stores no answer under their request id.
 func change[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	resp, err := call(ctx, c, do, req)
 	if err != nil {
@@ -236,7 +254,8 @@ func change[Req, Resp any](ctx context.Context, c *cli, do func(context.Context,
 	return resp, nil
 }
 
-// noteStale prints, once, that an answer was served without a leader's confirmation.
+// noteStale prints a note, once per command, that an answer may be outdated by the duration age, because a
+// replica gave it without the leader's confirmation.
 func (c *cli) noteStale(age time.Duration) {
 	if c.staleNoted {
 		return
@@ -249,7 +268,7 @@ func (c *cli) noteStale(age time.Duration) {
 	fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, text))
 }
 
-// level is the consistency level of reads.
+// level returns the consistency level of reads that the flags select.
 func (c *cli) level() controlv1.ReadLevel {
 	if c.stale {
 		return controlv1.ReadLevel_READ_LEVEL_STALE

@@ -18,6 +18,15 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
+// TestUnknownOutcomeOmitsTheCause: the message of an unknown outcome ends before the error of the last attempt.
+func TestUnknownOutcomeOmitsTheCause(t *testing.T) {
+	f := &failure{text: "a scheduler stopped answering, and " + dial.OutcomeText + "read tcp 10.0.0.1:1: reset"}
+	unknownOutcome(f)
+	if !strings.HasSuffix(f.text, "no other scheduler knows the outcome") {
+		t.Errorf("the message is %q", f.text)
+	}
+}
+
 // settingsOf parses the flags and loads the settings.
 func settingsOf(t *testing.T, s *session, args ...string) (settings, error) {
 	t.Helper()
@@ -33,7 +42,7 @@ func settingsOf(t *testing.T, s *session, args ...string) (settings, error) {
 	return c.settings, err
 }
 
-func TestWhereSettingsComeFrom(t *testing.T) {
+func TestSourcesOfSettings(t *testing.T) {
 	const file = "grpc_endpoint: from-yaml:1\n"
 	for _, c := range []struct {
 		name string
@@ -67,8 +76,8 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 	}
 }
 
-// TestExistingConfigurationFile: all documented keys of the legacy v1 CLI are accepted
-// (contract/gateway-rest.md).
+// TestExistingConfigurationFile: persysctl accepts a configuration file with all documented keys of the
+// legacy v1 CLI (contract/gateway-rest.md).
 func TestExistingConfigurationFile(t *testing.T) {
 	s := newSession(t)
 	write(t, s.home, ".persys/config.yaml", `api_endpoint: http://localhost:8084
@@ -119,7 +128,7 @@ func TestConfigurationFileThatIsAskedForMustExist(t *testing.T) {
 	}
 }
 
-func TestWithoutCertificates(t *testing.T) {
+func TestACallWithoutCertificatesNamesTheSettings(t *testing.T) {
 	s := newSession(t)
 	code := s.run(nil, "list")
 	for _, want := range []string{"PERSYS_TLS_CA", "--insecure"} {
@@ -129,7 +138,7 @@ func TestWithoutCertificates(t *testing.T) {
 	}
 }
 
-func TestTLS(t *testing.T) {
+func TestCommandsUseCertificates(t *testing.T) {
 	dir := t.TempDir()
 	s := newSession(t)
 	if code := s.run(nil, "dev-certs", dir); code != 0 || !strings.Contains(s.stdout.String(), "export PERSYS_TLS_CA=") {
@@ -147,21 +156,21 @@ func TestTLS(t *testing.T) {
 	use := func(s *session, dir string) {
 		s.env["PERSYS_TLS_CA"], s.env["PERSYS_TLS_CERT"], s.env["PERSYS_TLS_KEY"] = dir+"/ca.pem", dir+"/cert.pem", dir+"/key.pem"
 	}
-	t.Run("the certificates of dev-certs are let in", func(t *testing.T) {
+	t.Run("persysctl accepts the certificates that dev-certs makes", func(t *testing.T) {
 		s := newSession(t)
 		use(s, dir+"/user/admin")
 		if code := run(t.Context(), s.world, []string{"-s", f.addr, "nodes"}); code != 0 {
 			t.Errorf("exit %d: %s", code, s.stderr.String())
 		}
 	})
-	t.Run("files in the home folder are found", func(t *testing.T) {
+	t.Run("files in the home folder are used", func(t *testing.T) {
 		s := newSession(t)
 		joined(t, s, dir)
 		if code := run(t.Context(), s.world, []string{"-s", f.addr, "nodes"}); code != 0 {
 			t.Errorf("exit %d: %s", code, s.stderr.String())
 		}
 	})
-	t.Run("another CA is named as the reason", func(t *testing.T) {
+	t.Run("the error says that the server's certificate is of another CA", func(t *testing.T) {
 		s, other := newSession(t), t.TempDir()
 		if _, err := pki.DevCerts(other, pki.DevOptions{}); err != nil {
 			t.Fatal(err)
@@ -172,12 +181,12 @@ func TestTLS(t *testing.T) {
 			t.Errorf("exit %d: %s", code, s.stderr.String())
 		}
 	})
-	t.Run("a client certificate of another CA is named as the reason", func(t *testing.T) {
+	t.Run("the error says that the client certificate is of another CA", func(t *testing.T) {
 		other := t.TempDir()
 		if _, err := pki.DevCerts(other, pki.DevOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		for range 10 { // the connection ends in different ways
+		for range 10 { // the connection may end in different ways, so try several times
 			s := newSession(t)
 			use(s, other+"/user/admin")
 			s.env["PERSYS_TLS_CA"] = dir + "/user/admin/ca.pem"
@@ -204,8 +213,8 @@ func TestTLS(t *testing.T) {
 	})
 }
 
-// TestMutationsRepeatUnderOneRequestID: a call that finds no leader is repeated, and all
-// attempts carry the same UUIDv7.
+// TestMutationsRepeatUnderOneRequestID: a change that finds no leader is repeated, and all attempts carry the
+// same request id, a UUIDv7.
 func TestMutationsRepeatUnderOneRequestID(t *testing.T) {
 	noLeader := dial.Error(codes.Unavailable, dial.ReasonNoLeader, "there is no leader")
 	for method, args := range map[string][]string{
@@ -227,25 +236,32 @@ func TestMutationsRepeatUnderOneRequestID(t *testing.T) {
 				}
 			}
 			if len(f.requestIDs) != 3 || len(ids) != 1 {
-				t.Errorf("three attempts carried %v, want one id three times", slices.Sorted(maps.Keys(ids)))
+				t.Errorf("the three attempts had the request ids %v, want one id three times", slices.Sorted(maps.Keys(ids)))
 			}
 		})
 	}
 }
 
-func TestStale(t *testing.T) {
+func TestStaleAnswersAreMarked(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.stale = true
 	if code := s.run(f, "list", "--stale"); code != 0 || s.stderr.String() != "stale, 3s old\n" {
-		t.Errorf("exit %d, stderr %q, want one line that marks the answer", code, s.stderr.String())
+		t.Errorf("exit %d, stderr %q, want one line with the note that the answer is stale", code, s.stderr.String())
 	}
 	if l := last[*controlv1.ListWorkloadsRequest](f).GetLevel(); l != controlv1.ReadLevel_READ_LEVEL_STALE {
 		t.Errorf("asked for %v", l)
 	}
 	s = newSession(t)
 	if s.run(f, "nodes"); !strings.Contains(s.stderr.String(), "stale, 3s old: there is no leader") {
-		t.Errorf("an answer that nobody asked to be stale is not marked: %q", s.stderr.String())
+		t.Errorf("stderr contains the note about a stale answer, but the caller did not allow stale answers: %q", s.stderr.String())
 	}
+}
+
+func TestStatusWithACopy(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.status.Replicas[0].Copies = []string{"10.0.9.9:8086"}
+	code := s.run(f, "status")
+	golden(t, "status-copied", f, s, code, "status")
 }
 
 func TestStatusWithoutALeader(t *testing.T) {
@@ -260,17 +276,18 @@ func TestStatusWithoutALeader(t *testing.T) {
 	}
 }
 
-// TestStatusIsTheLeaders: status shows the leader's answer, since only the leader knows the others' indexes.
+// TestStatusIsTheLeaders: persysctl status shows the answer of the leader, because only the leader knows the
+// indexes of the other replicas.
 func TestStatusIsTheLeaders(t *testing.T) {
 	leader, follower, s := start(t, nil), start(t, nil), newSession(t)
 	follower.status.SelfId, follower.leaderAt = "r1", leader.addr
 	follower.status.Replicas[0].Self, follower.status.Replicas[1].Self = true, false
 	if code := s.run(follower, "status"); code != 0 || !strings.Contains(s.stdout.String(), "41") {
-		t.Errorf("exit %d, the lag of 41 is missing:\n%s%s", code, s.stdout.String(), s.stderr.String())
+		t.Errorf("exit %d, the output lacks the lag of 41 entries:\n%s%s", code, s.stdout.String(), s.stderr.String())
 	}
 }
 
-func TestConfirmation(t *testing.T) {
+func TestDangerousCommandsAskForConfirmation(t *testing.T) {
 	for _, c := range []struct {
 		name, answer string
 		person       bool
@@ -299,7 +316,8 @@ func TestConfirmation(t *testing.T) {
 	}
 }
 
-// TestConfirmationBesideALog: when stderr is redirected to a file, the question goes to stdout.
+// TestConfirmationBesideALog: when stderr is redirected to a file, the question whether to continue is
+// printed on stdout.
 func TestConfirmationBesideALog(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	s.inTerm, s.outTerm, s.in = true, true, strings.NewReader("n\n")
@@ -308,7 +326,7 @@ func TestConfirmationBesideALog(t *testing.T) {
 	}
 }
 
-func TestCompletion(t *testing.T) {
+func TestCompletionSuggestsNames(t *testing.T) {
 	f := start(t, nil)
 	for _, c := range []struct {
 		name string
@@ -316,8 +334,8 @@ func TestCompletion(t *testing.T) {
 		want string
 	}{
 		{"workloads by prefix", []string{"get", "we"}, "web-0\tRunning on node-a\nweb-1\tRunning on rack-17-a-machine-with-a-very-long-name.dc1.example.internal\n:4\n"},
-		{"one argument is enough", []string{"get", "web-0", ""}, ":4\n"},
-		{"ids that are on the command line are left out", []string{"delete", "web-0", "web"}, "web-1\tRunning on rack-17-a-machine-with-a-very-long-name.dc1.example.internal\n:4\n"},
+		{"a command with one argument offers no completion for a second one", []string{"get", "web-0", ""}, ":4\n"},
+		{"completion leaves out ids that the command line already contains", []string{"delete", "web-0", "web"}, "web-1\tRunning on rack-17-a-machine-with-a-very-long-name.dc1.example.internal\n:4\n"},
 		{"nodes", []string{"cordon", "node"}, "node-a\tReady\nnode-b\tNotReady\n:4\n"},
 		{"a node as second argument", []string{"why-not", "db", "node-b"}, "node-b\tNotReady\n:4\n"},
 		{"a node of a subcommand", []string{"node", "fence", "node-b"}, "node-b\tNotReady\n:4\n"},
@@ -336,8 +354,8 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// TestCompletionAmongMany: ids with the prefix are found although they are not on the first page
-// of the list.
+// TestCompletionAmongMany: completion finds the ids with the typed prefix even if they are not on the first
+// page of the list.
 func TestCompletionAmongMany(t *testing.T) {
 	f := start(t, nil)
 	f.workloads, f.nodes = nil, nil
@@ -372,14 +390,14 @@ func TestCompletionIsSilentWithoutACluster(t *testing.T) {
 	for _, args := range [][]string{{"--insecure", "-s", "127.0.0.1:1", "get", ""}, {"get", ""}} {
 		s := newSession(t)
 		code := run(t.Context(), s.world, append([]string{"__complete"}, args...))
-		// cobra prints the directive to stderr, which shells drop.
+		// cobra prints the completion directive as text to stderr, which shells ignore.
 		if code != 0 || s.stdout.String() != ":4\n" || strings.Contains(s.stderr.String(), "Error") {
 			t.Errorf("exit %d, %q, %q", code, s.stdout.String(), s.stderr.String())
 		}
 	}
 }
 
-func TestCompletionScripts(t *testing.T) {
+func TestCompletionScriptsArePrinted(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		s := newSession(t)
 		if code := s.run(nil, "completion", shell); code != 0 || !strings.Contains(s.stdout.String(), "persysctl") {
@@ -388,15 +406,16 @@ func TestCompletionScripts(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionIsPrinted(t *testing.T) {
 	s := newSession(t)
 	if code := s.run(nil, "version"); code != 0 || !strings.HasPrefix(s.stdout.String(), "persysctl dev (") {
 		t.Errorf("exit %d: %q", code, s.stdout.String())
 	}
 }
 
-// TestReference: the generated reference has commands, flags and topics, and no empty table.
-func TestReference(t *testing.T) {
+// TestTheReferenceIsComplete: the generated reference has commands, flags and help topics, and no empty
+// table.
+func TestTheReferenceIsComplete(t *testing.T) {
 	s := newSession(t)
 	if code := s.run(nil, "docs", filepath.Join(s.home, "out")); code != 0 {
 		t.Fatalf("exit %d: %s", code, s.stderr.String())
@@ -414,6 +433,6 @@ func TestReference(t *testing.T) {
 		t.Errorf("the reference has a table without rows: %s", data[max(0, m[0]-100):m[1]])
 	}
 	if strings.Contains(string(data), "persysctl workload") || strings.Contains(string(data), s.home) {
-		t.Error("the reference has a hidden command or a path of this machine")
+		t.Error("the reference contains a hidden command or a path of this machine")
 	}
 }

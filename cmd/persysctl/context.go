@@ -88,7 +88,8 @@ func (c *cli) withContexts(do func(*contexts.File, []string) error) func(*cobra.
 	}
 }
 
-// overriding is the variable that overrides the current context, "" if none is set.
+// overriding returns the environment variable that is set and overrides the current context (the stored
+// connection to a cluster), or "" if none is set.
 func (c *cli) overriding() string {
 	for _, name := range []string{"PERSYS_SCHEDULER_ADDR", "PERSYS_SERVER", "GRPC_ENDPOINT", "API_ENDPOINT", "PERSYS_CONTEXT"} {
 		if v, ok := c.environ(name); ok && v != "" {
@@ -99,7 +100,6 @@ func (c *cli) overriding() string {
 }
 
 func (c *cli) addContextCommand() *cobra.Command {
-	var tokenFile string
 	var use, replace bool
 	cmd := &cobra.Command{
 		Use: "add NAME --server ADDRESS", Short: "Add a cluster under a name, with the connection flags of this command",
@@ -108,7 +108,7 @@ func (c *cli) addContextCommand() *cobra.Command {
   persysctl context add dev --server 127.0.0.1:8085 --insecure`,
 		Args: args(1, 1, "NAME"),
 		RunE: c.withContexts(func(f *contexts.File, args []string) error {
-			entry, err := c.newContext(args[0], tokenFile)
+			entry, err := c.newContext(args[0])
 			if err != nil {
 				return err
 			}
@@ -132,15 +132,14 @@ func (c *cli) addContextCommand() *cobra.Command {
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&tokenFile, "token-file", "", "file with a bearer token for a gateway, read at every call")
 	flags.BoolVar(&use, "use", false, "make it the current context")
 	flags.BoolVar(&replace, "replace", false, "replace the context of that name")
 	return cmd
 }
 
-// newContext makes a context of the connection flags. It ignores the environment, so that
-// the context holds what was typed.
-func (c *cli) newContext(name, tokenFile string) (contexts.Context, error) {
+// newContext returns a context called name from the connection flags. It ignores environment variables, so
+// that the context contains only values that the user typed.
+func (c *cli) newContext(name string) (contexts.Context, error) {
 	if err := c.loader.Load(config.Sources{}); err != nil {
 		return contexts.Context{}, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
@@ -152,7 +151,7 @@ func (c *cli) newContext(name, tokenFile string) (contexts.Context, error) {
 	for _, p := range []struct {
 		to          *string
 		flag, value string
-	}{{&out.CA, "--tls-ca", s.CA}, {&out.Cert, "--tls-cert", s.Cert}, {&out.Key, "--tls-key", s.Key}, {&out.TokenFile, "--token-file", tokenFile}} {
+	}{{&out.CA, "--tls-ca", s.CA}, {&out.Cert, "--tls-cert", s.Cert}, {&out.Key, "--tls-key", s.Key}, {&out.TokenFile, "--token-file", s.TokenFile}} {
 		if p.value == "" {
 			continue
 		}
@@ -224,7 +223,7 @@ func (c *cli) showContext(args []string) error {
 			return err
 		}
 		s := c.settings
-		x = contexts.Context{Name: c.context, Server: s.Server, Insecure: s.Insecure, CA: s.CA, Cert: s.Cert, Key: s.Key, ClusterID: s.ClusterID, Namespace: s.Namespace, TokenFile: c.tokenFile}
+		x = contexts.Context{Name: c.context, Server: s.Server, Insecure: s.Insecure, CA: s.CA, Cert: s.Cert, Key: s.Key, ClusterID: s.ClusterID, Namespace: s.Namespace, TokenFile: s.TokenFile}
 		from = c.connectionFrom()
 	}
 	return c.emitValue(x, func() {

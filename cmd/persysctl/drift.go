@@ -92,12 +92,12 @@ only if it differs from the specification.`,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			req := &clusterv1.AdoptDriftRequest{NodeId: args[0], WorkloadId: args[1]}
 			if len(o.files) > 0 {
-				list, err := c.parse(o)
+				list, err := c.parse(ctx, o)
 				if err != nil {
 					return err
 				}
 				if len(list) != 1 {
-					return failf(exitUsage, "", "%s given, but an orphan is one workload", screen.Plural(len(list), "workload"))
+					return failf(exitUsage, "", "%s given, but an orphan is exactly one workload", screen.Plural(len(list), "workload"))
 				}
 				if err := c.place(list); err != nil {
 					return err
@@ -116,8 +116,9 @@ only if it differs from the specification.`,
 	return cmd
 }
 
-// deletes makes cmd delete one thing on one node; its arguments are the node and the thing. question is a
-// format for the thing and the node, and said describes the result: "deleted" or "deleting".
+// deletes makes cmd a command that deletes one object on one node. Its arguments are the node and the object.
+// question is a format string for the object and the node. said describes the result: "deleted" or
+// "deleting".
 func (c *cli) deletes(cmd *cobra.Command, question, said string, do func(ctx context.Context, node, what string) (message, error)) *cobra.Command {
 	var yes bool
 	cmd.RunE = c.online(func(ctx context.Context, args []string) error {

@@ -25,7 +25,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Exit codes are part of the interface and never change. exitCodes describes them.
+// Exit codes of persysctl. Scripts depend on them, so they never change. exitCodes describes each of them.
 const (
 	exitOK          = 0
 	exitFailed      = 1
@@ -61,7 +61,7 @@ type failure struct {
 	text  string
 	hint  string
 	cause error
-	quiet bool // the error has been printed already
+	quiet bool // quiet: the error has been printed already
 }
 
 func (f *failure) Error() string { return f.text }
@@ -72,17 +72,18 @@ func failf(code int, hint, format string, args ...any) *failure {
 	return &failure{code: code, hint: hint, text: fmt.Sprintf(format, args...)}
 }
 
-// usagef makes the failure of a wrong command line.
+// usagef returns the error for a wrong command line.
 func usagef(format string, args ...any) *failure { return failf(exitUsage, "", format, args...) }
 
-// nextCommand finds the command at the end of a server's message, as in
-// "node "x" not found; `persysctl nodes` lists them".
+// nextCommand finds the command at the end of a server's message, as in "node "x" not found; `persysctl
+// nodes` lists them".
 var nextCommand = regexp.MustCompile("[;,:] *`(persysctl [^`]+)`[^`]*$")
 
-// methodName matches the beginning of the errors that package dial makes.
+// methodName matches the method name that package dial puts before its errors.
 var methodName = regexp.MustCompile(`^/persys\.[\w.]+/\w+: `)
 
-// operations are the names that schedulers put before their errors, such as "list revisions" for ListRevisions.
+// operations are the names that schedulers put before their errors, such as "list revisions" for
+// ListRevisions.
 var operations = sync.OnceValue(func() map[string]bool {
 	upper := regexp.MustCompile(`\B[A-Z]`)
 	out := map[string]bool{}
@@ -98,13 +99,13 @@ var operations = sync.OnceValue(func() map[string]bool {
 	return out
 })
 
-// explain turns an error of a call into a failure. mutation reports whether the call
-// could have changed something.
+// explain turns the error of a call into a failure. mutation is true if the call could have changed the
+// state.
 func (c *cli) explain(err error, mutation bool) *failure {
 	return c.explained(err, mutation, c.timeout())
 }
 
-// explained is explain for a call with another deadline than the usual one.
+// explained is explain for a call with the time limit limit instead of the usual one.
 func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure {
 	var f *failure
 	if errors.As(err, &f) {
@@ -122,7 +123,7 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 		f.hint, f.text = f.text[m[2]:m[3]], f.text[:m[0]]
 	}
 	if op, rest, ok := strings.Cut(f.text, ": "); ok && operations()[op] {
-		f.text = rest // the command line says the same
+		f.text = rest // drop the operation, because the user has just typed the command
 	}
 	switch st.Code() {
 	case codes.NotFound:
@@ -149,7 +150,7 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 		f.hint = cmp.Or(f.hint, "use another certificate: --tls-cert FILE --tls-key FILE")
 	case codes.Unimplemented:
 		if dial.Reason(err) == restconn.ReasonNoRoute {
-			break // its text is complete
+			break // the error says already that no gateway offers this call
 		}
 		f.text = "this scheduler does not know the call: " + f.text
 		f.hint = cmp.Or(f.hint, "compare `persysctl version` with the version in `persysctl status`")
@@ -160,8 +161,8 @@ func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure 
 func unknownOutcome(f *failure) {
 	f.code = exitUnknown
 	f.text = methodName.ReplaceAllString(f.text, "")
-	if said, _, ok := strings.Cut(f.text, "tell the outcome:"); ok {
-		f.text = said + "tell the outcome" // without the error of the socket, which -v shows
+	if said, _, ok := strings.Cut(f.text, dial.OutcomeText); ok {
+		f.text = said + strings.TrimSuffix(dial.OutcomeText, ": ") // the message leaves out the error of the socket; the flag -v shows it
 	}
 	f.text = "the change may or may not have happened: " + f.text
 	f.hint = "look with `persysctl events --tail 10` before you type the same command again"
@@ -198,7 +199,7 @@ func (c *cli) unreachable(f *failure, reason string) {
 		f.text = fmt.Sprintf("%s closes plain-text connections; it probably wants TLS", where)
 		f.hint = "leave --insecure out and give --tls-ca, --tls-cert and --tls-key"
 	case reason == "" && !transport(low):
-		// A scheduler has answered; the fault is behind it, for example at an agent.
+		// A scheduler has answered, so the error comes from a server behind it, for example an agent.
 		if _, own, ok := strings.Cut(f.text, "rounds: "); ok {
 			f.text = own
 		}
@@ -209,11 +210,11 @@ func (c *cli) unreachable(f *failure, reason string) {
 	}
 }
 
-// ownCertificate is the hint when a server refuses our certificate.
+// ownCertificate is the hint for the case that a server refuses the user's certificate.
 const ownCertificate = "check --tls-cert and --tls-key: of the cluster's CA, in time and not revoked (persysctl identity list)"
 
-// certificateRefusal finds out whether a scheduler has cut the connection because it refuses our certificate.
-// It returns the scheduler's reason, or "". low is the error of the call, in lower case.
+// certificateRefusal returns the reason for which a scheduler refuses the user's certificate, or "" if it
+// accepts it. low is the error text of the failed call in lower case.
 func (c *cli) certificateRefusal(low string) string {
 	cut := func(sign string) bool { return strings.Contains(low, sign) }
 	if c.direct == nil || c.files == nil || !slices.ContainsFunc([]string{"broken pipe", "reset by peer", "eof", "remote error", "preface"}, cut) {
@@ -253,7 +254,7 @@ func (c *cli) unreachableGateway(f *failure, where, low string) {
 	}
 }
 
-// transport reports whether a message, in lower case, is about the connection and not about the call.
+// transport reports whether low, an error text in lower case, is about the connection and not about the call.
 func transport(low string) bool {
 	for _, sign := range []string{"connection error", "transport", "dialing", "error reading", "stopped answering", "no scheduler address", "closing", "goaway", "connection is"} {
 		if strings.Contains(low, sign) {
@@ -263,7 +264,7 @@ func transport(low string) bool {
 	return false
 }
 
-// shortCause returns the innermost cause of gRPC's nested messages.
+// shortCause returns the innermost cause from gRPC's nested error messages.
 func shortCause(s string) string {
 	for _, cutAt := range []string{"desc = ", "rounds: ", "error while dialing: "} {
 		if i := strings.LastIndex(s, cutAt); i >= 0 {
@@ -273,7 +274,7 @@ func shortCause(s string) string {
 	return strings.Trim(s, `" `)
 }
 
-// report prints the failure and returns the exit code.
+// report prints the error of a command and returns the exit code of persysctl.
 func (c *cli) report(err error) int {
 	if err == nil {
 		return exitOK
@@ -292,8 +293,8 @@ func (c *cli) report(err error) int {
 	return f.code
 }
 
-// several collects the failures of a command with several targets. Each is printed
-// when it happens, and the worst decides the exit code.
+// several collects the failures of a command with several targets. Each failure is printed at once, and the
+// most severe one decides the exit code.
 type several struct {
 	c     *cli
 	worst *failure

@@ -44,7 +44,7 @@ func (c *cli) eventsCommand() *cobra.Command {
 	f.StringVar(&o.node, "node", "", "only events of this node")
 	f.StringSliceVar(&o.types, "type", nil, "only events of these types, for example NodeLost")
 	f.Int32Var(&o.tail, "tail", 50, "number of past events, the newest; 0 shows all")
-	// These fail for unknown flags only.
+	// RegisterFlagCompletionFunc fails only for unknown flags.
 	_ = cmd.RegisterFlagCompletionFunc("workload", c.completeWorkload)
 	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)
 	return cmd
@@ -88,8 +88,8 @@ func (c *cli) pastEvents(ctx context.Context, req *clusterv1.EventsRequest) ([]*
 	return list, nil
 }
 
-// emitEvents writes {"events": […]}. The API has no message for a list of events, because
-// it streams them.
+// emitEvents writes a list of events as {"events": […]}. The API has no message for a list of events, because
+// it streams events.
 func (c *cli) emitEvents(list []*clusterv1.Event) error {
 	var b strings.Builder
 	if c.output == outYAML {
@@ -152,8 +152,8 @@ func eventStyle(kind string) screen.Style {
 	return screen.Plain
 }
 
-// eventText is reason, message and details in one line. A change of state is shown as
-// FROM → TO.
+// eventText returns the reason, the message and the details of an event in one line. A change of state is
+// shown as FROM → TO.
 func eventText(e *clusterv1.Event) string {
 	details := maps.Clone(e.GetDetails())
 	var first string
@@ -161,7 +161,7 @@ func eventText(e *clusterv1.Event) string {
 		first = from + " → " + to
 		delete(details, "to")
 	}
-	// `persysctl audit` shows the caller.
+	// The caller's address is left out here; `persysctl audit` shows it.
 	delete(details, "from")
 	delete(details, "caller")
 	out := screen.Join("; ", first, screen.Join(": ", e.GetReason(), e.GetMessage()))
@@ -172,11 +172,11 @@ func eventText(e *clusterv1.Event) string {
 	return screen.Join(" ", out, strings.Join(rest, " "))
 }
 
-// eventWidth is the length of the longest event type.
+// eventWidth is the width of the column for event types: the length of the longest one.
 const eventWidth = 18
 
-// watchEvents prints events as they happen. After a broken connection it continues after
-// the last one.
+// watchEvents prints events as they happen. If the connection breaks, it continues after the last printed
+// event.
 func (c *cli) watchEvents(ctx context.Context, req *clusterv1.EventsRequest) error {
 	req.Follow = true
 	open := func(ctx context.Context) (receiver[*clusterv1.Event], error) { return c.cluster.Events(ctx, req) }
@@ -205,8 +205,7 @@ func onNode(node string) string {
 	return "on " + node
 }
 
-// showRecent adds the latest events to a detailed view, or a note if they cannot be
-// read.
+// showRecent adds the latest events to a detailed view. If the events cannot be read, it adds a note instead.
 func (c *cli) showRecent(ctx context.Context, req *clusterv1.EventsRequest) {
 	list, err := c.pastEvents(ctx, req)
 	if err != nil {

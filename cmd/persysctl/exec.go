@@ -17,10 +17,10 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
-// exitBroken is the exit code of a session that ends before its command.
+// exitBroken is the exit code of persysctl exec and console if the session ends before its command.
 const exitBroken = 255
 
-// leave is the key that leaves a console, Ctrl-].
+// leave is the key Ctrl-], which ends a console session.
 const leave = 0x1d
 
 // interruptGrace is how long a command may take to end after Ctrl-C.
@@ -67,16 +67,17 @@ first process of a container. Ctrl-] leaves it, and the workload goes on.`,
 	return cmd
 }
 
-// session runs one session to its end. Its error has the exit code of the command.
+// session runs one session (a command or console in a workload) to its end. The returned error contains the
+// exit code of the command.
 func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
-	// Ctrl-C goes to the command, so it must not end this context.
+	// Ctrl-C is sent to the command in the workload, so it must not end the context of the session.
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	tty := open.GetTty() && open.GetInput() && c.inTerm && c.raw != nil
 	if open.GetTty() && c.size != nil {
 		open.Size = terminalSize(c.size())
 	}
-	// Until the session is open there is no command, so Ctrl-C ends the program.
+	// Before the session is open no command runs in the workload, so Ctrl-C ends persysctl.
 	unhook := context.AfterFunc(ctx, cancel)
 	say, first, err := c.openSession(life, open)
 	if !unhook() {
@@ -107,8 +108,8 @@ func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
 		go say.resize(life, c.resized(life), c.size)
 	}
 	defer context.AfterFunc(ctx, func() {
-		time.AfterFunc(cmp.Or(c.grace, interruptGrace), cancel)                                    // first, because Send waits while the command reads no input
-		_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Signal{Signal: "INT"}}) // the session may have ended
+		time.AfterFunc(cmp.Or(c.grace, interruptGrace), cancel)                                    // this timer starts before the signal is sent, because sending waits while the command reads no input
+		_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Signal{Signal: "INT"}}) // an error means that the session has ended
 	})()
 	type end struct {
 		code int32
@@ -150,14 +151,14 @@ func (c *cli) openSession(ctx context.Context, open *clusterv1.ExecOpen) (*sayer
 	}
 	say := &sayer{stream: stream}
 	err = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: open}})
-	if err != nil && !errors.Is(err, io.EOF) { // EOF: Recv tells why
+	if err != nil && !errors.Is(err, io.EOF) { // after a Send returned io.EOF, Recv returns the reason
 		return nil, nil, err
 	}
 	first, err := stream.Recv()
 	return say, first, err
 }
 
-// hear writes the session's output until its exit code.
+// hear writes the session's output until the stream sends the command's exit code, and returns that.
 func (c *cli) hear(stream clusterv1.Cluster_ExecClient) (int32, error) {
 	for {
 		m, err := stream.Recv()
@@ -182,8 +183,8 @@ func (c *cli) hear(stream clusterv1.Cluster_ExecClient) (int32, error) {
 	}
 }
 
-// typed sends the input until it ends. A read from a terminal cannot be interrupted, so the program
-// ends without waiting for typed.
+// typed sends the user's input to the session until the input ends. A read from a terminal cannot be
+// interrupted, so the program exits without waiting for typed.
 func (c *cli) typed(say *sayer, console bool, left chan<- struct{}) {
 	buffer := make([]byte, 16<<10)
 	for {
@@ -205,13 +206,13 @@ func (c *cli) typed(say *sayer, console bool, left chan<- struct{}) {
 			return
 		}
 		if err != nil {
-			_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_EndInput{EndInput: true}}) // the session may have ended
+			_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_EndInput{EndInput: true}}) // an error means that the session has ended
 			return
 		}
 	}
 }
 
-// sayer lets several goroutines send on one stream.
+// sayer serializes the messages that several goroutines send on one stream.
 type sayer struct {
 	mu     sync.Mutex
 	stream clusterv1.Cluster_ExecClient
@@ -223,7 +224,7 @@ func (s *sayer) say(m *clusterv1.ExecRequest) error {
 	return s.stream.Send(m)
 }
 
-// resize sends the size of the terminal whenever it changes, until ctx ends.
+// resize sends the size of the terminal to the session whenever it changes, until ctx ends.
 func (s *sayer) resize(ctx context.Context, changed <-chan struct{}, size func() (columns, rows int)) {
 	for {
 		select {
@@ -232,7 +233,7 @@ func (s *sayer) resize(ctx context.Context, changed <-chan struct{}, size func()
 		case <-changed:
 		}
 		if z := terminalSize(size()); z != nil {
-			_ = s.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Resize{Resize: z}}) // the session may have ended
+			_ = s.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Resize{Resize: z}}) // an error means that the session has ended
 		}
 	}
 }

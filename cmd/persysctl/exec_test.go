@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Exec runs one of these commands: say, cat, wait and broken.
+// Exec pretends to run one of these commands: say, cat, wait and broken.
 func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
 	m, err := stream.Recv()
 	if err != nil {
@@ -60,7 +60,7 @@ func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
 			return err
 		}
 	}
-	for { // cat, wait
+	for { // "cat" and "wait" read the client's messages until the client ends
 		m, err := stream.Recv()
 		if err != nil {
 			return err
@@ -86,12 +86,12 @@ func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
 	}
 }
 
-// execWays are the kinds of connection: to a scheduler, and to a gateway.
+// execWays returns the flags for each kind of connection: to a scheduler, and to a gateway.
 func execWays(t *testing.T, f *fake) map[string][]string {
 	return map[string][]string{"straight": {"--insecure", "-s", f.addr}, "gateway": {"-s", behind(t, f, 10*time.Second)}}
 }
 
-func TestExec(t *testing.T) {
+func TestExecRunsCommands(t *testing.T) {
 	f := start(t, nil)
 	for way, to := range execWays(t, f) {
 		t.Run(way, func(t *testing.T) { testExec(t, f, to) })
@@ -105,15 +105,15 @@ func testExec(t *testing.T, f *fake, to []string) {
 		code            int
 		stdout, stderrs string
 	}{
-		{"outputs and exit code are the command's", "", []string{"exec", "web-0", "--", "say", "-x"}, 3, "good\n", "bad\n"},
+		{"output and exit code of persysctl are those of the command", "", []string{"exec", "web-0", "--", "say", "-x"}, 3, "good\n", "bad\n"},
 		{"the dashes may be left out", "", []string{"exec", "web-0", "say"}, 3, "good\n", "bad\n"},
-		{"input is passed on, and its end", "abc", []string{"exec", "-i", "web-0", "--", "cat"}, 0, "ABC", ""},
+		{"the input and its end are passed on", "abc", []string{"exec", "-i", "web-0", "--", "cat"}, 0, "ABC", ""},
 		{"an unknown workload", "", []string{"exec", "nothing", "--", "say"}, exitNotFound, "", "hint: persysctl list"},
 		{"no command", "", []string{"exec", "web-0"}, exitUsage, "", "COMMAND is missing"},
 		{"a leader that is missing", "", []string{"exec", "web-0", "--", "leaderless"}, exitUnavailable, "", "hint: persysctl status"},
 		{"a session that broke off", "", []string{"exec", "web-0", "--", "broken"}, exitBroken, "half\n", "node-a: gone"},
-		{"a session that nobody used", "", []string{"exec", "web-0", "--", "idle"}, exitBroken, "", "nothing was said"},
-		{"a console without a terminal ends with its input", "abc", []string{"console", "web-0"}, 0, "ABC", ""},
+		{"an idle session", "", []string{"exec", "web-0", "--", "idle"}, exitBroken, "", "nothing was said"},
+		{"the session of a console without a terminal ends when the input ends", "abc", []string{"console", "web-0"}, 0, "ABC", ""},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			s := newSession(t)
@@ -131,7 +131,7 @@ func testExec(t *testing.T, f *fake, to []string) {
 	}
 }
 
-// keyboard gives the session a terminal; the test types its keys.
+// keyboard gives the session a terminal on which the test types keys.
 func (s *session) keyboard(t *testing.T) (keys *io.PipeWriter, resized chan struct{}, raw *int) {
 	in, keys := io.Pipe()
 	t.Cleanup(func() { _ = in.Close() })
@@ -143,12 +143,12 @@ func (s *session) keyboard(t *testing.T) (keys *io.PipeWriter, resized chan stru
 	return keys, resized, raw
 }
 
-// prints waits until the output has a text.
+// prints waits until the output of the session contains text.
 func (s *session) prints(t *testing.T, text string) {
 	t.Helper()
 	testbed.Within(t, testbed.Patience, "the output", func() error {
 		if !s.stdout.Has(text) {
-			return fmt.Errorf("it is %q, without %q", s.stdout.String(), text)
+			return fmt.Errorf("stdout is %q and lacks %q", s.stdout.String(), text)
 		}
 		return nil
 	})
@@ -172,14 +172,14 @@ func testExecOnATerminal(t *testing.T, f *fake, to []string) {
 	s.prints(t, "31 by 77")
 	_ = keys.Close()
 	if code := <-done; code != 0 || *raw != 11 {
-		t.Errorf("exit %d, raw %d; the terminal must be set up and restored once", code, *raw)
+		t.Errorf("persysctl ended with exit code %d and set raw mode %d times; want the terminal set up and restored once", code, *raw)
 	}
 	if z := last[*clusterv1.ExecOpen](f).GetSize(); z.GetRows() != 31 || z.GetColumns() != 77 {
 		t.Errorf("opened with size %v", z)
 	}
 }
 
-func TestConsoleIsLeft(t *testing.T) {
+func TestAConsoleIsLeftByItsKeys(t *testing.T) {
 	f := start(t, nil)
 	for way, to := range execWays(t, f) {
 		t.Run(way, func(t *testing.T) { testConsoleIsLeft(t, f, to) })
@@ -208,7 +208,7 @@ func TestCtrlCGoesToTheCommand(t *testing.T) {
 
 func testCtrlCGoesToTheCommand(t *testing.T, f *fake, to []string) {
 	s := newSession(t)
-	keys, _, _ := s.keyboard(t) // without -i no key is read
+	keys, _, _ := s.keyboard(t) // persysctl must not read the keyboard without the flag -i
 	defer keys.Close()
 	ctx, interrupt := context.WithCancel(s.ctx)
 	defer interrupt()
@@ -218,12 +218,12 @@ func testCtrlCGoesToTheCommand(t *testing.T, f *fake, to []string) {
 	s.prints(t, "waiting")
 	interrupt()
 	if code := <-done; code != 130 || last[*clusterv1.ExecRequest](f).GetSignal() != "INT" {
-		t.Errorf("exit %d after %v, want the command's 130 after INT", code, last[*clusterv1.ExecRequest](f))
+		t.Errorf("persysctl ended with exit code %d after the signals %v; want the command's 130 after INT", code, last[*clusterv1.ExecRequest](f))
 	}
 }
 
-// deaf is a session whose command reads no input, so Send blocks, as under the flow control of a
-// connection.
+// deaf is a session stream whose command reads no input. So Send blocks, as the flow control of a real
+// connection makes it block.
 type deaf struct {
 	clusterv1.ClusterClient
 	grpc.ClientStream
@@ -262,7 +262,8 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// A command that reads no input also gets no signal; the session ends after the grace period.
+// If a command reads no input, the signal for Ctrl-C does not reach it either. The session then ends after
+// the grace period.
 func TestCtrlCEndsASessionThatTakesNoInput(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -19,8 +21,10 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/spec"
 )
 
 // epoch is the present time in all tests.
@@ -28,31 +32,34 @@ var epoch = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(epoch.Add(-d)) }
 
-// fake is a scheduler with fixed data; tests may replace its answers.
+// fake is a scheduler with fixed data. Tests may replace its answers.
 type fake struct {
+	forged string                                             // if set, records by this identity are changed, as a forger would change them
+	renew  func(csr []byte) (*clusterv1.RenewResponse, error) // answers the calls of Renew; if it is nil, they are refused
+
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
 	addr string
 
 	mu        sync.Mutex
-	fail      map[string][]error // method → errors of its next calls
+	fail      map[string][]error // errors that the next calls return, by method
 	nodes     []*controlv1.NodeView
 	workloads []*controlv1.WorkloadView
 	events    []*clusterv1.Event
 	status    *clusterv1.StatusResponse
 	why       *clusterv1.WhyResponse
 	logs      []*clusterv1.LogChunk
-	logBreaks int // streams that break after the last chunk
+	logBreaks int // number of log streams that will break after their last chunk
 	moves     []*clusterv1.PlannedMove
-	backup    []byte // content of a complete backup
+	backup    []byte // content of a complete backup file
 	restores  []*clusterv1.RestoreBackupRequest
 	mirrored  []bool
 	imports   []*clusterv1.ImportMirrorRequest
-	taken     []byte            // data of the last restore
-	refuse    map[string]string // workload → reason
-	script    []scene           // one for each opening of a watch
+	taken     []byte            // backup data that the last restore received
+	refuse    map[string]string // workload id → reason of the refusal
+	script    []scene           // what each watch of workloads sends, one scene per watch
 	stale     bool
-	rolls     int    // reads of a rollout
+	rolls     int    // number of times that the state of a rollout was read
 	leaderAt  string // address of the leader, sent in trailers
 	slow      time.Duration
 
@@ -61,9 +68,10 @@ type fake struct {
 	requestIDs []string
 }
 
-// scene is the changes of one watch, which then ends with err, or stays open if err is nil.
+// scene is a list of changes that one watch sends. After them the watch ends with err, or stays open if err
+// is nil.
 type scene struct {
-	pause   time.Duration // before the changes
+	pause   time.Duration // delay before the changes
 	changes []*clusterv1.WorkloadChange
 	err     error
 }
@@ -87,7 +95,7 @@ func start(t testing.TB, files *pki.Files) *fake {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Serve(l) // returns after Stop
+		_ = s.Serve(l) // Serve returns after Stop
 	}()
 	t.Cleanup(func() { s.Stop(); <-done })
 	return f
@@ -131,7 +139,7 @@ func (f *fake) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	return h(srv, ss)
 }
 
-// last returns the newest request of a type.
+// last returns the last request of type T that the fake scheduler received.
 func last[T any](f *fake) (out T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -181,12 +189,13 @@ func (f *fake) find(id string) *controlv1.WorkloadView {
 	return nil
 }
 
-// ListWorkloads returns pages of two, whatever the request says, so that paging is tested.
+// ListWorkloads returns pages of two, whatever size the request asks for, so that the tests cover paging.
 func (f *fake) ListWorkloads(_ context.Context, req *controlv1.ListWorkloadsRequest) (*controlv1.ListWorkloadsResponse, error) {
 	out := &controlv1.ListWorkloadsResponse{Index: 42, Stale: f.stale, AgeMs: f.age()}
 	for _, w := range f.workloads {
 		if w.GetWorkloadId() <= req.GetPageToken() || req.GetNodeId() != "" && req.GetNodeId() != w.GetAssignedNodeId() ||
-			req.GetGroup() != "" && req.GetGroup() != w.GetGroup() || req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), w.GetStatus()) {
+			req.GetGroup() != "" && req.GetGroup() != w.GetGroup() || req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), w.GetStatus()) ||
+			req.GetKind() != "" && !strings.EqualFold(req.GetKind(), cmp.Or(w.GetKind(), spec.KindService)) {
 			continue
 		}
 		n := len(out.Workloads)
@@ -233,10 +242,24 @@ func (f *fake) apply(req *controlv1.ApplyWorkloadRequest) *controlv1.ApplyWorklo
 			out.WorkloadIds = append(out.WorkloadIds, id+"-"+string(rune('0'+i)))
 		}
 	}
+	if n := req.GetSpec(); n != nil && n.Count != nil && n.GetCount() == 0 {
+		out.WorkloadIds = []string{id + "-0"}
+	}
 	if req.GetSpec().GetUpdate() != nil {
 		out.Rollout = &controlv1.Generation{Incarnation: 1, Sequence: 9}
 	}
+	if id == "older" {
+		out.TakesBack = olderFile
+	}
 	return out
+}
+
+// olderFile lists the fields that applying the file of workload "older" sets back to the values of an earlier
+// revision.
+var olderFile = []*controlv1.TakenBack{
+	{Field: "desired_state", Before: "Stopped", After: "Running"},
+	{Field: "container.image", Before: "web:2", After: "web:1", Revision: 7, By: "persys://c1/user/alice", AppliedAt: before(time.Hour)},
+	{Field: "a secret value", Revision: 8, By: "persys://c1/user/bob", AppliedAt: before(time.Minute)},
 }
 
 func (f *fake) ApplyWorkloads(_ context.Context, req *clusterv1.ApplyWorkloadsRequest) (*clusterv1.ApplyWorkloadsResponse, error) {
@@ -261,6 +284,9 @@ func (f *fake) DeleteWorkload(_ context.Context, req *controlv1.DeleteWorkloadRe
 func (f *fake) RetryWorkload(_ context.Context, req *controlv1.RetryWorkloadRequest) (*controlv1.RetryWorkloadResponse, error) {
 	if id := req.GetWorkloadId(); f.find(id) == nil && f.find(id+"-0") == nil {
 		return &controlv1.RetryWorkloadResponse{Reason: "no such workload"}, nil
+	}
+	if v := f.find(req.GetWorkloadId()); v.GetStatus() == "Running" && !req.GetRestart() {
+		return &controlv1.RetryWorkloadResponse{Accepted: true, Unchanged: true, Reason: "it runs", Index: 45}, nil
 	}
 	return &controlv1.RetryWorkloadResponse{Accepted: true, Index: 45}, nil
 }
@@ -289,6 +315,47 @@ func (f *fake) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Events
 	}
 	if req.GetFollow() {
 		<-out.Context().Done()
+	}
+	return nil
+}
+
+// Audit returns two audit logs made from the events of calls: one of changes and one of refusals.
+func (f *fake) Audit(_ *clusterv1.AuditRequest, out clusterv1.Cluster_AuditServer) error {
+	for _, l := range fsm.AuditLogs() {
+		var before fsm.AuditHash
+		number := uint64(0)
+		for _, e := range f.events {
+			refused := e.GetType() == fsm.EventCallRefused || e.GetType() == fsm.EventJoinRefused
+			if caller(e) == "" || refused != (l == fsm.AuditRefusals) {
+				continue
+			}
+			number++
+			previous := before
+			r := &clusterv1.AuditRecord{
+				Log: string(l), Number: number, PreviousHash: previous[:], EventSeq: e.GetSeq(), AtUnixNanos: e.GetAt().AsTime().UnixNano(),
+				Type: e.GetType(), WorkloadId: e.GetWorkloadId(), NodeId: e.GetNodeId(), Reason: e.GetReason(), Message: e.GetMessage(), By: e.GetBy(),
+			}
+			record := &fsm.Event{
+				Seq: r.GetEventSeq(), At: r.GetAtUnixNanos(), Type: r.GetType(), Workload: r.GetWorkloadId(), Node: r.GetNodeId(),
+				Reason: r.GetReason(), Message: r.GetMessage(), By: r.GetBy(),
+			}
+			for _, k := range slices.Sorted(maps.Keys(e.GetDetails())) {
+				key := k
+				if k == "caller" {
+					key = "from"
+				}
+				r.Details = append(r.Details, &clusterv1.AuditDetail{Key: key, Value: e.GetDetails()[k]})
+				record.Details = append(record.Details, fsm.Label{Key: key, Value: e.GetDetails()[k]})
+			}
+			hash := fsm.HashAudit(before, number, record)
+			if r.Hash = hash[:]; r.GetBy() == f.forged {
+				r.Message = "forged"
+			}
+			before = hash
+			if err := out.Send(r); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -325,7 +392,7 @@ func (f *fake) PlanWorkloads(_ context.Context, req *clusterv1.PlanWorkloadsRequ
 		case f.refuse[w.GetWorkloadId()] != "":
 			p.Action, p.NodeId, p.Reason = "refused", "", f.refuse[w.GetWorkloadId()]
 		case i == 1:
-			p.Action, p.PresentNodeId = "replace", "node-a"
+			p.Action, p.PresentNodeId, p.Preempts = "replace", "node-a", []string{"batch"}
 			p.Changes = []*clusterv1.FieldChange{{Field: "container.image", Before: "nginx:1.27", After: "nginx:1.28"}, {Field: "container.ports[0].host_port", After: "8080"}}
 		case w.GetSpec().GetUpdate() != nil:
 			for n := range w.GetSpec().GetCount() {
@@ -335,6 +402,8 @@ func (f *fake) PlanWorkloads(_ context.Context, req *clusterv1.PlanWorkloadsRequ
 				})
 			}
 			continue
+		case w.GetWorkloadId() == "older":
+			p.Action, p.Changes, p.TakesBack = "replace", []*clusterv1.FieldChange{{Field: "container.image", Before: "web:2", After: "web:1"}}, olderFile
 		case i == 2:
 			p.NodeId, p.Reason = "", "0 of 3 nodes fit: 3 CPU"
 		}
@@ -377,12 +446,12 @@ func (f *fake) ListVolumes(_ context.Context, req *clusterv1.ListVolumesRequest)
 	return out, nil
 }
 
-// namespaces are fixed data; one of them is over its quota.
+// namespaces returns the fake scheduler's namespaces; one of them exceeds its quota.
 func namespaces() []*clusterv1.Namespace {
 	return []*clusterv1.Namespace{
 		{Name: "default", Quota: &clusterv1.NamespaceAmounts{}, Used: &clusterv1.NamespaceAmounts{CpuMillicores: 750, MemoryMib: 640, Workloads: 5}},
 		{
-			Name: "shop", Description: "the shop's own", Users: []string{"ada", "bob"}, UpdatedAt: before(time.Hour), UpdatedBy: "persys://c1/user/admin", OverQuota: true, Version: 41,
+			Name: "shop", Description: "the shop's own", Users: []string{"ada", "bob"}, UpdatedAt: before(time.Hour), UpdatedBy: "persys://c1/user/admin", OverQuota: true, Version: 41, MaxPriority: 7,
 			Quota: &clusterv1.NamespaceAmounts{CpuMillicores: 2000, MemoryMib: 1024, Workloads: 3},
 			Used:  &clusterv1.NamespaceAmounts{CpuMillicores: 2500, MemoryMib: 512, DiskGb: 10, Workloads: 3},
 		},
@@ -416,6 +485,37 @@ func (f *fake) DeleteNamespace(_ context.Context, req *clusterv1.DeleteNamespace
 	return &clusterv1.DeleteNamespaceResponse{Index: 9}, nil
 }
 
+func (f *fake) ListPolicies(_ context.Context, req *clusterv1.ListPoliciesRequest) (*clusterv1.ListPoliciesResponse, error) {
+	out := &clusterv1.ListPoliciesResponse{Index: 7}
+	for _, p := range []*clusterv1.Policy{
+		{Name: "baseline", Builtin: true, Description: "ordinary workloads", Document: "name: baseline\nkinds:\n  - '*'\n", Namespaces: []string{"a", "shop"}, Version: 12},
+		{Name: "own", Description: "of the shop", Document: "name: own\nkinds:\n  - container\n", NodeLabels: []string{"zone=dmz"}, Version: 14},
+	} {
+		if req.GetName() == "" || req.GetName() == p.GetName() {
+			out.Policies = append(out.Policies, p)
+		}
+	}
+	if len(out.GetPolicies()) == 0 {
+		return nil, status.Errorf(codes.NotFound, "policy %q not found; `persysctl policy list` shows them", req.GetName())
+	}
+	return out, nil
+}
+
+func (f *fake) PutPolicy(context.Context, *clusterv1.PutPolicyRequest) (*clusterv1.PolicyResponse, error) {
+	return &clusterv1.PolicyResponse{Index: 8}, nil
+}
+
+func (f *fake) BindPolicy(context.Context, *clusterv1.BindPolicyRequest) (*clusterv1.PolicyResponse, error) {
+	return &clusterv1.PolicyResponse{Index: 9}, nil
+}
+
+func (f *fake) DeletePolicy(_ context.Context, req *clusterv1.DeletePolicyRequest) (*clusterv1.PolicyResponse, error) {
+	if req.GetName() == "baseline" {
+		return nil, status.Error(codes.FailedPrecondition, `policy "baseline" is built in and always there`)
+	}
+	return &clusterv1.PolicyResponse{Index: 10}, nil
+}
+
 func (f *fake) DeleteVolume(_ context.Context, req *clusterv1.DeleteVolumeRequest) (*clusterv1.DeleteVolumeResponse, error) {
 	if req.GetId() == "local:data" {
 		return nil, status.Error(codes.FailedPrecondition, "agent of node node-a: volume local:data is used by workload web-0")
@@ -437,7 +537,7 @@ func (f *fake) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarbage
 	return &clusterv1.CollectGarbageResponse{Items: []*clusterv1.Garbage{
 		{Kind: "orphan", Name: "ghost", WorkloadId: "ghost", Reason: "container 0123456789ab (running) of a workload that nobody ordered"},
 		{Kind: "image", Name: "registry.example.com/app:v1", Bytes: 300 << 20, Reason: "unused; 21000 MiB of unused images are more than the budget of 20480 MiB", Removed: !dry},
-		{Kind: "project", Name: "shop", WorkloadId: "shop", Reason: "the folder of a stack that is gone", Removed: !dry},
+		{Kind: "project", Name: "shop", WorkloadId: "shop", Reason: "the folder of a stack that no longer exists", Removed: !dry},
 	}}, nil
 }
 
@@ -544,6 +644,14 @@ func (f *fake) CordonNode(_ context.Context, req *clusterv1.CordonNodeRequest) (
 	return f.action(req.GetNodeId())
 }
 
+func (f *fake) LabelNode(_ context.Context, req *clusterv1.LabelNodeRequest) (*clusterv1.NodeActionResponse, error) {
+	return f.action(req.GetNodeId())
+}
+
+func (f *fake) TaintNode(_ context.Context, req *clusterv1.TaintNodeRequest) (*clusterv1.NodeActionResponse, error) {
+	return f.action(req.GetNodeId())
+}
+
 func (f *fake) FenceNode(_ context.Context, req *clusterv1.FenceNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	return f.action(req.GetNodeId())
 }
@@ -610,14 +718,14 @@ func (f *fake) RemoveReplica(context.Context, *clusterv1.RemoveReplicaRequest) (
 	return &clusterv1.RemoveReplicaResponse{}, nil
 }
 
-// fill sets the fixed data: at least one of every kind, some with long names.
+// fill sets the fake scheduler's fixed data: at least one object of every kind, some with long names.
 func (f *fake) fill() {
 	f.nodes = []*controlv1.NodeView{
 		{NodeId: "node-a", Status: "Ready", StatusUpdatedAt: before(26 * time.Hour), LastHeartbeat: before(2 * time.Second), GrpcEndpoint: "10.0.0.1:50051",
 			TotalCpuCores: 4, ReservedCpuMillicores: 750, TotalMemoryMb: 7900, ReservedMemoryMb: 384, Workloads: 2, AgentVersion: "1.0.0", EngineId: "ENG:1",
 			Usage:          &controlv1.NodeUsage{CpuUsedMillicores: 1240, MemoryUsedMb: 5100, DiskUsedGb: 31, NetRxBytes: 3 << 30, NetTxBytes: 700 << 20},
 			LeaseExpiresAt: timestamppb.New(epoch.Add(8 * time.Second)), SupportedWorkloadTypes: []string{"container", "compose"},
-			Labels: map[string]string{"region": "eu", "disk": "ssd"}, StoragePools: []*controlv1.StoragePoolView{{Name: "default", Type: "local", TotalGb: 100, ReservedGb: 5, UsedGb: 12}}},
+			Labels: map[string]string{"region": "eu", "disk": "ssd"}, SetLabels: []string{"disk"}, RemovedTaints: []string{"spot"}, StoragePools: []*controlv1.StoragePoolView{{Name: "default", Type: "local", TotalGb: 100, ReservedGb: 5, UsedGb: 12}}},
 		{NodeId: "node-b", Status: "NotReady", StatusReason: "the lease ended: no heartbeat for 14 s, the last one came over a connection that was closed by the peer",
 			StatusUpdatedAt: before(192 * time.Second), LastHeartbeat: before(206 * time.Second), GrpcEndpoint: "10.0.0.2:50051", TotalCpuCores: 2,
 			TotalMemoryMb: 2048, AgentVersion: "1.0.0"},
@@ -645,7 +753,7 @@ func (f *fake) fill() {
 		{WorkloadId: "old", Type: "compose", DesiredState: "Stopped", Status: "Stopped", CreatedAt: before(40 * 24 * time.Hour), ImageOrSource: "inline",
 			Reason: &controlv1.ReasonDetail{Code: "UserStop", Message: "stopped by request"}},
 		{WorkloadId: "web-0", Type: "container", DesiredState: "Running", Status: "Running", AssignedNodeId: "node-a", Group: "web", CreatedAt: before(3*time.Minute + 12*time.Second),
-			LastUpdated: before(3 * time.Minute), ImageOrSource: "hello:demo", Addresses: []string{"172.17.0.2"}, Ports: []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp", Name: "http"}}, Health: "starting",
+			LastUpdated: before(3 * time.Minute), ImageOrSource: "hello:demo", Addresses: []string{"172.17.0.2"}, Ports: []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp", Name: "http"}, {HostPort: 9090, ContainerPort: 90, Protocol: "tcp", Address: "127.0.0.1"}}, Health: "starting",
 			RevisionId: "c1-0123456789abcdef", CallerRevisionId: "rev-1", AssignmentAcknowledged: true, Generation: &controlv1.Generation{Incarnation: 1, Sequence: 3},
 			Labels: map[string]string{"tier": "front", "app": "web"}, Priority: 10,
 			Usage: &controlv1.WorkloadUsageSnapshot{CpuPercent: 1.25, MemoryBytes: 12 << 20, NetRxBytes: 2048, NetTxBytes: 5 << 20},
@@ -685,5 +793,7 @@ func (f *fake) fill() {
 		},
 		Hint: "persysctl uncordon node-c"}
 	f.logs = []*clusterv1.LogChunk{{Data: []byte("listening on :80\n"), Stream: "stdout"}, {Data: []byte("warning: no cache\n"), Stream: "stderr"}}
-	f.moves = []*clusterv1.PlannedMove{{WorkloadId: "web-0", ToNodeId: "node-c"}, {WorkloadId: "batch", Reason: "Unplaced: 0 of 2 nodes fit: 2 lack memory"}}
+	f.moves = []*clusterv1.PlannedMove{{WorkloadId: "web-0", ToNodeId: "node-c"}, {WorkloadId: "batch", Reason: "runs on, because no other node takes it: 0/2 nodes fit: 2 memory"},
+		{WorkloadId: "db", Reason: "stays, because only this node has volume data", LocalData: []string{"volume data"}}, {WorkloadId: "vm", ToNodeId: "node-c", LocalData: []string{"disk vda"}},
+		{WorkloadId: "front", ToNodeId: "node-c", Preempts: []string{"batch-1", "batch-2"}}}
 }

@@ -19,25 +19,25 @@ import (
 )
 
 const (
-	// patience is how long a stream that has worked is reopened without success.
+	// patience is how long follow tries without success to reopen a stream that has worked before.
 	patience = time.Minute
-	// attempts bounds the openings of a stream that has never worked.
+	// attempts is the maximum number of times that follow opens a stream that has never worked.
 	attempts = 5
-	// settled is the time after which a stream counts as working, even without a message.
+	// settled is the time after which an open stream counts as working, even if no message has arrived.
 	settled = 5 * time.Second
-	// pause is the time between two openings.
+	// pause is the time that follow waits before it opens a stream again.
 	pause = 200 * time.Millisecond
 )
 
 // receiver is the receiving side of a stream.
 type receiver[M proto.Message] interface{ Recv() (M, error) }
 
-// errOpen marks a stream that no scheduler has opened; the connection has tried them all.
+// errOpen means that a stream could not be opened at any scheduler.
 var errOpen = errors.New("no stream")
 
-// follow reads a stream until it ends, take fails or ctx ends. After a broken
-// connection it calls open again, which may reach another replica and continues after
-// the messages that take has got.
+// follow passes each message of a stream to take, until the stream ends, take returns an error or ctx ends.
+// After a broken connection it calls open again. The new stream may come from another replica; open must make
+// it continue after the messages that take has received.
 func follow[M proto.Message](ctx context.Context, c *cli, open func(context.Context) (receiver[M], error), take func(M) error) error {
 	worked, failed, last := false, 0, time.Now()
 	for {
@@ -73,8 +73,8 @@ func follow[M proto.Message](ctx context.Context, c *cli, open func(context.Cont
 	}
 }
 
-// drainStream opens a stream and reads it to its end. refused reports whether the error
-// is that of take.
+// drainStream opens a stream and passes its messages to take until it ends. refused is true if the error
+// comes from take.
 func drainStream[M proto.Message](ctx context.Context, open func(context.Context) (receiver[M], error), take func(M) error) (refused bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -93,7 +93,7 @@ func drainStream[M proto.Message](ctx context.Context, open func(context.Context
 	}
 }
 
-// openError is the error of a stream that could not be opened; errors.Is finds errOpen in it.
+// openError is the error of a stream that could not be opened. errors.Is finds errOpen in it.
 type openError struct{ err error }
 
 func (e *openError) Error() string { return e.err.Error() }
@@ -104,21 +104,21 @@ func (e *openError) Is(target error) bool { return target == errOpen }
 
 func (e *openError) GRPCStatus() *status.Status { return status.Convert(e.err) }
 
-// watched is one change of a workload. Both fields are empty once the present state of
-// all workloads has been passed on.
+// watched is one change of a workload. A watch sends the present state of all workloads first, then one value
+// with both fields empty, then the changes.
 type watched struct {
 	view *controlv1.WorkloadView
 	gone string // id of a deleted workload
 }
 
-// watch passes the present state of workloads to take, and then every change, also
-// after broken connections. An id in ids that does not exist is passed as gone.
+// watch calls take with the present state of the workloads and then with every change, also after broken
+// connections. An id in ids that does not exist is reported as gone.
 func (c *cli) watch(ctx context.Context, req *clusterv1.WatchWorkloadsRequest, ids []string, take func(watched) error) error {
 	known := map[string]bool{}
 	for _, id := range ids {
 		known[id] = true
 	}
-	var seen map[string]bool // ids since the stream was opened; nil after its present state
+	var seen map[string]bool // ids received since the stream was opened; nil once the present state of all workloads has arrived
 	open := func(ctx context.Context) (receiver[*clusterv1.WorkloadChange], error) {
 		seen = map[string]bool{}
 		return c.cluster.WatchWorkloads(ctx, req)

@@ -6,7 +6,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// age formats the time since ts, or "-" for none.
+// age formats the time since ts, or "-" if ts is not set.
 func (c *cli) age(ts *timestamppb.Timestamp) string {
 	if ts == nil {
 		return screen.None
@@ -14,7 +14,7 @@ func (c *cli) age(ts *timestamppb.Timestamp) string {
 	return screen.Span(c.now().Sub(ts.AsTime()))
 }
 
-// moment formats a time in the local zone, with the date unless it is today.
+// moment formats a time in the local time zone, with the date unless it is today.
 func (c *cli) moment(ts *timestamppb.Timestamp) string {
 	if ts == nil {
 		return screen.None
@@ -26,7 +26,7 @@ func (c *cli) moment(ts *timestamppb.Timestamp) string {
 	return t.Format("2006-01-02 15:04:05")
 }
 
-// ago is age and moment.
+// ago formats a time as its age, followed by the time itself.
 func (c *cli) ago(ts *timestamppb.Timestamp) string {
 	if ts == nil {
 		return screen.None

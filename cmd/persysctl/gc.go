@@ -11,7 +11,8 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// gcLimit is above the schedulers' own limit for an agent, and below a gateway's for the schedulers.
+// gcLimit is the time limit of a garbage collection call. It is longer than the time that schedulers wait for
+// an agent, and shorter than the time that a gateway waits for schedulers.
 const gcLimit = 6 * time.Minute
 
 func (c *cli) gcCommand() *cobra.Command {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/encode"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/spec"
 )
 
 func (c *cli) getCommand() *cobra.Command {
@@ -39,7 +42,7 @@ func (c *cli) get(ctx context.Context, id string) error {
 	})
 }
 
-// orGroup adds to a "not found" that there is a group of that name.
+// orGroup changes the "not found" error for workload id: if a group of that name exists, the error says so.
 func (c *cli) orGroup(ctx context.Context, id string, err error) error {
 	var f *failure
 	if !errors.As(err, &f) || f.code != exitNotFound {
@@ -54,7 +57,7 @@ func (c *cli) orGroup(ctx context.Context, id string, err error) error {
 	return f
 }
 
-// members lists the ids of a group.
+// members lists the workload ids of a group.
 func (c *cli) members(ctx context.Context, group string) ([]string, error) {
 	r, err := c.allPages(ctx, &controlv1.ListWorkloadsRequest{Group: group})
 	if err != nil {
@@ -68,11 +71,11 @@ func (c *cli) members(ctx context.Context, group string) ([]string, error) {
 	return out, nil
 }
 
-// targets lists the workloads that a change of id affects: the workload, or else the members
-// that a count made in the group of that name.
+// targets lists the workloads that a change of id affects: the workload of that id, or the members of the
+// group of that name (made from a specification with count).
 func (c *cli) targets(ctx context.Context, id string) []string {
 	if _, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()}); status.Code(err) == codes.NotFound {
-		members, _ := c.members(ctx, id) // after an error the id is waited for
+		members, _ := c.members(ctx, id) // if the members cannot be listed, the command waits for the workload id itself
 		members = slices.DeleteFunc(members, func(m string) bool { return !fsm.MadeByCount(id, m) })
 		if len(members) > 0 {
 			return members
@@ -98,14 +101,29 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	if w.GetRetryAttempts() > 0 || w.GetRetryNextAt() != nil {
 		f.Add("Retry", screen.Text(c.retryText(w)))
 	}
-	switch m := w.GetMessage(); { // the agent's, one line
+	if r := w.GetJobResult(); r != nil {
+		f.Add("Result", screen.Text(c.resultText(r)))
+	}
+	if t := w.GetTemplate(); t != nil {
+		f.Add("Schedule", screen.Text(scheduleText(t.GetCron())))
+		if t.GetCron() != nil {
+			f.Add("Next run", screen.Text(c.moment(t.GetNextRun())))
+		}
+		f.Add("Last run", screen.Text(screen.Join(", ", t.GetLastRunId(), c.ago(t.GetLastRun()))))
+		f.Add("Last success", screen.Text(c.ago(t.GetLastSuccess())))
+		f.Add("Last failure", screen.Text(c.ago(t.GetLastFailure())))
+	}
+	if owner := w.GetOwner(); owner != "" {
+		f.Add("Run of", screen.Text(screen.Join(", for ", owner, c.momentOr(w.GetScheduledAt(), "a call"))))
+	}
+	switch m := w.GetMessage(); { // the agent's status message, which has one line
 	case m == "":
 	case w.GetType() == "compose":
-		f.Add("Services", screen.Text(m)) // "service: state; service: state"
+		f.Add("Services", screen.Text(m)) // services and their states: "web: running; db: failed"
 	case w.GetType() == "vm" && w.GetStatus() == "Running":
-		f.Add("Note", screen.Text(m)) // for example, that the guest has no address
+		f.Add("Note", screen.Text(m)) // for example a message that the guest has no IP address
 	}
-	f.Add("Type", screen.Text(screen.Join(", ", w.GetType(), w.GetImageOrSource())))
+	f.Add("Type", screen.Text(screen.Join(", ", typeText(w), w.GetImageOrSource())))
 	if r := w.GetSpec().GetResources(); r != nil {
 		f.Add("Resources", screen.Text(resourcesText(r)))
 	}
@@ -145,6 +163,9 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	if own := w.GetCallerRevisionId(); own != "" {
 		revision += " (yours: " + own + ")"
 	}
+	if n := w.GetRevisionNumber(); n > 0 {
+		revision += fmt.Sprintf(", number %d", n)
+	}
 	f.Add("Revision", screen.Text(revision))
 	accepted := "accepted by the agent"
 	if !w.GetAssignmentAcknowledged() {
@@ -155,16 +176,52 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	f.Add("Changed", screen.Text(c.ago(w.GetLastUpdated())))
 	c.printFacts(f)
 	c.showLastActions(w.GetLastActions())
+	if text := w.GetJobResult().GetExit().GetOutput(); text != "" {
+		c.section("Last lines of output")
+		for line := range strings.Lines(text) {
+			writeLines(c.out, []string{"  " + screen.Clean(strings.TrimRight(line, "\r\n"))})
+		}
+	}
 	if s := w.GetSpec(); s != nil {
 		data, err := encode.YAML(s, false)
 		if err != nil {
-			return // cannot happen: the specification has just been decoded
+			return // cannot happen, because the specification was decoded before
 		}
 		c.section("Specification (secrets are hidden)")
 		for _, line := range strings.Split(strings.TrimRight(string(data), "\n"), "\n") {
 			writeLines(c.out, []string{"  " + line})
 		}
 	}
+}
+
+// typeText returns the type of a workload, and its kind unless it is a service.
+func typeText(w *controlv1.WorkloadView) string {
+	if kind := kindText(w); kind != spec.KindService {
+		return w.GetType() + " " + kind
+	}
+	return w.GetType()
+}
+
+// kindText returns the kind of a workload.
+func kindText(w *controlv1.WorkloadView) string { return cmp.Or(w.GetKind(), spec.KindService) }
+
+// resultText returns the result of a finished job in one line.
+func (c *cli) resultText(r *controlv1.JobResult) string {
+	out := "failed"
+	if r.GetSucceeded() {
+		out = "succeeded"
+	}
+	out += " " + c.ago(r.GetFinishedAt())
+	if x := r.GetExit(); x != nil {
+		out += fmt.Sprintf(", exit code %d", x.GetCode())
+		if x.GetStartedAt() != nil && x.GetEndedAt() != nil {
+			out += ", ran for " + screen.Elapsed(x.GetEndedAt().AsTime().Sub(x.GetStartedAt().AsTime()))
+		}
+	}
+	if node := r.GetNodeId(); node != "" {
+		out += ", on " + node
+	}
+	return out
 }
 
 func reasonText(w *controlv1.WorkloadView) string {
@@ -221,8 +278,15 @@ func portsText(ports []*controlv1.Port) string {
 		if p.GetHostPort() == 0 {
 			host = "any"
 		}
+		reach := ""
+		if a, err := netip.ParseAddr(p.GetAddress()); err == nil {
+			host = net.JoinHostPort(p.GetAddress(), host)
+			if a.IsLoopback() {
+				reach = "(on the node only, not in DNS)"
+			}
+		}
 		protocol := cmp.Or(p.GetProtocol(), "tcp")
-		out = append(out, strings.TrimSpace(fmt.Sprintf("%s→%d/%s %s", host, p.GetContainerPort(), protocol, p.GetName())))
+		out = append(out, strings.TrimSpace(strings.Join(slices.DeleteFunc([]string{fmt.Sprintf("%s→%d/%s", host, p.GetContainerPort(), protocol), p.GetName(), reach}, func(s string) bool { return s == "" }), " ")))
 	}
 	return strings.Join(out, ", ")
 }

@@ -84,7 +84,7 @@ only the name is shown. To compare a file with the current revision: persysctl p
 	return cmd
 }
 
-// revisionRange reads A..B, or B, for which from is 0.
+// revisionRange parses a range of revisions: A..B, or B alone, for which it returns 0 as from.
 func revisionRange(text string) (from, to uint64, err error) {
 	a, b, both := strings.Cut(text, "..")
 	if !both {
@@ -104,6 +104,7 @@ func revisionRange(text string) (from, to uint64, err error) {
 func (c *cli) rollbackCommand() *cobra.Command {
 	var o waiting
 	var number uint64
+	var condition string
 	cmd := &cobra.Command{
 		Use: "rollback WORKLOAD", Short: "Apply an earlier revision of a workload again",
 		Long: `Apply an earlier revision of a workload again, with its secrets: that of --to, or the one
@@ -112,7 +113,7 @@ before the current. It becomes a new revision, so a rollback can be rolled back.
 		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			return c.each(ctx, args, o, func(id string) ([]string, uint64, error) {
-				r, err := change(ctx, c, c.cluster.RollBack, &clusterv1.RollBackRequest{WorkloadId: id, Number: number})
+				r, err := change(ctx, c, c.cluster.RollBack, &clusterv1.RollBackRequest{WorkloadId: id, Number: number, IfRevision: condition})
 				if err == nil && !r.GetSuccess() {
 					err = failf(exitFailed, "persysctl history "+id, "%s", r.GetErrorMessage())
 				}
@@ -129,6 +130,7 @@ before the current. It becomes a new revision, so a rollback can be rolled back.
 		}),
 	}
 	cmd.Flags().Uint64Var(&number, "to", 0, "number of the revision, see persysctl history")
+	revisionFlag(cmd.Flags(), &condition)
 	o.flags(cmd.Flags(), "the workload is in its desired state")
 	return cmd
 }

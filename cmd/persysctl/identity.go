@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -14,6 +15,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/enrol"
 )
 
@@ -108,7 +110,7 @@ func (c *cli) showIdentities(r *clusterv1.ListIdentitiesResponse) {
 	c.print(t)
 }
 
-// joinCommand gets a certificate for a user.
+// joinCommand returns `persysctl join`, which gets a certificate for a user.
 func (c *cli) joinCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
@@ -140,7 +142,8 @@ func (c *cli) joinCommand() *cobra.Command {
 	return cmd
 }
 
-// joined returns the files of the identity that `persysctl join` keeps, and whether they exist.
+// joined returns the files of the identity (key, certificate and roots) that `persysctl join` stored, and
+// whether they exist.
 func (c *cli) joined() (pki.Paths, bool) {
 	if c.home == "" {
 		return pki.Paths{}, false
@@ -153,25 +156,82 @@ func (c *cli) identityStore() pki.IdentityStore {
 	return pki.IdentityStore{Dir: filepath.Join(c.home, ".persys", "identity")}
 }
 
-// refreshEvery is the time between two refreshes of the identity and the roots.
-const refreshEvery = time.Hour
+const (
+	// refreshEvery is the longest time between two refreshes of the user's certificate and root certificates.
+	refreshEvery = time.Hour
+	// refreshFor is the time limit of a refresh. It is short because the command waits for it.
+	refreshFor = 2 * time.Second
+)
 
-// refresh renews the identity and the roots beside it, at most once per refreshEvery. It
-// only logs an error: the command is about to call the same schedulers.
-func (c *cli) refresh(ctx context.Context, files *pki.Files) {
-	k := c.identityStore()
-	stamp := filepath.Join(k.Dir, "looked")
-	if st, err := os.Stat(stamp); err == nil && c.now().Sub(st.ModTime()) < refreshEvery {
+// keepIdentity refreshes the user's identity (certificate and roots) before the command runs, and every hour
+// while it runs.
+func (c *cli) keepIdentity(ctx context.Context) {
+	if c.identity == nil || c.files == nil || c.stop != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	c.refresh(ctx, true)
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	c.stop = func() {
+		cancel()
+		<-ended
+	}
+	go func() {
+		defer close(ended)
+		t := time.NewTicker(refreshEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-t.C:
+				c.refresh(ctx, false) // the periodic refresh prints no messages, because the screen belongs to the command
+			}
+		}
+	}()
+}
+
+// refresh renews the user's certificate and the root certificates stored with it. In the first half of the
+// certificate's life it tries only once in refreshEvery, or once in a twentieth of the life if that is
+// shorter, and does not report errors. In the second half it reports errors, because the command is about to
+// call the same schedulers.
+func (c *cli) refresh(ctx context.Context, say bool) {
+	k, leaf := *c.identity, c.files.Leaf()
+	life, stamp := pki.Life(leaf), filepath.Join(k.Dir, "looked")
+	fresh := c.now().Before(leaf.NotAfter.Add(-life / 2))
+	if st, err := os.Stat(stamp); err == nil && fresh && c.now().Sub(st.ModTime()) < min(refreshEvery, life/20) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, refreshFor)
 	defer cancel()
-	keeper := enrol.Keeper{Identity: k, Files: files, Conn: c.direct, Log: c.log()}
-	err := keeper.Once(ctx)
+	err := k.SaveFile(stamp, nil) // an error means that the certificate is in a folder of another user and cannot be renewed
 	if err == nil {
-		err = k.SaveFile(stamp, nil)
+		err = c.renew(ctx, k)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case fresh || !say:
 		c.log().Warn("could not renew the identity in "+k.Dir, "err", err)
+	default:
+		fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, fmt.Sprintf("your certificate in %s ends in %s and could not be renewed: %v",
+			k.Dir, screen.Span(leaf.NotAfter.Sub(c.now())), err)))
 	}
+}
+
+// renew calls the schedulers directly, even if the command uses a gateway, because gateways do not renew
+// certificates.
+func (c *cli) renew(ctx context.Context, k pki.IdentityStore) error {
+	conn := c.direct
+	if conn == nil {
+		m, err := k.Membership()
+		if err != nil || len(m.Schedulers) == 0 {
+			return errors.Join(err, errors.New("the context names no schedulers: run a command with --server SCHEDULER"))
+		}
+		if conn, err = dial.Dial(ctx, dial.Options{Addrs: m.Schedulers, TLS: c.files, UserAgent: "persysctl/" + version, CallTimeout: refreshFor, UnreachableAfter: refreshFor, Log: c.log()}); err != nil {
+			return err
+		}
+		defer conn.Close()
+	}
+	keeper := enrol.Keeper{Identity: k, Files: c.files, Conn: conn, Log: c.log(), Eager: true}
+	return keeper.Once(ctx)
 }

@@ -13,14 +13,16 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/spec"
 )
 
-// pageSize keeps a page well below the size limit of a message (dial.MaxAnswer).
+// pageSize is the number of workloads per page of a list. It keeps a page well below the size limit of a
+// message (dial.MaxAnswer).
 const pageSize = 1000
 
 type listOptions struct {
-	node, status, group string
-	watch               bool
+	node, status, group, kind string
+	watch                     bool
 }
 
 func (c *cli) listCommand() *cobra.Command {
@@ -40,11 +42,13 @@ func (c *cli) listCommand() *cobra.Command {
 	f.StringVar(&o.node, "node-id", "", "alias of --node")
 	f.StringVar(&o.status, "status", "", "only workloads with this status, for example Failed")
 	f.StringVar(&o.group, "group", "", "only members of this group")
+	f.StringVar(&o.kind, "kind", "", "only workloads of this kind, for example job")
 	f.BoolVarP(&o.watch, "watch", "w", false, "show changes until Ctrl-C")
-	// These fail for unknown flags only.
+	// MarkHidden and the registrations below fail only for unknown flags.
 	_ = f.MarkHidden("node-id")
 	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)
 	_ = cmd.RegisterFlagCompletionFunc("status", cobra.FixedCompletions(workloadStates(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(spec.Kinds(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -54,7 +58,7 @@ func workloadStates() []string {
 
 func (o listOptions) matches(w *controlv1.WorkloadView) bool {
 	return (o.node == "" || o.node == w.GetAssignedNodeId()) && (o.status == "" || strings.EqualFold(o.status, w.GetStatus())) &&
-		(o.group == "" || o.group == w.GetGroup())
+		(o.group == "" || o.group == w.GetGroup()) && (o.kind == "" || strings.EqualFold(o.kind, kindText(w)))
 }
 
 // workloads lists the workloads that the options select.
@@ -62,7 +66,10 @@ func (c *cli) workloads(ctx context.Context, o listOptions) (*controlv1.ListWork
 	if o.status != "" && !slices.ContainsFunc(workloadStates(), func(s string) bool { return strings.EqualFold(s, o.status) }) {
 		return nil, usagef("--status %q must be one of %s", o.status, strings.Join(workloadStates(), ", "))
 	}
-	return c.allPages(ctx, &controlv1.ListWorkloadsRequest{NodeId: o.node, Status: o.status, Group: o.group, Namespace: c.namespace()})
+	if o.kind != "" && !slices.ContainsFunc(spec.Kinds(), func(s string) bool { return strings.EqualFold(s, o.kind) }) {
+		return nil, usagef("--kind %q must be one of %s", o.kind, strings.Join(spec.Kinds(), ", "))
+	}
+	return c.allPages(ctx, &controlv1.ListWorkloadsRequest{NodeId: o.node, Status: o.status, Group: o.group, Kind: o.kind, Namespace: c.namespace()})
 }
 
 // allPages reads all pages of a list.
@@ -98,7 +105,7 @@ func (c *cli) list(ctx context.Context, o listOptions) error {
 	})
 }
 
-// nothing explains an empty list.
+// nothing prints why a list of workloads is empty.
 func (c *cli) nothing(o listOptions) {
 	what, next := "No workloads yet.", "persysctl apply -f FILE"
 	switch {
@@ -110,7 +117,8 @@ func (c *cli) nothing(o listOptions) {
 	c.empty(what, next)
 }
 
-// empty prints a note and the next command to stderr, so that a pipe gets an empty list.
+// empty prints that a list has no elements, and the next command, to stderr, so that a pipe on stdout gets an
+// empty list.
 func (c *cli) empty(what, next string) {
 	if what != "" {
 		fmt.Fprintln(c.err, what)
@@ -119,9 +127,10 @@ func (c *cli) empty(what, next string) {
 }
 
 func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
+	services := !slices.ContainsFunc(list, func(w *controlv1.WorkloadView) bool { return kindText(w) != spec.KindService })
 	t := screen.NewTable(
 		screen.Column{Title: "WORKLOAD", Gives: 1, Least: 20, Keeps: screen.Middle},
-		screen.Column{Title: "TYPE", Wide: true},
+		screen.Column{Title: "TYPE", Wide: true}, screen.Column{Title: "KIND", Wide: services},
 		screen.Column{Title: "STATUS"},
 		screen.Column{Title: "NODE", Gives: 2, Least: 10, Keeps: screen.Middle},
 		screen.Column{Title: "AGE", Right: true},
@@ -130,14 +139,14 @@ func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
 		screen.Column{Title: "REVISION", Wide: true}, screen.Column{Title: "GENERATION", Right: true, Wide: true},
 		screen.Column{Title: "REASON", Gives: 3, Least: 14})
 	for _, w := range list {
-		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.State(cmp.Or(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
+		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.Text(kindText(w)), screen.State(cmp.Or(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
 			screen.Text(c.image(w.GetImageOrSource())), screen.Text(cmp.Or(w.GetNamespace(), "default")), screen.Text(w.GetGroup()), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
 			screen.Text(w.GetRevisionId()), screen.Text(fmt.Sprint(w.GetGeneration().GetSequence())), screen.Text(c.reasonCell(w)))
 	}
 	return t
 }
 
-// image shortens the digest of a pinned image, except for -o wide.
+// image shortens the digest of an image reference, unless the output is -o wide.
 func (c *cli) image(s string) string {
 	const digest, shown = "@sha256:", 12
 	if i := strings.Index(s, digest); i >= 0 && c.output != outWide {
@@ -147,8 +156,12 @@ func (c *cli) image(s string) string {
 	return s
 }
 
-// reasonCell is the reason why a workload is not in its desired state; "" when it is.
+// reasonCell returns the reason why a workload is not in its desired state, or "" if it is. For a cron it returns
+// the next time.
 func (c *cli) reasonCell(w *controlv1.WorkloadView) string {
+	if next := w.GetTemplate().GetNextRun(); next != nil {
+		return "next run " + c.moment(next)
+	}
 	if w.GetStatus() == w.GetDesiredState() {
 		return ""
 	}
@@ -164,12 +177,12 @@ func (c *cli) reasonCell(w *controlv1.WorkloadView) string {
 	return out
 }
 
-// watchList shows the list and its changes: as a table in place on a terminal, and as
-// lines elsewhere.
+// watchList shows the list and then its changes. On a terminal it redraws the table in place; elsewhere it
+// prints lines.
 func (c *cli) watchList(ctx context.Context, o listOptions) error {
-	if o.status != "" || o.node != "" {
-		// Checks the options before the first row.
-		if _, err := c.workloads(ctx, listOptions{status: o.status, node: o.node, group: o.group}); err != nil {
+	if o.status != "" || o.node != "" || o.kind != "" {
+		// Check the options before the first row is printed.
+		if _, err := c.workloads(ctx, o); err != nil {
 			return err
 		}
 	}
@@ -191,7 +204,7 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 		block.Draw(lines)
 	}
 	one := func(w *controlv1.WorkloadView) {
-		// Rows come one by one, so their columns have fixed widths.
+		// Rows are printed one by one, so the widths of their columns are fixed in advance.
 		node := cmp.Or(w.GetAssignedNodeId(), screen.None)
 		line := fmt.Sprintf("%s  %-24s  %-12s  %-14s  %s", c.now().In(c.zone).Format(time.TimeOnly), screen.Cut(w.GetWorkloadId(), 24, screen.Middle),
 			w.GetStatus(), screen.Cut(node, 14, screen.Middle), screen.Clean(c.reasonCell(w)))
@@ -213,7 +226,8 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 			shown[ch.view.GetWorkloadId()] = ch.view
 			changed = ch.view
 		case shown[ch.view.GetWorkloadId()] != nil:
-			// It no longer matches, and is shown once more with its new state.
+			// The workload no longer matches the options of the command. Show it once more with its new
+			// state.
 			delete(shown, ch.view.GetWorkloadId())
 			changed = ch.view
 		default:
@@ -235,7 +249,7 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 	return endWatch(ctx, err)
 }
 
-// endWatch drops the error when Ctrl-C has ended a watch.
+// endWatch returns nil if Ctrl-C has ended the watch, and err otherwise.
 func endWatch(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,15 +52,16 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 		req.SinceUnixSeconds = from.Unix()
 	}
 	open := func(ctx context.Context) (receiver[*clusterv1.LogChunk], error) { return c.cluster.Logs(ctx, req) }
+	stdout, stderr := c.programOutput()
 	write := func(m *clusterv1.LogChunk) error {
-		// If the stream breaks, it is opened again from this second, by the node's clock. No
-		// line is lost; lines of this second may be repeated.
+		// If the stream breaks, it is opened again from the second (of the node's clock) in which the last
+		// line was written. No line is lost, but lines of this second may be repeated.
 		if at := m.GetAtUnixNanos(); at > 0 {
 			req.SinceUnixSeconds, req.TailLines = at/1e9, -1
 		}
-		to := c.out
+		to := stdout
 		if m.GetStream() == "stderr" {
-			to = c.err
+			to = stderr
 		}
 		_, err := to.Write(m.GetData())
 		return err
@@ -83,7 +85,20 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 	return f
 }
 
-// outputEnded says on stderr why there is no more output to follow.
+// programOutput returns the writers for the output of a workload. On a terminal, only colours are kept of the
+// control sequences in the output.
+func (c *cli) programOutput() (stdout, stderr io.Writer) {
+	stdout, stderr = c.out, c.err
+	if c.outTerm {
+		stdout = &screen.Output{To: stdout}
+	}
+	if c.errTerm {
+		stderr = &screen.Output{To: stderr}
+	}
+	return stdout, stderr
+}
+
+// outputEnded prints on stderr why the output of a workload has ended.
 func (c *cli) outputEnded(ctx context.Context, id string) {
 	r, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()})
 	why := "it is deleted"
@@ -99,7 +114,7 @@ func (c *cli) outputEnded(ctx context.Context, id string) {
 	c.empty("The output of "+id+" has ended: "+why+".", "persysctl logs "+id+" --follow")
 }
 
-// since parses a duration before now, or a time.
+// since parses the value of --since: a duration before now, or a point in time.
 func (c *cli) since(v string) (time.Time, error) {
 	if d, err := time.ParseDuration(v); err == nil && d > 0 {
 		return c.now().Add(-d), nil

@@ -1,10 +1,9 @@
-// Command persysctl is the command line of Persys Compute: it applies workloads,
-// shows where they run and why, and operates the cluster. It makes gRPC calls to any
-// scheduler (package dial finds the leader), or requests to a gateway (restconn).
+// Command persysctl is the command line of Persys Compute: it applies workloads, shows where they run and
+// why, and operates the cluster. It makes gRPC calls to any scheduler (package dial finds the leader), or
+// requests to a gateway (restconn).
 //
-// Results go to stdout. Progress, warnings and errors go to stderr, so that a pipe
-// gets results only. An error is one sentence, followed by the next command to type
-// if there is one.
+// Results go to stdout. Progress, warnings and errors go to stderr, so that a pipe contains only results. An
+// error is one sentence, followed by the next command to type if there is one.
 //
 // Each file holds one subject:
 //
@@ -25,15 +24,19 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/persys/compute/child"
 	"github.com/persys/compute/cmd/internal/setup"
+	"github.com/persys/compute/stack"
 )
 
 // version is set with -ldflags "-X main.version=…".
 var version = "dev"
 
 func main() {
+	child.Serve(stack.Task)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// After the first Ctrl-C the signals have their default effect again, so a second one kills the program.
+	// After the first Ctrl-C the signals have their default effect again, so that a second Ctrl-C kills
+	// the program.
 	context.AfterFunc(ctx, stop)
 	code := run(ctx, system(), setup.TakeArgs(os.Args[1:]))
 	stop()

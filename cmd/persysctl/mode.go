@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// modeAuto lets the leader decide the mode again.
+// modeAuto is the argument that lets the leader decide about the mode again.
 const modeAuto = "auto"
 
 func modes() []string { return []string{"normal", "degraded", "recovery", modeAuto} }
@@ -28,7 +28,7 @@ their etcd; so they do with normal, as soon as etcd is healthy.`,
 		Args:    args(1, 1, "MODE"), ValidArgs: modes(),
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if reason == "" {
-				return usagef("--reason is missing: it is kept in the events")
+				return usagef("--reason is missing: it is recorded in the events")
 			}
 			r, err := change(ctx, c, c.cluster.SetMode, &clusterv1.SetModeRequest{Mode: args[0], Reason: reason})
 			if err != nil {
@@ -54,7 +54,7 @@ their etcd; so they do with normal, as soon as etcd is healthy.`,
 	return parent
 }
 
-// modeShow reads the state of the connected replica, so it works without a leader.
+// modeShow shows the mode from the state of the connected replica. So it works without a leader.
 func (c *cli) modeShow(ctx context.Context) error {
 	r, err := read(ctx, c, c.cluster.Status, &clusterv1.StatusRequest{})
 	if err != nil {
@@ -73,7 +73,7 @@ func (c *cli) modeShow(ctx context.Context) error {
 	})
 }
 
-// modeCell is a mode, its reason, and whether it was set by hand.
+// modeCell formats the cluster's mode, its reason, and whether it was set by hand.
 func modeCell(mode, reason string, pinned bool) screen.Cell {
 	cell := screen.State(mode)
 	if reason != "" && mode != "normal" {
@@ -85,7 +85,7 @@ func modeCell(mode, reason string, pinned bool) screen.Cell {
 	return cell
 }
 
-// showMode prints the mode after a command that may have changed it.
+// showMode prints the cluster's mode after a command that may have changed it.
 func (c *cli) showMode(mode string) {
 	s := screen.State(mode)
 	writeLines(c.out, []string{"mode is " + c.paint.Paint(s.Style, s.Text)})

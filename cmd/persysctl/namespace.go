@@ -18,10 +18,10 @@ import (
 	"github.com/persys/compute/spec/quantity"
 )
 
-// allNamespaces is the value of --namespace for all of them.
+// allNamespaces is the value of --namespace that selects all namespaces.
 const allNamespaces = "*"
 
-// namespace is the value of --namespace, "" for all.
+// namespace returns the value of --namespace, or "" for all namespaces.
 func (c *cli) namespace() string {
 	if c.settings.Namespace == allNamespaces {
 		return ""
@@ -29,7 +29,7 @@ func (c *cli) namespace() string {
 	return c.settings.Namespace
 }
 
-// place puts workloads without a namespace into that of --namespace.
+// place puts workloads without a namespace into the namespace of --namespace.
 func (c *cli) place(list []*controlv1.ApplyWorkloadRequest) error {
 	name := c.namespace()
 	if name == "" {
@@ -97,6 +97,8 @@ are unique in the whole cluster.`,
 type namespaceOptions struct {
 	description, cpu, memory, disk string
 	workloads                      int64
+	maxPriority                    int32
+	allowScaling                   bool
 	add, remove, release           []string
 }
 
@@ -106,9 +108,14 @@ func (c *cli) setNamespaceCommand() *cobra.Command {
 		Use: "set NAME", Short: "Create a namespace, or change the fields that flags name",
 		Long: `Create a namespace, or change the fields that flags name. A quota of 0 means no limit.
 A quota below the present use stops no workload, but new ones are refused until less is
-used. A concurrent change by another user is kept.`,
+used. A concurrent change by another user is kept.
+
+--max-priority is the highest priority that users who are listed in a namespace may give
+to its workloads. Up to it, these also take the place of workloads of lower priority in
+other namespaces, which they otherwise never do.`,
 		Example: `  persysctl namespace set shop --cpu 8 --memory 16Gi --disk 200Gi --workloads 50 --add-user ada
   persysctl namespace set shop --cpu 0
+  persysctl namespace set shop --max-priority 50
   persysctl namespace set shop --release ada`,
 		Args: args(1, 1, "NAME"),
 	}
@@ -118,6 +125,8 @@ used. A concurrent change by another user is kept.`,
 	f.StringVar(&o.memory, "memory", "", "quota of memory: 512Mi, 16Gi")
 	f.StringVar(&o.disk, "disk", "", "quota of disk: 200Gi")
 	f.Int64Var(&o.workloads, "workloads", 0, "quota of workloads")
+	f.Int32Var(&o.maxPriority, "max-priority", 0, "highest priority that its users may give, and that counts against other namespaces: 0 to 1000")
+	f.BoolVar(&o.allowScaling, "allow-scaling", false, "let the suggestions of automations scale groups; --allow-scaling=false ends it")
 	f.StringSliceVar(&o.add, "add-user", nil, "restrict this user to this namespace, and to others that list it; may be repeated")
 	f.StringSliceVar(&o.remove, "remove-user", nil, "remove this user; refused in the last namespace that lists it")
 	f.StringSliceVar(&o.release, "release", nil, "remove this user, who may act everywhere if no other namespace lists it")
@@ -135,11 +144,11 @@ used. A concurrent change by another user is kept.`,
 	return cmd
 }
 
-// setTries bounds the tries to change a namespace that other users change at the same time.
+// setTries is the maximum number of attempts to change a namespace while other users change it too.
 const setTries = 5
 
-// setNamespace reads the namespace, changes the fields of the flags and writes it. If another user
-// has changed it in between, the write is refused and setNamespace begins again.
+// setNamespace reads a namespace, changes the fields that flags name and writes it back. If another user has
+// changed the namespace in between, the scheduler refuses the write, and setNamespace starts again.
 func (c *cli) setNamespace(ctx context.Context, name string, o namespaceOptions, given func(string) bool) (*clusterv1.NamespaceResponse, error) {
 	for try := 1; ; try++ {
 		req, err := c.wanted(ctx, name, o, given)
@@ -156,7 +165,7 @@ func (c *cli) setNamespace(ctx context.Context, name string, o namespaceOptions,
 	}
 }
 
-// wanted is the present namespace with the changes of the flags.
+// wanted returns the present state of a namespace with the changes that the flags ask for.
 func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given func(string) bool) (*clusterv1.PutNamespaceRequest, error) {
 	req := &clusterv1.PutNamespaceRequest{Name: name, Quota: &clusterv1.NamespaceAmounts{}, Release: o.release, IfVersion: new(uint64)}
 	have, err := c.oneNamespace(ctx, name)
@@ -164,6 +173,7 @@ func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given
 	switch {
 	case err == nil:
 		req.Description, req.Users, *req.IfVersion = have.GetDescription(), have.GetUsers(), have.GetVersion()
+		req.MaxPriority, req.AllowScaling = have.GetMaxPriority(), have.GetAllowScaling()
 		if q := have.GetQuota(); q != nil {
 			req.Quota = q
 		}
@@ -176,6 +186,12 @@ func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given
 	}
 	if given("workloads") {
 		q.Workloads = o.workloads
+	}
+	if given("max-priority") {
+		req.MaxPriority = o.maxPriority
+	}
+	if given("allow-scaling") {
+		req.AllowScaling = o.allowScaling
 	}
 	if given("cpu") {
 		if q.CpuMillicores, err = quantity.CPU(o.cpu); err != nil {
@@ -210,7 +226,7 @@ func (c *cli) oneNamespace(ctx context.Context, name string) (*clusterv1.Namespa
 	return r.GetNamespaces()[0], nil
 }
 
-// amounts are the resources that a quota bounds, and their formats.
+// amounts are the resources that a quota limits, with their units in the output.
 var amounts = [...]struct {
 	title string
 	of    func(*clusterv1.NamespaceAmounts) int64
@@ -244,7 +260,7 @@ func (c *cli) showNamespaces(list []*clusterv1.Namespace) {
 	c.print(t)
 }
 
-// fullness is the style of an amount that has a quota.
+// fullness returns the colour for the used amount of a resource whose quota is most.
 func fullness(used, most int64) screen.Style {
 	switch {
 	case used > most:
@@ -264,6 +280,14 @@ func (c *cli) showNamespace(n *clusterv1.Namespace) {
 		users = strings.Join(n.GetUsers(), ", ") + ", and " + users
 	}
 	f.Add("Users", screen.Text(users))
+	reach := "0; its workloads never take the place of those of other namespaces"
+	if n.GetMaxPriority() > 0 {
+		reach = fmt.Sprint(n.GetMaxPriority())
+	}
+	f.Add("Max priority", screen.Text(reach))
+	if n.GetAllowScaling() {
+		f.Add("Scaling", screen.Text("suggestions of automations are carried out"))
+	}
 	if n.GetUpdatedAt() != nil {
 		f.Add("Changed", screen.Text(c.ago(n.GetUpdatedAt())+" by "+who(n.GetUpdatedBy())))
 	}

@@ -14,8 +14,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestNamespaceOfCommands: the effect of --namespace, PERSYS_NAMESPACE and a context on apply
-// and list.
+// TestNamespaceOfCommands: how --namespace, PERSYS_NAMESPACE and a context affect apply and list.
 func TestNamespaceOfCommands(t *testing.T) {
 	dir := t.TempDir()
 	plain, placed := filepath.Join(dir, "plain.yaml"), filepath.Join(dir, "placed.yaml")
@@ -29,16 +28,16 @@ func TestNamespaceOfCommands(t *testing.T) {
 	for name, x := range map[string]struct {
 		env  string
 		args []string
-		want string // namespace in the request
+		want string // namespace that the request to the scheduler must contain
 		fail string
 	}{
-		"nothing is said":                   {"", []string{"apply", "-f", plain}, "", ""},
-		"a flag":                            {"", []string{"apply", "-f", plain, "-n", "a"}, "a", ""},
-		"a variable":                        {"a", []string{"apply", "-f", plain}, "a", ""},
-		"the file beats the variable":       {"a", []string{"apply", "-f", placed}, "b", ""},
-		"a flag does not beat the file":     {"", []string{"apply", "-f", placed, "-n", "a"}, "", `the file has namespace "b", but --namespace is "a"`},
-		"all is no place":                   {"", []string{"apply", "-f", plain, "-n", "*"}, "", ""},
-		"an id needs none, and is not told": {"a", []string{"stop", "old"}, "", ""},
+		"no namespace is given":                   {"", []string{"apply", "-f", plain}, "", ""},
+		"a flag":                                  {"", []string{"apply", "-f", plain, "-n", "a"}, "a", ""},
+		"a variable":                              {"a", []string{"apply", "-f", plain}, "a", ""},
+		"the file beats the variable":             {"a", []string{"apply", "-f", placed}, "b", ""},
+		"a flag does not override the file":       {"", []string{"apply", "-f", placed, "-n", "a"}, "", `the file has namespace "b", but --namespace is "a"`},
+		"apply with -n * sends no namespace":      {"", []string{"apply", "-f", plain, "-n", "*"}, "", ""},
+		"a command with an id sends no namespace": {"a", []string{"stop", "old"}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
@@ -64,7 +63,7 @@ func TestNamespaceOfCommands(t *testing.T) {
 			s.env["PERSYS_NAMESPACE"] = "shop"
 			s.run(f, args...)
 			if req := last[*controlv1.ListWorkloadsRequest](f); req.GetNodeId() != "node-a" || req.GetNamespace() != "" {
-				t.Errorf("listed %q of namespace %q, want all of node-a: %s", req.GetNodeId(), req.GetNamespace(), s.stderr.String())
+				t.Errorf("drain listed the workloads of node %q in namespace %q; want those of node-a in all namespaces: %s", req.GetNodeId(), req.GetNamespace(), s.stderr.String())
 			}
 		})
 	}
@@ -73,14 +72,14 @@ func TestNamespaceOfCommands(t *testing.T) {
 		s.env["PERSYS_NAMESPACE"] = "a"
 		s.run(f, "list")
 		if got := last[*controlv1.ListWorkloadsRequest](f).GetNamespace(); got != "a" {
-			t.Errorf("of %q", got)
+			t.Errorf("list asked for namespace %q, want a", got)
 		}
 		s.run(f, "list", "-n", "*")
 		if got := last[*controlv1.ListWorkloadsRequest](f).GetNamespace(); got != "" {
-			t.Errorf("all: of %q", got)
+			t.Errorf("list -n '*' requested namespace %q, want none, which is all", got)
 		}
 	})
-	t.Run("a context keeps one", func(t *testing.T) {
+	t.Run("a context stores a namespace", func(t *testing.T) {
 		f, s := start(t, nil), newSession(t)
 		if code := s.run(nil, "context", "add", "here", "-s", f.addr, "--insecure", "-n", "a", "--use"); code != 0 {
 			t.Fatal(s.stderr.String())
@@ -94,8 +93,9 @@ func TestNamespaceOfCommands(t *testing.T) {
 	})
 }
 
-// TestNamespaceSet: fields without a flag keep their values.
-func TestNamespaceSet(t *testing.T) {
+// TestNamespaceSetKeepsOtherFields: `persysctl namespace set` leaves fields unchanged for which it has no
+// flag.
+func TestNamespaceSetKeepsOtherFields(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	if code := s.run(f, "namespace", "set", "shop", "--memory", "2Gi", "--add-user", "eve", "--release", "ada"); code != 0 {
 		t.Fatal(s.stderr.String())
@@ -106,6 +106,15 @@ func TestNamespaceSet(t *testing.T) {
 		!slices.Equal(r.GetUsers(), []string{"bob", "eve"}) || r.IfVersion == nil || r.GetIfVersion() != 41 || !slices.Equal(r.GetRelease(), []string{"ada"}) {
 		t.Errorf("put %v", r)
 	}
+	if r.GetMaxPriority() != 7 {
+		t.Errorf("max priority %d", r.GetMaxPriority())
+	}
+	if code := s.run(f, "namespace", "set", "shop", "--max-priority", "0"); code != 0 {
+		t.Fatal(s.stderr.String())
+	}
+	if got := last[*clusterv1.PutNamespaceRequest](f).GetMaxPriority(); got != 0 {
+		t.Errorf("max priority %d", got)
+	}
 	if code := s.run(f, "namespace", "set", "shop", "--cpu", "0", "--disk", "0"); code != 0 {
 		t.Fatal(s.stderr.String())
 	}
@@ -114,7 +123,8 @@ func TestNamespaceSet(t *testing.T) {
 	}
 }
 
-// TestNamespaceSetAgain: after a concurrent change the namespace is read again, a few times.
+// TestNamespaceSetAgain: if another user changes the namespace at the same time, `persysctl namespace set`
+// reads it again and repeats the change, a few times.
 func TestNamespaceSetAgain(t *testing.T) {
 	moved := status.Error(codes.Aborted, `namespace "shop" has changed from version 41 to 42`)
 	f, s := start(t, nil), newSession(t)
@@ -123,7 +133,7 @@ func TestNamespaceSetAgain(t *testing.T) {
 		t.Fatal(s.stderr.String())
 	}
 	if got := strings.Count(s.stderr.String(), "another user has changed the namespace"); got != 2 {
-		t.Errorf("it says so %d times: %s", got, s.stderr.String())
+		t.Errorf("the warning came %d times: %s", got, s.stderr.String())
 	}
 	f.fail["PutNamespace"] = []error{moved, moved, moved, moved, moved}
 	if code := s.run(f, "namespace", "set", "shop", "--cpu", "1"); code != exitFailed || !strings.Contains(s.stderr.String(), "from version 41 to 42") {
@@ -133,6 +143,6 @@ func TestNamespaceSetAgain(t *testing.T) {
 		t.Fatal(s.stderr.String())
 	}
 	if r := last[*clusterv1.PutNamespaceRequest](f); r.IfVersion == nil || r.GetIfVersion() != 0 {
-		t.Errorf("a new one is put with %v", r.IfVersion)
+		t.Errorf("a new namespace is written with if_version %v, want 0", r.IfVersion)
 	}
 }

@@ -15,8 +15,8 @@ import (
 func (c *cli) nodeCommand() *cobra.Command {
 	get := c.online(func(ctx context.Context, args []string) error { return c.node(ctx, args[0]) })
 	cmd := &cobra.Command{
-		Use: "node NODE", Short: "Show one node in detail; fence or remove it",
-		Example: "  persysctl node node-a\n  persysctl node fence node-a",
+		Use: "node NODE", Short: "Show one node in detail; label, taint, fence or remove it",
+		Example: "  persysctl node node-a\n  persysctl node label node-a zone=b\n  persysctl node fence node-a",
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: get,
 	}
@@ -27,7 +27,7 @@ func (c *cli) nodeCommand() *cobra.Command {
 	withID(sub)
 	list := c.nodesCommand()
 	list.Use, list.Hidden = "list", true
-	cmd.AddCommand(sub, c.fenceCommand(), c.removeNodeCommand(), c.gcCommand(), list)
+	cmd.AddCommand(sub, c.labelCommand(), c.taintCommand(), c.fenceCommand(), c.removeNodeCommand(), c.gcCommand(), list)
 	return cmd
 }
 
@@ -46,7 +46,7 @@ func (c *cli) node(ctx context.Context, id string) error {
 	})
 }
 
-// onNode lists the workloads of a node, in all namespaces.
+// onNode lists the workloads of all namespaces on a node.
 func (c *cli) onNode(ctx context.Context, id string) (*controlv1.ListWorkloadsResponse, error) {
 	return c.allPages(ctx, &controlv1.ListWorkloadsRequest{NodeId: id})
 }
@@ -86,13 +86,14 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 	f.Add("Runs", screen.Text(strings.Join(n.GetSupportedWorkloadTypes(), ", ")))
 	f.Add("Labels", screen.Text(labelsText(n.GetLabels())))
 	f.Add("Taints", screen.Text(taintsText(n.GetTaints())))
+	f.Add("Set by people", screen.Text(setText(n)))
 	f.Add("Endpoint", screen.Text(n.GetGrpcEndpoint()))
 	f.Add("Agent", screen.Text(n.GetAgentVersion()))
 	f.Add("Engine", screen.Text(n.GetEngineId()))
 	c.printFacts(f)
 }
 
-// nodeAction calls do for each node and prints the results.
+// nodeAction calls do for each node in ids and prints the results.
 func (c *cli) nodeAction(ctx context.Context, ids []string, do func(id string) (*clusterv1.NodeActionResponse, error), said string) error {
 	failures := &several{c: c}
 	for _, id := range ids {
@@ -136,50 +137,64 @@ func (c *cli) cordon(verb, short string, on bool, said string) *cobra.Command {
 }
 
 func (c *cli) fenceCommand() *cobra.Command {
-	var yes bool
+	var yes, discard bool
 	cmd := &cobra.Command{
 		Use: "fence NODE", Short: "Confirm that a lost node is off, so that its exclusive workloads move",
 		Long: `Confirm that a lost node is off. Its exclusive workloads (virtual machines, and all
 with "exclusive: true") are then started on other nodes. Make sure first that the
-node is off: if it still runs them, they run twice.`,
+node is off: if it still runs them, they run twice.
+
+Workloads with local data on the node wait for its return. With --discard-data they
+start elsewhere, without the data.`,
 		Example: "  persysctl node fence node-b",
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if !yes {
-				if err := c.confirm(fmt.Sprintf("Is %s really off? Its exclusive workloads will be started elsewhere.", args[0])); err != nil {
+				ask := "Is %s really off? Its exclusive workloads will be started elsewhere."
+				if discard {
+					ask = "Is %s really off? Its workloads will be started elsewhere, without the data that is on it."
+				}
+				if err := c.confirm(fmt.Sprintf(ask, args[0])); err != nil {
 					return err
 				}
 			}
 			return c.nodeAction(ctx, args, func(id string) (*clusterv1.NodeActionResponse, error) {
-				return change(ctx, c, c.cluster.FenceNode, &clusterv1.FenceNodeRequest{NodeId: id})
+				return change(ctx, c, c.cluster.FenceNode, &clusterv1.FenceNodeRequest{NodeId: id, DiscardData: discard})
 			}, "fenced")
 		}),
 	}
+	discardFlag(cmd.Flags(), &discard)
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd
 }
 
 func (c *cli) removeNodeCommand() *cobra.Command {
-	var force, yes bool
+	var force, yes, discard bool
 	cmd := &cobra.Command{
 		Use: "remove NODE", Short: "Remove a node from the cluster", Aliases: []string{"rm"},
 		Long: `Remove a node from the cluster. Drain it first: without --force a node that still has
 workloads is not removed. With --force its workloads are placed on other nodes at once,
-including exclusive ones, so make sure that the node is off.`,
+including exclusive ones, so make sure that the node is off. A node that has the only
+copy of a workload's data is removed only with --discard-data.`,
 		Example: "  persysctl drain node-b --wait && persysctl node remove node-b",
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if force && !yes {
-				if err := c.confirm(fmt.Sprintf("Is %s really off? Its workloads will be started elsewhere.", args[0])); err != nil {
+				ask := "Is %s really off? Its workloads will be started elsewhere."
+				if discard {
+					ask = "Is %s really off? Its workloads will be started elsewhere, without the data that is on it."
+				}
+				if err := c.confirm(fmt.Sprintf(ask, args[0])); err != nil {
 					return err
 				}
 			}
 			return c.nodeAction(ctx, args, func(id string) (*clusterv1.NodeActionResponse, error) {
-				return change(ctx, c, c.cluster.RemoveNode, &clusterv1.RemoveNodeRequest{NodeId: id, Force: force})
+				return change(ctx, c, c.cluster.RemoveNode, &clusterv1.RemoveNodeRequest{NodeId: id, Force: force, DiscardData: discard})
 			}, "removed")
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "even if it has workloads")
+	discardFlag(cmd.Flags(), &discard)
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd
 }

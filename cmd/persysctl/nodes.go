@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/internal/taint"
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
@@ -20,7 +21,7 @@ func (c *cli) nodesCommand() *cobra.Command {
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.nodes(ctx, want) }),
 	}
 	cmd.Flags().StringVar(&want, "status", "", "only nodes with this status: Ready, NotReady or Draining")
-	// This fails for unknown flags only.
+	// RegisterFlagCompletionFunc fails only for unknown flags.
 	_ = cmd.RegisterFlagCompletionFunc("status", cobra.FixedCompletions(nodeStates(), cobra.ShellCompDirectiveNoFileComp))
 	return c.watchable(cmd)
 }
@@ -47,7 +48,7 @@ func (c *cli) nodes(ctx context.Context, want string) error {
 	})
 }
 
-// allNodes reads all pages of the nodes of a status, "" for any.
+// allNodes reads all pages of the nodes with a status; "" means any status.
 func (c *cli) allNodes(ctx context.Context, status string) (*controlv1.ListNodesResponse, error) {
 	req := &controlv1.ListNodesRequest{Status: status, PageSize: pageSize, Level: c.level()}
 	all := &controlv1.ListNodesResponse{}
@@ -72,7 +73,7 @@ func nodeStatus(n *controlv1.NodeView) string {
 	return n.GetStatus()
 }
 
-// share formats a reserved amount of a total.
+// share formats a reserved amount and the total, as "2/8".
 func share(reserved, total string) string { return reserved + "/" + total }
 
 func (c *cli) nodeTable(list []*controlv1.NodeView) *screen.Table {
@@ -92,7 +93,7 @@ func (c *cli) nodeTable(list []*controlv1.NodeView) *screen.Table {
 	return t
 }
 
-// nodeReason is the reason of a status other than Ready.
+// nodeReason returns why the status of a node is not Ready.
 func nodeReason(n *controlv1.NodeView) string {
 	if n.GetStatus() == "Ready" {
 		return ""
@@ -114,11 +115,7 @@ func diskShare(n *controlv1.NodeView) string {
 func taintsText(taints []*controlv1.Taint) string {
 	var out []string
 	for _, t := range taints {
-		s := t.GetKey()
-		if t.GetValue() != "" {
-			s += "=" + t.GetValue()
-		}
-		out = append(out, s+":"+t.GetEffect())
+		out = append(out, taint.Text(t))
 	}
 	return strings.Join(out, ", ")
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// devCertsCommand makes certificates for a development cluster.
+// devCertsCommand returns the command that makes certificates for a development cluster.
 func (c *cli) devCertsCommand() *cobra.Command {
 	var o pki.DevOptions
 	cmd := &cobra.Command{
@@ -78,7 +78,7 @@ func (c *cli) devCerts(dir string, o pki.DevOptions) error {
 	return nil
 }
 
-// clusterKeyCommand creates the key that seals secrets, or shows its id.
+// clusterKeyCommand returns the command that creates the cluster key, which seals secrets, or shows its id.
 func (c *cli) clusterKeyCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "cluster-key", Short: "Create the key that seals secrets, or show its id", Args: args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
@@ -167,15 +167,15 @@ func (c *cli) versionCommand() *cobra.Command {
 	}
 }
 
-// docsCommand writes the reference, and manual pages with --man.
+// docsCommand returns the command that writes the reference of persysctl and, with --man, its manual pages.
 func (c *cli) docsCommand(root *cobra.Command) *cobra.Command {
 	var man bool
 	cmd := &cobra.Command{
-		Use: "docs DIR", Short: "Write the reference of all commands as Markdown, and as manual pages", Hidden: true,
+		Use: "docs DIR", Short: "Write the reference of all commands and of workload files as Markdown, and manual pages", Hidden: true,
 		Args: args(1, 1, "DIR"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			at := c.now()
-			if v, ok := c.environ("SOURCE_DATE_EPOCH"); ok { // reproducible-builds.org
+			if v, ok := c.environ("SOURCE_DATE_EPOCH"); ok { // SOURCE_DATE_EPOCH (reproducible-builds.org) is the time for files that a build makes
 				n, err := strconv.ParseInt(v, 10, 64)
 				if err != nil {
 					return usagef("SOURCE_DATE_EPOCH: must be a number of seconds, got %q", v)
@@ -185,7 +185,11 @@ func (c *cli) docsCommand(root *cobra.Command) *cobra.Command {
 			if err := manual.Write(root, args[0], man, version, at); err != nil {
 				return fileFailure(err)
 			}
-			writeLines(c.out, []string{filepath.Join(args[0], "persysctl.md")})
+			fields := filepath.Join(args[0], "workload.md")
+			if err := os.WriteFile(fields, spec.Reference(), 0o644); err != nil {
+				return fileFailure(err)
+			}
+			writeLines(c.out, []string{filepath.Join(args[0], "persysctl.md"), fields})
 			return nil
 		},
 	}
@@ -193,7 +197,7 @@ func (c *cli) docsCommand(root *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// schemaCommand needs no cluster.
+// schemaCommand returns the command that prints the JSON schema of specifications. It needs no cluster.
 func (c *cli) schemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "schema", Short: "Print the JSON Schema of a specification file, for editors",

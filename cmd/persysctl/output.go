@@ -19,18 +19,18 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// Values of --output.
+// Values of the flag --output.
 const (
 	outTable = "table"
 	outWide  = "wide"
 	outJSON  = "json"
 	outYAML  = "yaml"
-	outPath  = "jsonpath=" // a template follows
+	outPath  = "jsonpath=" // jsonpath= is followed by the template
 )
 
 func outputs() []string { return []string{outTable, outWide, outJSON, outYAML, outPath + "TEMPLATE"} }
 
-// checkOutput checks --output and parses the template of jsonpath.
+// checkOutput checks the value of --output, and parses the template of jsonpath.
 func (c *cli) checkOutput() error {
 	text, ok := strings.CutPrefix(c.output, outPath)
 	if !ok {
@@ -40,9 +40,9 @@ func (c *cli) checkOutput() error {
 		return nil
 	}
 	if !strings.Contains(text, "{") {
-		text = "{" + text + "}" // a path without braces: .workloads[*].status
+		text = "{" + text + "}" // the user gave a path without braces, as in .workloads[*].status
 	}
-	// A missing field prints nothing.
+	// A field that is missing in the data prints nothing.
 	c.path = jsonpath.New("output").AllowMissingKeys(true)
 	if err := c.path.Parse(text); err != nil {
 		return failf(exitUsage, "persysctl list -o jsonpath='{range .workloads[*]}{.workload_id}{\"\\n\"}{end}'", "--output: %v", err)
@@ -50,10 +50,10 @@ func (c *cli) checkOutput() error {
 	return nil
 }
 
-// machine reports whether the output is JSON, YAML or jsonpath.
+// machine reports whether the output is JSON, YAML or jsonpath, which programs read.
 func (c *cli) machine() bool { return c.output == outJSON || c.output == outYAML || c.path != nil }
 
-// emit writes a message in the form of --output; show writes the table.
+// emit writes a message in the format of --output. For a table it calls show.
 func (c *cli) emit(m proto.Message, show func()) error {
 	if !c.machine() {
 		show()
@@ -92,7 +92,8 @@ func (c *cli) emitData(data []byte) error {
 		return c.path.Execute(&out, numbers(v))
 	}
 	err := take(whole)
-	// A filter can compare a number of the template only with one of the same type, so both are tried.
+	// A filter of a jsonpath template can compare a number only with a number of the same Go type. So the
+	// data is tried with integers and then with floating-point numbers.
 	if err != nil && take(func(v any) any { return v }) != nil {
 		return failf(exitFailed, "run the same command with -o json to see the fields", "--output: %v", err)
 	}
@@ -103,7 +104,7 @@ func (c *cli) emitData(data []byte) error {
 	return err
 }
 
-// whole makes the whole numbers of decoded JSON integers, which are printed without an exponent.
+// whole converts whole numbers of decoded JSON to integers, which are printed without an exponent.
 func whole(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -122,7 +123,7 @@ func whole(v any) any {
 	return v
 }
 
-// emitItem writes one message of a stream, as a line of JSON or as a YAML document.
+// emitItem writes one message of a stream as a line of JSON or as a YAML document.
 func (c *cli) emitItem(m proto.Message) error {
 	if c.output != outYAML {
 		data, err := encode.JSON(m, false)
@@ -137,7 +138,7 @@ func (c *cli) emitItem(m proto.Message) error {
 	return c.emitMessage(m)
 }
 
-// emitValue is emit for a value that is not a message of the API.
+// emitValue is emit for a value that is not an API message.
 func (c *cli) emitValue(v any, show func()) error {
 	if !c.machine() {
 		show()
@@ -164,7 +165,7 @@ func completeOutput(_ *cobra.Command, _ []string, word string) ([]string, cobra.
 	return append(outputs()[:4:4], outPath), cobra.ShellCompDirectiveNoFileComp
 }
 
-// done prints the result of one change.
+// done prints the result of a change of the object id: what happened, or the message m as JSON or YAML.
 func (c *cli) done(id, what string, m message) {
 	if c.machine() {
 		// An error means that the reader of stdout is gone.
@@ -178,7 +179,8 @@ func (c *cli) done(id, what string, m message) {
 	writeLines(c.out, []string{id + " " + c.paint.Paint(s, what)})
 }
 
-// confirm asks a question at the terminal. Without a terminal it returns nil, so scripts are not asked.
+// confirm asks the user a question at the terminal and returns an error unless the answer is yes. Without a
+// terminal it returns nil without asking, so that scripts work.
 func (c *cli) confirm(question string) error {
 	to := c.err
 	if !c.errTerm {
@@ -207,7 +209,7 @@ func (c *cli) confirm(question string) error {
 	return nil
 }
 
-// print writes a table, with all columns for -o wide.
+// print writes a table. With -o wide it writes all columns.
 func (c *cli) print(t *screen.Table) {
 	width := c.columns()
 	if c.output == outWide {
@@ -216,7 +218,7 @@ func (c *cli) print(t *screen.Table) {
 	writeLines(c.out, t.Lines(width, c.paint))
 }
 
-// measure reads the present size of the terminal before a block is drawn again.
+// measure tells block the present size of the terminal. It is called before block is drawn again.
 func (c *cli) measure(block *screen.Live) {
 	if c.size == nil || c.width == 0 {
 		return
@@ -229,21 +231,21 @@ func (c *cli) measure(block *screen.Live) {
 
 func (c *cli) printFacts(f *screen.Facts) { writeLines(c.out, f.Lines(c.columns(), c.paint)) }
 
-// section prints a heading between parts of a detailed view.
+// section prints the heading of a part of a detailed view.
 func (c *cli) section(title string) {
 	writeLines(c.out, []string{"", c.paint.Paint(screen.Bold, title)})
 }
 
-// say prints the result of an action on one thing.
+// say prints the result of an action on one object.
 func (c *cli) say(about string, s screen.Style, what string) {
 	writeLines(c.out, []string{about + " " + c.paint.Paint(s, what)})
 }
 
 func writeText(w io.Writer, text string) {
-	_, _ = io.WriteString(w, text) // see writeLines
+	_, _ = io.WriteString(w, text) // a write error means that the reader of stdout is gone, so it is ignored
 }
 
 func writeLines(w io.Writer, lines []string) {
-	// An error means that the reader of stdout is gone, and there is nowhere to report it.
+	// An error means that the reader of stdout is gone, so the error is ignored.
 	_, _ = io.WriteString(w, strings.Join(lines, "\n")+"\n")
 }

@@ -9,13 +9,20 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/rpc/dial"
 )
 
-// maxPlan is the schedulers' limit for one plan.
-const maxPlan = 256
+// Limits of one plan: the number of workloads that schedulers accept, and their total size in bytes, which
+// leaves space for the other fields of the message. A plan is not split into several calls, because each call
+// would ignore the resources that the workloads of the other calls take.
+const (
+	maxPlan      = 256
+	maxPlanBytes = dial.MaxMessage - 64<<10
+)
 
 func (c *cli) planCommand() *cobra.Command {
 	var o applyOptions
@@ -32,25 +39,36 @@ each workload would run on. Nothing is changed. -o wide shows the present node t
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return c.plan(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.plan(cmd.Context(), o, "") },
 	}
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.files, "file", "f", nil, "file, folder, or - for standard input; may be repeated")
 	f.BoolVarP(&o.recursive, "recursive", "R", false, "read subfolders too")
-	f.StringVar(&o.name, "name", "", "name of the stack to create from a Compose file")
+	stackFlags(f, &o)
+	discardFlag(f, &o.discard)
+	revisionFlag(f, &o.condition)
 	return cmd
 }
 
-func (c *cli) plan(ctx context.Context, o applyOptions) error {
+// plan shows what applying the workloads in files would do. If policy is not "", that policy is used instead
+// of those of the namespaces.
+func (c *cli) plan(ctx context.Context, o applyOptions, policy string) error {
 	if len(o.files) == 0 {
 		return failf(exitUsage, "persysctl plan -f FILE", "no file is given")
 	}
-	requests, err := c.parse(o)
+	requests, err := c.parse(ctx, o)
 	if err != nil {
 		return err
 	}
 	if n := len(requests); n > maxPlan {
 		return failf(exitUsage, "persysctl plan -f FILE", "%d workloads are given, at most %d can be planned at once", n, maxPlan)
+	}
+	size := 0
+	for _, r := range requests {
+		size += proto.Size(r)
+	}
+	if size > maxPlanBytes {
+		return failf(exitUsage, "persysctl plan -f FILE, with fewer files", "the %d workloads and the files beside them have %d KiB, at most %d KiB can be planned at once", len(requests), (size+1023)>>10, maxPlanBytes>>10)
 	}
 	if err := c.connect(ctx); err != nil {
 		return err
@@ -58,17 +76,22 @@ func (c *cli) plan(ctx context.Context, o applyOptions) error {
 	if err := c.place(requests); err != nil {
 		return err
 	}
-	r, err := read(ctx, c, c.cluster.PlanWorkloads, &clusterv1.PlanWorkloadsRequest{Workloads: requests})
+	r, err := read(ctx, c, c.cluster.PlanWorkloads, &clusterv1.PlanWorkloadsRequest{Workloads: requests, Policy: policy})
 	if err != nil {
 		return c.explain(err, false)
 	}
 	if err := c.emit(r, func() { c.showPlan(r) }); err != nil {
 		return err
 	}
-	refused := 0
+	refused, told := 0, map[string]bool{}
 	for _, w := range r.GetWorkloads() {
-		if w.GetAction() == "refused" {
-			refused++
+		if w.GetAction() != "refused" {
+			continue
+		}
+		refused++
+		if reason := w.GetReason(); !told[reason] { // all members of a group have the same reason, so it is printed once
+			told[reason] = true
+			c.tell(c.located(w.GetWorkloadId(), reason))
 		}
 	}
 	if refused > 0 {
@@ -110,11 +133,40 @@ func (c *cli) showPlan(r *clusterv1.PlanWorkloadsResponse) {
 			sum = append(sum, fmt.Sprintf("%d %s", n, action))
 		}
 	}
-	writeLines(c.out, append([]string{"", strings.Join(sum, ", ") + ". Nothing has been changed."}, turnLines(r.GetWorkloads())...))
+	lines := append([]string{"", strings.Join(sum, ", ") + ". Nothing has been changed."}, turnLines(r.GetWorkloads())...)
+	for _, line := range heldLines(r.GetWorkloads()) {
+		lines = append(lines, c.paint.Paint(screen.Warn, line))
+	}
+	for _, w := range r.GetWorkloads() {
+		lines = append(lines, c.takenBack(screen.Clean(w.GetWorkloadId())+": ", w.GetTakesBack())...)
+	}
+	writeLines(c.out, lines)
 }
 
-// turnLines has a line for each group whose members would change a few at a time. Only the members of a
-// count do so; those of NAME are NAME-0, NAME-1 and so on.
+// heldLines returns a line for each reason why planned changes would not be carried out now. The table may
+// show only the beginning of these reasons.
+func heldLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
+	held, order := map[string][]string{}, []string{}
+	for _, w := range workloads {
+		if reason := screen.Clean(w.GetReason()); reason != "" && w.GetAction() != "refused" {
+			if held[reason] == nil {
+				order = append(order, reason)
+			}
+			held[reason] = append(held[reason], w.GetWorkloadId())
+		}
+	}
+	for _, reason := range order {
+		id := screen.Clean(held[reason][0])
+		if n := len(held[reason]) - 1; n > 0 {
+			id += " and " + screen.Plural(n, "other")
+		}
+		lines = append(lines, "Warning: "+id+": "+reason)
+	}
+	return lines
+}
+
+// turnLines returns a line for each group whose members would change a few at a time. Only workloads with
+// count have such groups; the members of NAME are NAME-0, NAME-1 and so on.
 func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	atATime, members := map[string]int32{}, map[string]int{}
 	for _, w := range workloads {
@@ -133,12 +185,26 @@ func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	return lines
 }
 
-// planText is the reason of a planned workload, or else its changes.
+// planText returns why a planned workload cannot run or change. If it can, planText returns its changes and
+// their effects on data and on other workloads.
 func planText(w *clusterv1.PlannedWorkload) string {
-	if w.GetReason() != "" {
-		return w.GetReason()
+	var parts []string
+	reason, _, _ := strings.Cut(w.GetReason(), "\n")
+	if text := cmp.Or(reason, changesText(w.GetChanges())); text != "" {
+		parts = append(parts, text)
 	}
-	return changesText(w.GetChanges())
+	if data := w.GetLocalData(); len(data) > 0 {
+		switch {
+		case w.GetAction() == "delete":
+			parts = append(parts, "deletes: "+strings.Join(data, ", "))
+		case w.GetNodeId() != w.GetPresentNodeId():
+			parts = append(parts, leavesBehind(data))
+		}
+	}
+	if evicted := w.GetPreempts(); len(evicted) > 0 {
+		parts = append(parts, evicts(evicted))
+	}
+	return strings.Join(parts, "; ")
 }
 
 func changesText(changes []*clusterv1.FieldChange) string {

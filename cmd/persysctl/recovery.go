@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// recoveryLimit bounds calls that read or write a whole etcd.
+// recoveryLimit is the time limit of calls that read or write a whole etcd.
 const recoveryLimit = 15 * time.Minute
 
 func (c *cli) recoveryCommand() *cobra.Command {
@@ -45,8 +45,9 @@ running workload.`,
 		Long: `Import the contents of etcd, or of the backup FILE, into a cluster without workloads.
 
 Other schedulers may have written the etcd, in an older or a newer layout: stop them
-first. Imported workloads keep their nodes and are not restarted. Afterwards this
-cluster mirrors its state to the same etcd.`,
+first. Imported workloads keep their nodes and are not restarted. An attached etcd then
+gets this cluster's state. Without one, the leader reads --etcd and writes nothing to it;
+` + "`persysctl mirror attach --overwrite`" + ` makes it the mirror.`,
 		Example: "  persysctl recovery import --dry-run\n  persysctl recovery import\n  persysctl recovery import state.backup",
 		Args:    args(0, 1, "FILE"),
 		RunE: c.online(func(ctx context.Context, args []string) error {
@@ -62,6 +63,7 @@ cluster mirrors its state to the same etcd.`,
 	}
 	f := imports.Flags()
 	f.StringVar(&o.prefix, "prefix", "", "prefix in etcd, in place of ETCD_PREFIX")
+	f.StringSliceVar(&o.etcd, "etcd", nil, "endpoints to read when no etcd is attached; default localhost:2379 on the leader's machine")
 	f.BoolVar(&o.skip, "skip-unreadable", false, "skip keys that cannot be read, and import the others")
 	f.BoolVar(&o.force, "force-new-cluster", false, "take the workloads of another cluster into this one, although that one may still run them")
 	parent.AddCommand(show, restore, imports)
@@ -70,6 +72,7 @@ cluster mirrors its state to the same etcd.`,
 
 type recoverOptions struct {
 	prefix                string
+	etcd                  []string
 	dry, yes, skip, force bool
 }
 
@@ -107,8 +110,8 @@ func (c *cli) recoveryShow(ctx context.Context, prefix string) error {
 	})
 }
 
-// slow makes a call with the caller's deadline, because it reads or writes a whole etcd. A preview
-// changes nothing.
+// slow makes a call with the caller's deadline instead of the usual one, because the call reads or writes a
+// whole etcd. If the request is a preview, it changes nothing.
 func slow[Req interface{ GetPreview() bool }, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	resp, err := do(ctx, req)
 	if err != nil {
@@ -154,7 +157,7 @@ func writtenBy(m *clusterv1.MirrorContent) string {
 	return fmt.Sprintf("cluster %s, index %d", screen.Clean(m.GetClusterId()), m.GetIndex())
 }
 
-// advised is the scheduler's advice as a sentence, and the command to type.
+// advised translates the scheduler's advice for a recovery from etcd into a sentence and the next command.
 func advised(r *clusterv1.RecoveryResponse) (what, next string) {
 	switch r.GetAdvice() {
 	case "restore":
@@ -170,7 +173,7 @@ func advised(r *clusterv1.RecoveryResponse) (what, next string) {
 	return "", ""
 }
 
-// shownProblems bounds the unreadable keys that are listed.
+// shownProblems is the maximum number of unreadable etcd keys that are listed.
 const shownProblems = 10
 
 func (c *cli) showProblems(m *clusterv1.MirrorContent) {
@@ -237,7 +240,7 @@ func keyLines(r *clusterv1.RestoreMirrorResponse, verb string, each bool) []stri
 func (c *cli) recoveryImport(ctx context.Context, o recoverOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, recoveryLimit)
 	defer cancel()
-	req := &clusterv1.ImportMirrorRequest{Preview: true, Prefix: o.prefix, SkipUnreadable: o.skip, ForceNewCluster: o.force}
+	req := &clusterv1.ImportMirrorRequest{Preview: true, Prefix: o.prefix, SkipUnreadable: o.skip, ForceNewCluster: o.force, Endpoints: o.etcd}
 	preview, err := slow(ctx, c, c.cluster.ImportMirror, req)
 	if err != nil {
 		return err
@@ -255,7 +258,11 @@ func (c *cli) recoveryImport(ctx context.Context, o recoverOptions) error {
 		if !c.inTerm || !c.errTerm {
 			return failf(exitUsage, "persysctl recovery import --dry-run", "there is no terminal to ask for confirmation: use --yes")
 		}
-		if err := c.confirm("Import it, and let this cluster write that etcd from now on?"); err != nil {
+		question := "Import it, and let this cluster write that etcd from now on?"
+		if preview.GetDetached() {
+			question = "Import it?"
+		}
+		if err := c.confirm(question); err != nil {
 			return err
 		}
 	}
@@ -267,8 +274,12 @@ func (c *cli) recoveryImport(ctx context.Context, o recoverOptions) error {
 	return c.emit(done, func() {
 		writeLines(c.out, importLines(done, "were"))
 		c.showProblems(done.GetContent())
-		if !done.GetMirrored() {
-			c.empty("The state is in, but etcd was not written yet: "+screen.Clean(done.GetMirrorError()), "persysctl recovery restore")
+		switch {
+		case done.GetMirrored():
+		case done.GetDetached():
+			c.empty("The state is imported. No etcd is attached, so none is written.", "persysctl mirror attach --overwrite "+strings.Join(cleaned(done.GetEndpoints()), ","))
+		default:
+			c.empty("The state is imported, but etcd is not written yet: "+screen.Clean(done.GetMirrorError()), "persysctl recovery restore")
 		}
 		c.showMode(done.GetMode())
 	})

@@ -4,9 +4,12 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -45,7 +48,54 @@ func (f *fake) ImportMirror(_ context.Context, req *clusterv1.ImportMirrorReques
 	}, nil
 }
 
-func TestRecoveryCommands(t *testing.T) {
+func (f *fake) AttachMirror(_ context.Context, req *clusterv1.AttachMirrorRequest) (*clusterv1.AttachMirrorResponse, error) {
+	if slices.Contains(req.GetEndpoints(), "b:1") != (len(req.GetEndpoints()) == 2) {
+		return nil, status.Error(codes.InvalidArgument, "endpoints")
+	}
+	return &clusterv1.AttachMirrorResponse{Etcd: "cafe", Endpoints: append(req.GetEndpoints(), "localhost:2379")}, nil
+}
+
+func (f *fake) DetachMirror(context.Context, *clusterv1.DetachMirrorRequest) (*clusterv1.DetachMirrorResponse, error) {
+	return &clusterv1.DetachMirrorResponse{Endpoints: []string{"e:2379"}}, nil
+}
+
+func (f *fake) MirrorStatus(context.Context, *clusterv1.MirrorStatusRequest) (*clusterv1.MirrorStatusResponse, error) {
+	return &clusterv1.MirrorStatusResponse{
+		Mirror: "unreachable", Reason: "refused", Endpoints: []string{"e:2379"}, AttachedEtcd: "cafe",
+		Replicas: []*clusterv1.MirrorProbe{{Replica: "s1", EtcdClusterId: 0xcafe}, {Replica: "s2", Error: "no route"}},
+	}, nil
+}
+
+func TestMirrorCommandsReportTheMirror(t *testing.T) {
+	f := start(t, nil)
+	for _, tt := range []struct {
+		name, args string
+		code       int
+		want       []string // texts expected on stdout or stderr
+	}{
+		{"attach names the etcd", "mirror attach", exitOK, []string{"etcd cluster cafe at localhost:2379 is attached"}},
+		{"attach takes several endpoints", "mirror attach a:1,b:1", exitOK, []string{"a:1, b:1"}},
+		{"overwriting is asked for", "mirror attach --overwrite", exitUsage, []string{"--yes"}},
+		{"detach says when ETCD_ENDPOINTS attaches again", "mirror detach", exitOK, []string{"detached", "ETCD_ENDPOINTS names e:2379"}},
+		{"status shows who reaches the etcd", "mirror status", exitOK, []string{"unreachable: refused", "e:2379 (attached by a person)", "reaches etcd cluster cafe", "no route"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSession(t)
+			code := s.run(f, strings.Fields(tt.args)...)
+			out := s.stdout.String() + s.stderr.String()
+			if code != tt.code {
+				t.Errorf("exit %d, want %d: %s", code, tt.code, out)
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(out, w) {
+					t.Errorf("the output lacks %q:\n%s", w, out)
+				}
+			}
+		})
+	}
+}
+
+func TestRecoveryCommandsAskAndReport(t *testing.T) {
 	f := start(t, nil)
 	f.backup = backupBytes(t)
 	file := filepath.Join(t.TempDir(), "state.backup")
@@ -56,17 +106,17 @@ func TestRecoveryCommands(t *testing.T) {
 		name string
 		args string
 		code int
-		want []string // on stdout or stderr
+		want []string // texts expected on stdout or stderr
 	}{
-		{"show says what is wrong and what to type", "recovery show", exitOK, []string{"recovery: etcd holds data", "foreign", "3 workloads, 2 nodes", "/workloads/odd: image: is missing", "persysctl recovery import --dry-run"}},
-		{"a restore shows what it would do", "recovery restore --dry-run", exitOK, []string{"2 keys of etcd would be created, 0 changed, 600 removed; 4 equal", "create /workloads/web", "and 600 more"}},
-		{"a restore does not go ahead unasked", "recovery restore", exitUsage, []string{"--yes"}},
+		{"show names the fault and the next command", "recovery show", exitOK, []string{"recovery: etcd holds data", "foreign", "3 workloads, 2 nodes", "/workloads/odd: image: is missing", "persysctl recovery import --dry-run"}},
+		{"a dry run of a restore lists its changes", "recovery restore --dry-run", exitOK, []string{"2 keys of etcd would be created, 0 changed, 600 removed; 4 equal", "create /workloads/web", "and 600 more"}},
+		{"a restore asks for confirmation", "recovery restore", exitUsage, []string{"--yes"}},
 		{"a restore says the mode", "recovery restore --yes", exitOK, []string{"were created", "etcd holds the cluster's state", "mode is normal"}},
-		{"an import shows what would come", "recovery import --dry-run --prefix /old", exitOK, []string{"9 workloads and 1 node would be imported: a, b", "cluster c9, index 8"}},
-		{"an import does not go ahead unasked", "recovery import", exitUsage, []string{"--yes"}},
-		{"an import says what is left to do", "recovery import --yes --skip-unreadable --force-new-cluster", exitOK, []string{"were imported", "etcd is away", "persysctl recovery restore", "mode is degraded"}},
+		{"a dry run of an import lists workloads and nodes", "recovery import --dry-run --prefix /old", exitOK, []string{"9 workloads and 1 node would be imported: a, b", "cluster c9, index 8"}},
+		{"an import asks for confirmation", "recovery import", exitUsage, []string{"--yes"}},
+		{"an import names the remaining steps", "recovery import --yes --skip-unreadable --force-new-cluster", exitOK, []string{"were imported", "etcd is away", "persysctl recovery restore", "mode is degraded"}},
 		{"an import of a file", "recovery import " + file + " --yes", exitOK, []string{"restored at index 41"}},
-		{"one file", "recovery import a b", exitUsage, []string{`unexpected argument "b"`}},
+		{"import takes one file", "recovery import a b", exitUsage, []string{`unexpected argument "b"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSession(t)
@@ -77,7 +127,7 @@ func TestRecoveryCommands(t *testing.T) {
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(out, w) {
-					t.Errorf("it does not say %q", w)
+					t.Errorf("the output lacks %q", w)
 				}
 			}
 			if t.Failed() {

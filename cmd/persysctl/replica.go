@@ -43,7 +43,7 @@ func (c *cli) replicaCommand() *cobra.Command {
 		Args: args(1, 1, "REPLICA"), ValidArgsFunction: c.completeReplica,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if force && !yes {
-				if err := c.confirm(fmt.Sprintf("Remove %s even if the cluster then has no quorum to spare?", args[0])); err != nil {
+				if err := c.confirm(fmt.Sprintf("Remove %s even if the cluster then cannot lose another scheduler?", args[0])); err != nil {
 					return err
 				}
 			}
@@ -55,7 +55,7 @@ func (c *cli) replicaCommand() *cobra.Command {
 			return nil
 		}),
 	}
-	remove.Flags().BoolVar(&force, "force", false, "even if it is alive, or if too few others are")
+	remove.Flags().BoolVar(&force, "force", false, "even if the scheduler is alive, or too few others are")
 	remove.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	leave := &cobra.Command{
 		Use: "leave REPLICA", Short: "Make a running scheduler leave the cluster for good",

@@ -2,5 +2,6 @@ package main
 
 import "context"
 
-// resized never sends: Windows has no signal for a new size of the terminal.
+// resized returns nil, a channel on which nothing is sent, because Windows has no signal for a new size of
+// the terminal.
 func resized(context.Context) <-chan struct{} { return nil }

@@ -76,7 +76,7 @@ func (c *cli) rollout(ctx context.Context, group string) (*clusterv1.GetRolloutR
 	return read(ctx, c, c.cluster.GetRollout, &clusterv1.GetRolloutRequest{Group: group})
 }
 
-// showRollout prints the state of an update and of each member.
+// showRollout prints the state of a rolling update and of each member of its group.
 func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 	u := r.GetUpdate()
 	then := "the update pauses"
@@ -105,7 +105,7 @@ func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 	c.print(t)
 }
 
-// rolloutLine is the state of an update in one line.
+// rolloutLine describes the state of a rolling update in one line.
 func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 	done := 0
 	for _, m := range r.GetMembers() {
@@ -124,10 +124,10 @@ func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 	return line
 }
 
-// rolloutLook is the time between two reads of an update during --wait.
+// rolloutLook is the interval at which --wait reads the state of a rolling update.
 const rolloutLook = 300 * time.Millisecond
 
-// awaitRollout waits until an update has ended, and prints its progress.
+// awaitRollout waits until the rolling update of a group has ended, and prints its progress.
 func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Generation, late <-chan time.Time) error {
 	hint, last := "persysctl rollout status "+group, ""
 	look := time.NewTicker(rolloutLook)

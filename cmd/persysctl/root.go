@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,55 +20,60 @@ import (
 	"github.com/persys/compute/config"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/spec"
 )
 
 func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
 type callOption = grpc.CallOption
 
-// cli is one run of the program: its options, its connection and its output.
+// cli is one run of persysctl: its options, its connection and its output.
 type cli struct {
 	world
 	settings settings
 	loader   *config.Loader
 
+	loginMu     *sync.Mutex // held while the token of a login is read or renewed
 	configFile  string
-	configUsed  string // the configuration file that was read
+	configUsed  string // path of the configuration file that was read
 	contextName string // value of --context
-	context     string // name of the context in use; "" for none
-	tokenFile   string // of that context
+	context     string // name of the context (stored connection) in use; "" for none
 	output      string
-	path        *jsonpath.JSONPath // parsed from -o jsonpath=…
+	path        *jsonpath.JSONPath // the parsed template of -o jsonpath=TEMPLATE
 	noColour    bool
 	stale       bool
 	verbose     bool
 
 	paint, errPaint screen.Painter
-	started         bool   // the command line is valid
+	started         bool   // whether the command line was valid and the command has begun
 	command         string // name of the command, without arguments
 	trace           traced
 	staleNoted      bool
-	// Tests set these three; the zero value is the default.
-	pace   time.Duration  // between two outputs of --watch
-	grace  time.Duration  // after Ctrl-C in a session
-	public *x509.CertPool // roots of public CAs
+	// Only tests set these three fields; their zero values select the defaults.
+	pace   time.Duration  // pause between two outputs of --watch
+	grace  time.Duration  // how long a session may last after Ctrl-C
+	public *x509.CertPool // root certificates of public CAs, which may sign a gateway's certificate
 
-	isJoined bool // the identity is that of `persysctl join`
+	identity *pki.IdentityStore // the folder of the user's identity; nil if the certificate files are not in such a folder
+	stop     func()             // stops the periodic renewal of the identity; nil if none runs
+
+	documents map[string]*spec.Document // the specifications that were read, by workload id, to give the file and line of a refused field
 
 	conn    link
-	direct  *dial.Conn // conn when it goes to schedulers; nil when it goes to a gateway
-	files   *pki.Files // the certificates that direct uses; nil in plain text
+	direct  *dial.Conn // the connection if it goes directly to schedulers; nil if it goes to a gateway
+	files   *pki.Files // the user's certificate and key for the direct connection; nil without TLS
 	control controlv1.AgentControlClient
 	cluster clusterv1.ClusterClient
 	trust   clusterv1.TrustClient
 }
 
-// run runs the program and returns its exit code.
+// run runs persysctl and returns its exit code.
 func run(ctx context.Context, w world, args []string) int {
 	return runWith(ctx, &cli{world: w}, args)
 }
 
 func runWith(ctx context.Context, c *cli, args []string) int {
+	c.loginMu = &sync.Mutex{}
 	w := c.world
 	c.errPaint = screen.Painter(w.colour(w.errTerm))
 	root, err := c.root()
@@ -86,10 +92,10 @@ func runWith(ctx context.Context, c *cli, args []string) int {
 	return c.report(err)
 }
 
-// parseError is the end of pflag's error for a value that is no number.
+// parseError matches the end of pflag's error for a value that is not a number.
 var parseError = regexp.MustCompile(`strconv\.Parse(\w+): parsing .*`)
 
-// misuse explains an error of the library that parses the command line.
+// misuse rewords an error of cobra, which parses the command line, and adds a hint.
 func (c *cli) misuse(root, cmd *cobra.Command, err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	if m := parseError.FindStringSubmatchIndex(text); m != nil {
@@ -160,11 +166,11 @@ Which cluster it asks: "persysctl help connection". What its exit codes mean:
 			root.AddCommand(cmd)
 		}
 	}
-	add(groupWorkloads, c.applyCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.historyCommand(), c.diffCommand(), c.rollbackCommand(), c.rolloutCommand(), c.deleteCommand(), c.retryCommand(),
+	add(groupWorkloads, c.applyCommand(), c.runCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.historyCommand(), c.diffCommand(), c.rollbackCommand(), c.rolloutCommand(), c.scaleCommand(), c.cronCommand(), c.jobCommand(), c.deleteCommand(), c.retryCommand(),
 		c.startCommand(), c.stopCommand(), c.restartCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.topCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.driftCommand(), c.volumeCommand())
-	add(groupCluster, c.uiCommand(), c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand())
-	add(groupTrust, c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand(), c.namespaceCommand())
+	add(groupCluster, c.uiCommand(), c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand(), c.mirrorCommand())
+	add(groupTrust, c.authCommand(), c.loginCommand(), c.logoutCommand(), c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand(), c.roleCommand(), c.accountCommand(), c.namespaceCommand(), c.policyCommand())
 	add(groupHere, c.contextCommand(), c.clusterKeyCommand(), c.devCertsCommand(), c.schemaCommand(), c.versionCommand())
 	root.SetCompletionCommandGroupID(groupHere)
 	root.AddCommand(c.docsCommand(root), c.workloadCommand())
@@ -172,7 +178,8 @@ Which cluster it asks: "persysctl help connection". What its exit codes mean:
 	return root, root.RegisterFlagCompletionFunc("context", c.completeContext)
 }
 
-// prepare runs before every command, after its arguments are parsed.
+// prepare runs before every command, after its arguments are parsed. It loads the settings and checks the
+// output format.
 func (c *cli) prepare(cmd *cobra.Command, _ []string) error {
 	if err := c.checkOutput(); err != nil {
 		return err
@@ -183,7 +190,7 @@ func (c *cli) prepare(cmd *cobra.Command, _ []string) error {
 	return nil
 }
 
-// online wraps a command that needs a connection.
+// online returns the RunE function of a command that needs a connection: it connects and then calls do.
 func (c *cli) online(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := c.connect(cmd.Context()); err != nil {
@@ -193,7 +200,8 @@ func (c *cli) online(do func(ctx context.Context, args []string) error) func(*co
 	}
 }
 
-// args checks the number of arguments, at most any number if most is -1; its error names the missing one.
+// args returns a check of the number of arguments: from least to most, or without upper limit if most is -1.
+// names are the names of the arguments, for errors.
 func args(least, most int, names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, given []string) error {
 		switch {

@@ -17,15 +17,21 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/child"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/spec"
+	"github.com/persys/compute/stack"
 	"github.com/persys/compute/testbed"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	child.Serve(stack.Task)
+	goleak.VerifyTestMain(m)
+}
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// session is one run of the program against a fake scheduler.
+// session is one run of persysctl against a fake scheduler.
 type session struct {
 	world
 	stdout, stderr testbed.Output
@@ -38,12 +44,18 @@ func newSession(t testing.TB) *session {
 	s.world = world{
 		in: strings.NewReader(""), out: &s.stdout, err: &s.stderr, home: t.TempDir(), zone: time.UTC, readFile: os.ReadFile,
 		environ: func(k string) (string, bool) { v, ok := s.env[k]; return v, ok },
-		now:     func() time.Time { return epoch },
+		shell: func() (out []string) {
+			for k, v := range s.env {
+				out = append(out, k+"="+v)
+			}
+			return out
+		},
+		now: func() time.Time { return epoch },
 	}
 	return s
 }
 
-// terminal gives the session a terminal of that size.
+// terminal gives the session a terminal of that many columns and rows.
 func (s *session) terminal(width, height int) *session {
 	s.outTerm, s.errTerm, s.width, s.height = true, true, width, height
 	return s
@@ -56,7 +68,8 @@ func (s *session) run(f *fake, args ...string) int {
 	return run(s.ctx, s.world, args)
 }
 
-// golden compares the output and the exit code of a run with a file.
+// golden runs persysctl with args, and compares the output and the exit code with a golden file and with
+// code.
 func golden(t *testing.T, name string, f *fake, s *session, code int, args ...string) {
 	t.Helper()
 	out := strings.NewReplacer(f.addr, "SERVER", s.home, "HOME")
@@ -73,11 +86,11 @@ func golden(t *testing.T, name string, f *fake, s *session, code int, args ...st
 		t.Fatalf("%v: run with -update", err)
 	}
 	if got != string(want) {
-		t.Errorf("the output changed; with -update it is accepted\n--- got\n%s\n--- want\n%s", got, want)
+		t.Errorf("the output changed; run with -update to accept it\n--- got\n%s\n--- want\n%s", got, want)
 	}
 }
 
-// outputCases are commands whose output is in testdata/NAME.golden.
+// outputCases returns the commands whose output is compared with testdata/NAME.golden.
 func outputCases() []outputCase {
 	return []outputCase{
 		{"list", []string{"list"}},
@@ -110,6 +123,12 @@ func outputCases() []outputCase {
 		{"rollout-status-stuck", []string{"rollout", "status", "stuck", "--wait"}},
 		{"rollout-status-late", []string{"rollout", "status", "slow", "--wait", "--timeout", "20ms"}},
 		{"rollout-missing", []string{"rollout", "status", "nothing"}},
+		{"scale", []string{"scale", "web=5", "api=0"}},
+		{"scale-down", []string{"scale", "web=2"}},
+		{"scale-unchanged", []string{"scale", "web=3"}},
+		{"scale-json", []string{"scale", "web=2", "-o", "json"}},
+		{"scale-bad-count", []string{"scale", "web=many"}},
+		{"scale-missing", []string{"scale", "nothing=2"}},
 		{"rollout-pause", []string{"rollout", "pause", "web"}},
 		{"rollout-resume", []string{"rollout", "resume", "web"}},
 		{"rollout-undo", []string{"rollout", "undo", "web", "-o", "json"}},
@@ -129,6 +148,12 @@ func outputCases() []outputCase {
 		{"node-fence", []string{"node", "fence", "node-b"}},
 		{"node-remove", []string{"node", "remove", "node-b"}},
 		{"node-remove-force", []string{"node", "remove", "node-b", "--force"}},
+		{"node-label", []string{"node", "label", "node-a", "zone=b", "disk-"}},
+		{"node-label-missing", []string{"node", "label", "node-x", "zone=b"}},
+		{"node-label-bad", []string{"node", "label", "node-a", "zone"}},
+		{"node-label-twice", []string{"node", "label", "node-a", "zone=b", "zone-"}},
+		{"node-taint", []string{"node", "taint", "node-a", "gpu=a:NoSchedule", "repair:noexecute:60", "old-"}},
+		{"node-taint-bad", []string{"node", "taint", "node-a", "gpu=a"}},
 		{"cordon", []string{"cordon", "node-a", "node-x"}},
 		{"uncordon", []string{"uncordon", "node-a"}},
 		{"drain-preview", []string{"drain", "node-a", "--preview"}},
@@ -157,6 +182,34 @@ func outputCases() []outputCase {
 		{"namespace-set-bad-memory", []string{"namespace", "set", "shop", "--memory", "2"}},
 		{"namespace-set-remove", []string{"namespace", "set", "shop", "--remove-user", "bob"}},
 		{"namespace-delete", []string{"namespace", "delete", "site"}},
+		{"role-list", []string{"role", "list"}},
+		{"role-put", []string{"role", "put", "deployer", "--permission", "read,logs,deploy"}},
+		{"role-put-builtin", []string{"role", "put", "viewer", "--permission", "read"}},
+		{"role-put-nothing", []string{"role", "put", "deployer"}},
+		{"role-delete-bound", []string{"role", "rm", "deployer"}},
+		{"role-bindings", []string{"role", "bindings"}},
+		{"role-bind", []string{"role", "bind", "operator", "--user", "ada", "--namespace", "shop,bank"}},
+		{"role-bind-nowhere", []string{"role", "bind", "operator", "--user", "ada"}},
+		{"role-bind-nobody", []string{"role", "bind", "operator", "--namespace", "shop"}},
+		{"role-bind-more-than-own", []string{"role", "bind", "admin", "--user", "eve", "--namespace", "*"}},
+		{"role-unbind", []string{"role", "unbind", "operator", "--group", "developers"}},
+		{"account-list", []string{"account", "list"}},
+		{"account-create", []string{"account", "create", "ci", "--role", "operator", "--namespace", "shop", "--ttl", "8h"}},
+		{"account-create-issuer", []string{"account", "create", "ci", "--issuer", "https://ci.example", "--audience", "persys", "--claim", "repository=shop/web"}},
+		{"account-create-too-long", []string{"account", "create", "ci", "--ttl", "1000h"}},
+		{"account-create-nowhere", []string{"account", "create", "ci", "--role", "operator"}},
+		{"policy-list", []string{"policy", "list"}},
+		{"policy-show", []string{"policy", "show", "baseline"}},
+		{"policy-show-missing", []string{"policy", "show", "none"}},
+		{"policy-bind", []string{"policy", "bind", "restricted", "--namespace", "shop"}},
+		{"policy-bind-nodes", []string{"policy", "bind", "restricted", "--node-label", "zone=dmz"}},
+		{"policy-bind-remove", []string{"policy", "bind", "--remove", "--namespace", "shop"}},
+		{"policy-bind-nothing", []string{"policy", "bind", "restricted"}},
+		{"policy-bind-no-name", []string{"policy", "bind", "--namespace", "shop"}},
+		{"policy-set-no-file", []string{"policy", "set", "own"}},
+		{"policy-test-no-file", []string{"policy", "test", "own"}},
+		{"policy-delete", []string{"policy", "delete", "own"}},
+		{"policy-delete-builtin", []string{"policy", "delete", "baseline"}},
 		{"namespace-delete-used", []string{"namespace", "delete", "shop"}},
 		{"gc-dry-run", []string{"node", "gc", "node-a", "--dry-run"}},
 		{"gc", []string{"node", "gc", "node-a"}},
@@ -184,6 +237,7 @@ func outputCases() []outputCase {
 		{"delete", []string{"delete", "web", "nothing", "old"}},
 		{"delete-json", []string{"delete", "old", "-o", "json"}},
 		{"retry", []string{"retry", "batch"}},
+		{"retry-healthy", []string{"retry", "web-0"}},
 		{"restart", []string{"restart", "web-0", "nothing"}},
 		{"start", []string{"start", "old"}},
 		{"stop-missing", []string{"stop", "nothing"}},
@@ -200,14 +254,14 @@ type outputCase struct {
 	args []string
 }
 
-func TestOutputs(t *testing.T) {
+func TestOutputsAreGolden(t *testing.T) {
 	for _, c := range outputCases() {
 		t.Run(c.name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
 			code := s.run(f, c.args...)
 			golden(t, c.name, f, s, code, c.args...)
 			if strings.Contains(s.stdout.String()+s.stderr.String(), "\x1b") {
-				t.Error("there are escape sequences without a terminal")
+				t.Error("the output without a terminal has escape sequences")
 			}
 			if !strings.Contains(c.name, "wide") && !strings.Contains(c.name, "json") && !strings.Contains(c.name, "yaml") {
 				for _, line := range strings.Split(s.stdout.String(), "\n") {
@@ -220,19 +274,54 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-func TestEmptyListsSayWhatToDo(t *testing.T) {
+func TestEmptyListsNameTheNextCommand(t *testing.T) {
 	f := start(t, nil)
 	f.nodes, f.workloads, f.events = nil, nil, nil
 	for name, want := range map[string]string{"list": "persysctl apply -f FILE", "nodes": "start an agent", "events": "persysctl events -w"} {
 		s := newSession(t)
 		if code := s.run(f, name); code != 0 || !strings.Contains(s.stderr.String(), want) || s.stdout.String() != "" {
-			t.Errorf("%s: exit %d, stdout %q, stderr %q; want a hint with %q on stderr only", name, code, s.stdout.String(), s.stderr.String(), want)
+			t.Errorf("%s ended with exit code %d, stdout %q, stderr %q; want a hint with %q on stderr only", name, code, s.stdout.String(), s.stderr.String(), want)
 		}
 	}
 }
 
-// TestNarrow: tables fit every width of a terminal.
-func TestNarrow(t *testing.T) {
+// TestListShowsKinds: a list of services has no column for the kind.
+func TestListShowsKinds(t *testing.T) {
+	f := start(t, nil)
+	columns := func(args ...string) []string {
+		s := newSession(t)
+		if code := s.run(f, args...); code != exitOK {
+			t.Fatalf("%v: exit %d: %s", args, code, s.stderr.String())
+		}
+		var out []string
+		for line := range strings.Lines(s.stdout.String()) {
+			if n := utf8.RuneCountInString(line); n > 101 {
+				t.Errorf("%v prints a line of %d columns: %s", args, n, line)
+			}
+			if cells := strings.Fields(line); len(cells) > 2 {
+				out = append(out, cells[0]+" "+cells[1])
+			}
+		}
+		return out
+	}
+	if got := columns("list", "--group", "web"); got[0] != "WORKLOAD STATUS" {
+		t.Errorf("a list of services begins with the columns %s", got[0])
+	}
+	f.workloads[0].Kind = spec.KindJob
+	f.workloads[0].WorkloadId = "a-batch-with-a-name-that-is-longer-than-its-column"
+	if got := columns("list"); got[0] != "WORKLOAD KIND" || !strings.HasSuffix(got[1], " job") || got[2] != "db service" {
+		t.Errorf("the list with a job has %q", got)
+	}
+	if got := columns("list", "--kind", "Job"); len(got) != 2 {
+		t.Errorf("list --kind Job prints %q", got)
+	}
+	if s := newSession(t); s.run(f, "list", "--kind", "jobs") != exitUsage || !strings.Contains(s.stderr.String(), `--kind "jobs" must be one of service, job, cron, system`) {
+		t.Errorf("list --kind jobs says %s", s.stderr.String())
+	}
+}
+
+// TestTablesFitNarrowTerminals: the lines of all tables fit into terminals of every width.
+func TestTablesFitNarrowTerminals(t *testing.T) {
 	f := start(t, nil)
 	for _, width := range []int{40, 60, 80, 100, 200} {
 		for _, verb := range []string{"list", "nodes", "status", "events", "why db", "get web-0", "node node-a", "actions web-0", "drain node-a --preview"} {
@@ -241,18 +330,18 @@ func TestNarrow(t *testing.T) {
 			if code := s.run(f, strings.Fields(verb)...); code != 0 {
 				t.Fatalf("%s: exit %d: %s", verb, code, s.stderr.String())
 			}
-			inSpec := false // the specification is not wrapped
+			inSpec := false // long lines of the specification are not wrapped, so they are not checked
 			for _, line := range strings.Split(s.stdout.String(), "\n") {
 				inSpec = strings.HasPrefix(line, "Specification") || inSpec && strings.HasPrefix(line, "  ")
 				if n := utf8.RuneCountInString(line); n > width && !inSpec {
-					t.Errorf("%s at %d columns has a line of %d: %s", verb, width, n, line)
+					t.Errorf("the output of %s on a terminal of %d columns has a line of %d columns: %s", verb, width, n, line)
 				}
 			}
 		}
 	}
 }
 
-func TestColour(t *testing.T) {
+func TestColoursAreUsedOnlyOnTerminals(t *testing.T) {
 	f := start(t, nil)
 	for _, c := range []struct {
 		name string
@@ -279,17 +368,17 @@ func TestColour(t *testing.T) {
 	}
 }
 
-// TestForeignTextIsHarmless: control characters in messages of workloads do not reach the terminal.
+// TestForeignTextIsHarmless: control characters in messages of workloads are not written to the terminal.
 func TestForeignTextIsHarmless(t *testing.T) {
 	f, s := start(t, nil), newSession(t).terminal(200, 40)
 	s.env["NO_COLOR"] = "1"
 	s.run(f, "list")
 	if out := s.stdout.String(); strings.Contains(out, "\x1b") || !strings.Contains(out, "said ?[31mred") {
-		t.Errorf("escape sequences of a message got through: %q", out)
+		t.Errorf("control characters in a message of a workload were written to the terminal: %q", out)
 	}
 }
 
-func TestExitCodes(t *testing.T) {
+func TestErrorsHaveTheirExitCodes(t *testing.T) {
 	noLeader := dial.Error(codes.Unavailable, dial.ReasonNoLeader, "there is no leader; `persysctl status` shows the replicas")
 	many := func(err error) []error {
 		out := make([]error, 1000)
@@ -308,11 +397,10 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"a command that succeeds", "", nil, []string{"list"}, exitOK, nil},
 		{"an unknown command", "", nil, []string{"lits"}, exitUsage, []string{`unknown command "lits"`, "hint: persysctl list"}},
-		{"the verb of docker for a list", "", nil, []string{"ps"}, exitUsage, []string{`unknown command "ps"`, "hint: persysctl list\n"}},
+		{"the verb that docker uses for list", "", nil, []string{"ps"}, exitUsage, []string{`unknown command "ps"`, "hint: persysctl list\n"}},
 		{"a mistyped list", "", nil, []string{"lst"}, exitUsage, []string{"hint: persysctl list\n"}},
-		{"the verb of docker for a start", "", nil, []string{"run", "nginx"}, exitUsage, []string{"hint: persysctl apply -f FILE\n"}},
-		{"the verb of docker for a look", "", nil, []string{"inspect", "web"}, exitUsage, []string{"hint: persysctl get WORKLOAD\n"}},
-		{"another count", "", nil, []string{"scale", "web", "3"}, exitUsage, []string{"hint: persysctl apply -f FILE   with the new count in FILE\n"}},
+		{"the verb that docker uses for start", "", nil, []string{"up", "nginx"}, exitUsage, []string{"hint: persysctl apply -f FILE\n"}},
+		{"the verb that docker uses for get", "", nil, []string{"inspect", "web"}, exitUsage, []string{"hint: persysctl get WORKLOAD\n"}},
 		{"a verb like no other", "", nil, []string{"frobnicate"}, exitUsage, []string{"hint: persysctl --help\n"}},
 		{"an alias for the list", "", nil, []string{"ls"}, exitOK, nil},
 		{"an alias for a look", "", nil, []string{"describe", "web-0"}, exitOK, nil},
@@ -323,32 +411,33 @@ func TestExitCodes(t *testing.T) {
 		{"a surplus argument", "", nil, []string{"get", "a", "b"}, exitUsage, []string{`unexpected argument "b"`}},
 		{"a blank argument", "", nil, []string{"get", " "}, exitUsage, []string{"WORKLOAD must not be blank"}},
 		{"an unknown form of output", "", nil, []string{"list", "-o", "xml"}, exitUsage, []string{`--output "xml" must be one of table, wide, json, yaml`}},
-		{"a bad number", "", nil, []string{"list", "--rpc-timeout-seconds", "0"}, exitUsage, []string{"rpc-timeout-seconds"}},
-		{"a bad timeout", "", nil, []string{"start", "old", "--wait", "--timeout", "0s"}, exitUsage, []string{"--timeout 0s must be longer than 0"}},
-		{"a bad tail", "", nil, []string{"events", "--tail", "-1"}, exitUsage, []string{"--tail -1 must be 0 or more"}},
-		{"a bad since", "", nil, []string{"logs", "web-0", "--since", "yesterday"}, exitUsage, []string{`--since "yesterday" must be a duration`}},
+		{"an invalid number", "", nil, []string{"list", "--rpc-timeout-seconds", "0"}, exitUsage, []string{"rpc-timeout-seconds"}},
+		{"an invalid timeout", "", nil, []string{"start", "old", "--wait", "--timeout", "0s"}, exitUsage, []string{"--timeout 0s must be longer than 0"}},
+		{"an invalid --tail", "", nil, []string{"events", "--tail", "-1"}, exitUsage, []string{"--tail -1 must be 0 or more"}},
+		{"an invalid --since", "", nil, []string{"logs", "web-0", "--since", "yesterday"}, exitUsage, []string{`--since "yesterday" must be a duration`}},
 		{"a file that is missing", "", nil, []string{"apply", "-f", "/nowhere.yaml"}, exitFailed, []string{"/nowhere.yaml: no such file"}},
-		{"no file", "", nil, []string{"apply"}, exitUsage, []string{"no file is given"}},
+		{"a file that does not exist", "", nil, []string{"apply"}, exitUsage, []string{"no file is given"}},
 		{"a file without -f", "", nil, []string{"apply", "x.yaml"}, exitUsage, []string{"files are named with -f"}},
-		{"not found", "", nil, []string{"get", "nothing"}, exitNotFound, []string{`Error: workload "nothing" not found`, "hint: persysctl list"}},
-		{"an in-band refusal of an unknown id", "", nil, []string{"start", "nothing"}, exitNotFound, []string{`workload "nothing" not found`}},
+		{"a workload that does not exist", "", nil, []string{"get", "nothing"}, exitNotFound, []string{`Error: workload "nothing" not found`, "hint: persysctl list"}},
+		{"an answer that contains a refusal because the id is unknown", "", nil, []string{"start", "nothing"}, exitNotFound, []string{`workload "nothing" not found`}},
 		{"a refusal", "CordonNode", []error{status.Error(codes.FailedPrecondition, "the cluster is in mode degraded: etcd is away")},
 			[]string{"cordon", "node-a"}, exitFailed, []string{"the cluster is in mode degraded: etcd is away"}},
-		{"a hint inside a message is taken out", "CordonNode", []error{status.Error(codes.FailedPrecondition, "frozen; `persysctl mode set normal` thaws")},
+		{"a hint in the server's message is printed on a separate line", "CordonNode", []error{status.Error(codes.FailedPrecondition, "frozen; `persysctl mode set normal` thaws")},
 			[]string{"cordon", "node-a"}, exitFailed, []string{"Error: frozen\n", "hint: persysctl mode set normal\n"}},
 		{"permission", "RemoveReplica", []error{status.Error(codes.PermissionDenied, "user/bob may not remove replica")},
 			[]string{"replica", "remove", "x"}, exitFailed, []string{"user/bob may not", "--tls-cert"}},
 		{"no leader", "ListWorkloads", many(noLeader), []string{"list", "--rpc-timeout-seconds", "1"}, exitUnavailable, []string{"no leader", "hint: persysctl status"}},
 		{"an agent that does not answer", "Logs", many(status.Error(codes.Unavailable, "node node-a: the agent does not answer")), []string{"logs", "web-0"},
 			exitUnavailable, []string{"Error: node node-a: the agent does not answer"}},
-		{"an unknown outcome", "DeleteWorkload", []error{dial.UnknownOutcome("delete workload: the leader fell silent")},
-			[]string{"delete", "old"}, exitUnknown, []string{"may or may not have happened", "persysctl events"}},
+		{"an unknown outcome", "DeleteWorkload", many(dial.UnknownOutcome("delete workload: the leader fell silent")),
+			[]string{"delete", "old", "--rpc-timeout-seconds", "1"}, exitUnknown, []string{"may or may not have happened", "persysctl events"}},
 		{"a read has no unknown outcome", "Recovery", many(status.Error(codes.DeadlineExceeded, "late")), []string{"recovery", "show"}, exitUnavailable, []string{"no answer within 15m"}},
 		{"a preview has no unknown outcome", "RestoreMirror", []error{dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--dry-run"}, exitUnavailable, []string{"nothing was changed"}},
 		{"a restore has an unknown outcome", "RestoreMirror", []error{nil, dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--yes"}, exitUnknown, []string{"may or may not"}},
 		{"aborted", "DeleteWorkload", []error{status.Error(codes.Aborted, "the world moved")}, []string{"delete", "old"}, exitFailed, []string{"the world moved", "again"}},
 		{"an old scheduler", "Why", []error{status.Error(codes.Unimplemented, "unknown method Why")}, []string{"why", "db"}, exitFailed, []string{"does not know the call"}},
-		{"the worst of several decides", "DeleteWorkload", []error{nil, dial.UnknownOutcome("silent")}, []string{"delete", "nothing", "old"}, exitUnknown, []string{`"nothing" not found`}},
+		{"the worst of several decides", "DeleteWorkload", append([]error{nil}, many(dial.UnknownOutcome("silent"))...),
+			[]string{"delete", "nothing", "old", "--rpc-timeout-seconds", "1"}, exitUnknown, []string{`"nothing" not found`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -363,13 +452,13 @@ func TestExitCodes(t *testing.T) {
 				}
 			}
 			if c.code != exitOK && !strings.HasPrefix(s.stderr.String(), "Error: ") {
-				t.Errorf("an error begins with Error: %q", s.stderr.String())
+				t.Errorf("an error message must begin with Error:, but is %q", s.stderr.String())
 			}
 		})
 	}
 }
 
-func TestSlowScheduler(t *testing.T) {
+func TestASlowSchedulerEndsTheCommand(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		code int
@@ -385,8 +474,9 @@ func TestSlowScheduler(t *testing.T) {
 	}
 }
 
-// TestNoServer: the error comes long before the 20 seconds that a call may take, and names the unit to start.
-func TestNoServer(t *testing.T) {
+// TestAMissingServerIsReportedSoon: if no scheduler runs, the error comes long before the 20 seconds that a
+// call may take, and names the systemd unit to start.
+func TestAMissingServerIsReportedSoon(t *testing.T) {
 	for _, args := range [][]string{{"list"}, {"stop", "web"}, {"events", "-w"}} {
 		t.Run(args[0], func(t *testing.T) {
 			t.Parallel()
@@ -405,7 +495,7 @@ func TestNoServer(t *testing.T) {
 	}
 }
 
-// TestStorageIsClean: control characters in an agent's texts do not reach the terminal.
+// TestStorageIsClean: control characters in texts of an agent are not written to the terminal.
 func TestStorageIsClean(t *testing.T) {
 	s := newSession(t)
 	c := &cli{world: s.world}
@@ -414,7 +504,7 @@ func TestStorageIsClean(t *testing.T) {
 	c.showGarbage("node-a", &clusterv1.CollectGarbageRequest{}, &clusterv1.CollectGarbageResponse{Skipped: []string{evil}})
 	c.showNode(&controlv1.NodeView{NodeId: "node-a", StoragePools: []*controlv1.StoragePoolView{{Name: evil}}})
 	if out := s.stdout.String(); strings.ContainsAny(out, "\x1b\a") || strings.Contains(out, "\nnot ours") {
-		t.Errorf("it printed %q", out)
+		t.Errorf("control characters in a text of an agent were written to the terminal: %q", out)
 	}
 }
 

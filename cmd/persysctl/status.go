@@ -75,8 +75,8 @@ func (c *cli) statusCommand() *cobra.Command {
 	})
 }
 
-// status asks the connected replica and then the leader, because only the leader knows
-// the indexes of the others. Without a leader the exit code is an error, for scripts.
+// status asks the connected replica, and then the leader, because only the leader knows the indexes of the
+// other replicas. If there is no leader, the exit code is that of an error, so that scripts notice it.
 func (c *cli) status(ctx context.Context) error {
 	r, err := read(ctx, c, c.cluster.Status, &clusterv1.StatusRequest{})
 	if err != nil {
@@ -85,14 +85,15 @@ func (c *cli) status(ctx context.Context) error {
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for r.GetLeaderId() != "" && r.GetLeaderId() != r.GetSelfId() && c.direct != nil && c.direct.Leader() != "" {
-		// The answer has named the leader; calls go to it when it is connected.
+		// The answer contained the leader's address. Wait for the connection to the leader, to which further
+		// calls then go.
 		select {
 		case <-time.After(25 * time.Millisecond):
 		case <-soon.Done():
 		}
 		better, err := call(soon, c, c.cluster.Status, &clusterv1.StatusRequest{})
 		if err != nil {
-			break // the first replica's answer is shown
+			break // the leader did not answer, so the answer of the first replica is shown
 		}
 		r = better
 	}
@@ -123,15 +124,25 @@ func (c *cli) showStatus(r *clusterv1.StatusResponse) {
 	f.Add("Index", screen.Text(fmt.Sprintf("%d (committed %d, applied %d)", r.GetLastIndex(), r.GetCommitIndex(), r.GetAppliedIndex())))
 	f.Add("Nodes", screen.Text(fmt.Sprintf("%d of %d ready", r.GetNodesReady(), r.GetNodes())))
 	f.Add("Workloads", screen.Text(fmt.Sprintf("%d of %d running", r.GetWorkloadsRunning(), r.GetWorkloads())))
+	if r.GetWarning() != "" {
+		f.Add("Warning", screen.Styled(screen.Clean(r.GetWarning()), screen.Bad))
+	}
 	c.printFacts(f)
 	if len(r.GetReplicas()) == 0 {
 		return
 	}
 	writeLines(c.out, []string{""})
 	c.print(c.replicaTable(r))
+	for _, p := range r.GetReplicas() {
+		for _, at := range p.GetCopies() {
+			writeLines(c.out, []string{"", fmt.Sprintf("A copy of the data directory of %s (Raft address %s) is in use at %s and is refused.",
+				screen.Clean(cmp.Or(p.GetName(), p.GetId())), screen.Clean(p.GetRaftAddr()), screen.Clean(at)),
+				"Stop the scheduler there, empty its data directory and start it again: it joins as a new one."})
+		}
+	}
 }
 
-// replicaName is the name of a replica, or its id if it has none.
+// replicaName returns the name of the replica with this id, or the id if the replica has no name.
 func replicaName(r *clusterv1.StatusResponse, id string) string {
 	for _, p := range r.GetReplicas() {
 		if p.GetId() == id && p.GetName() != "" {

@@ -6,11 +6,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// otherVerbs are verbs of docker, kubectl, nomad and the like, with our command for each.
+// otherVerbs maps verbs of docker, kubectl, nomad and similar tools to the persysctl command for each.
 var otherVerbs = map[string]string{
 	"ps": "list", "pods": "list", "jobs": "list", "workloads": "list",
-	"run": "apply -f FILE", "up": "apply -f FILE", "create": "apply -f FILE", "deploy": "apply -f FILE", "update": "apply -f FILE",
-	"scale": "apply -f FILE   with the new count in FILE", "edit": "get WORKLOAD -o yaml   then apply the changed file",
+	"up": "apply -f FILE", "create": "apply -f FILE", "deploy": "apply -f FILE", "update": "apply -f FILE",
+	"edit":    "get WORKLOAD -o yaml   then apply the changed file",
 	"inspect": "get WORKLOAD", "show": "get WORKLOAD", "explain": "why WORKLOAD",
 	"down": "delete WORKLOAD", "destroy": "delete WORKLOAD", "kill": "stop WORKLOAD",
 	"log": "logs WORKLOAD", "tail": "logs WORKLOAD --follow",
@@ -19,8 +19,8 @@ var otherVerbs = map[string]string{
 	"config": "context", "login": "join TOKEN", "whoami": "context show",
 }
 
-// nearestCommand is the hint for an unknown command: our verb for another tool's, or
-// the command with the most similar name, or the help.
+// nearestCommand returns the hint for an unknown command: the command for another tool's verb, else the
+// command with the most similar name, else the help.
 func nearestCommand(root *cobra.Command, word string) string {
 	if ours, ok := otherVerbs[strings.ToLower(word)]; ok {
 		return "persysctl " + ours
@@ -39,7 +39,7 @@ func nearestCommand(root *cobra.Command, word string) string {
 	return "persysctl " + best
 }
 
-// distance is the number of characters to insert, delete or replace that make b of a.
+// distance returns how many characters must be inserted, deleted or replaced to turn a into b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

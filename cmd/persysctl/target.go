@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -17,9 +16,11 @@ import (
 	"github.com/persys/compute/cmd/persysctl/contexts"
 	"github.com/persys/compute/cmd/persysctl/restconn"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
 )
 
-// choose selects the cluster, after the settings are loaded. In this order:
+// choose selects the cluster to which the command connects, after the settings are loaded. The first of these
+// that is set decides:
 //
 //   - --context
 //   - an address from a flag or the environment
@@ -27,7 +28,7 @@ import (
 //   - the configuration file of the legacy v1 CLI
 //   - the default address
 //
-// The certificates and the token of a context are used for its own address only.
+// The certificates and the token of a context are used only for the address of the context.
 func (c *cli) choose() error {
 	s := &c.settings
 	given := func(field string) bool { return c.loader.Set(field) && !c.fromFile(field) }
@@ -76,8 +77,8 @@ func (c *cli) fromFile(field string) bool {
 	return c.configUsed != "" && strings.HasPrefix(c.loader.Source(field), c.configUsed+":")
 }
 
-// useContext applies a context to the settings. Flags and the environment override its
-// other fields, but not its address. by names the setting that selected it.
+// useContext copies the fields of a context to the settings. Flags and environment variables override all of
+// them except the address. by is the setting that selected the context.
 func (c *cli) useContext(name, by string) error {
 	file, err := contexts.Load(contexts.Path(c.environ, c.home))
 	if err != nil {
@@ -93,41 +94,53 @@ func (c *cli) useContext(name, by string) error {
 			*to = v
 		}
 	}
-	s.Server, c.context, c.tokenFile = ctx.Server, name, ctx.TokenFile
+	s.Server, c.context = ctx.Server, name
 	if !c.loader.Set("Insecure") || c.fromFile("Insecure") {
 		s.Insecure = ctx.Insecure
 	}
 	lay("CA", &s.CA, ctx.CA)
 	lay("Cert", &s.Cert, ctx.Cert)
 	lay("Key", &s.Key, ctx.Key)
+	lay("TokenFile", &s.TokenFile, ctx.TokenFile)
 	lay("ClusterID", &s.ClusterID, ctx.ClusterID)
 	lay("Namespace", &s.Namespace, ctx.Namespace)
 	return nil
 }
 
-// token is the bearer token for a gateway. The file is read at each call, because tokens are short-lived.
+// token returns the bearer token for a gateway. It reads the file at each call, because tokens are
+// short-lived.
 func (c *cli) token() (string, error) {
-	if c.settings.Token != "" || c.tokenFile == "" {
+	switch {
+	case c.settings.Token != "":
 		return c.settings.Token, nil
+	case c.settings.TokenFile == "":
+		return c.loginToken()
 	}
-	data, err := c.readFile(c.tokenFile)
+	data, err := c.readFile(c.settings.TokenFile)
 	if err != nil {
 		return "", err
 	}
 	token := strings.TrimSpace(string(data))
 	if token == "" {
-		return "", fmt.Errorf("%s is empty", c.tokenFile)
+		return "", fmt.Errorf("%s is empty", c.settings.TokenFile)
 	}
 	return token, nil
 }
 
-// connectGateway prepares a connection that makes each call a request to a gateway.
+// connectGateway prepares a connection that turns each call into a request to a gateway.
 func (c *cli) connectGateway(ctx context.Context) error {
 	u, err := url.Parse(c.settings.Server)
 	if err != nil || u.Hostname() == "" {
 		return usagef("--server %q: must be http(s)://HOST[:PORT]", c.settings.Server)
 	}
-	withToken := c.settings.Token != "" || c.tokenFile != ""
+	withToken := c.settings.Token != "" || c.settings.TokenFile != ""
+	if !withToken {
+		l, err := c.storedLogin()
+		if err != nil {
+			return usagef("%v", err)
+		}
+		withToken = l != nil
+	}
 	opt := restconn.Options{
 		URL: c.settings.Server, Cluster: c.settings.ClusterID, UserAgent: "persysctl/" + version, CallTimeout: c.timeout(),
 	}
@@ -135,7 +148,7 @@ func (c *cli) connectGateway(ctx context.Context) error {
 		opt.Token = c.token
 	}
 	switch {
-	case u.Scheme == "http" && withToken && !c.settings.Insecure && !loopback(u.Hostname()):
+	case u.Scheme == "http" && withToken && !c.settings.Insecure && !dial.Loopback(u.Hostname()):
 		return usagef("--server %s: a bearer token is not sent in plain text; use https://, or --insecure to send it anyway", c.settings.Server)
 	case u.Scheme == "https":
 		if opt.TLS, err = c.gatewayTLS(u.Hostname(), withToken); err != nil {
@@ -150,28 +163,25 @@ func (c *cli) connectGateway(ctx context.Context) error {
 		return usagef("--server: %v", err)
 	}
 	c.use(conn)
+	c.keepIdentity(ctx)
 	return nil
 }
 
-func loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
-}
-
-// gatewayTLS is the TLS configuration for a gateway, with our certificate if there is
-// one. With a token none is needed, and the gateway's certificate may be of a public CA.
+// gatewayTLS returns the TLS configuration for a gateway, with the user's certificate if there is one. A user
+// with a token needs no certificate, and then the gateway's certificate may come from a public CA.
 func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 	files, err := c.certificates(c.log())
 	var f *failure
 	switch {
 	case err == nil:
+		c.files = files
 		cfg := files.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleGateway})
 		if withToken && c.settings.CA+c.settings.Cert+c.settings.Key == "" {
-			orPublic(cfg, host, c.public) // the CA of ~/.persys may be that of another cluster
+			orPublic(cfg, host, c.public) // the CA in ~/.persys may belong to another cluster
 		}
 		return cfg, nil
 	case !withToken && errors.As(err, &f) && c.settings.Cert == "":
-		f.text = "no certificate and no token for the gateway: set --tls-ca, --tls-cert and --tls-key, or PERSYS_TOKEN (PERSYS_TOKEN_FILE)"
+		f.text = "no certificate and no token for the gateway: set --tls-ca, --tls-cert and --tls-key, or PERSYS_TOKEN (PERSYS_TOKEN_FILE), or log in with persysctl login"
 		f.hint = ""
 		return nil, f
 	case !withToken, c.settings.Cert != "" || c.settings.Key != "":
@@ -191,7 +201,7 @@ func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// orPublic makes cfg also accept a server whose certificate one of roots has signed.
+// orPublic makes cfg also accept a certificate of server host that one of roots (public CAs) signed.
 func orPublic(cfg *tls.Config, host string, roots *x509.CertPool) {
 	own := cfg.VerifyConnection
 	cfg.VerifyConnection = func(state tls.ConnectionState) error {
@@ -210,7 +220,7 @@ func orPublic(cfg *tls.Config, host string, roots *x509.CertPool) {
 	}
 }
 
-// traceHTTP is startTrace for a gateway: the span travels in a W3C Traceparent header.
+// traceHTTP is startTrace for a gateway: the trace span is sent in the W3C header Traceparent.
 func (c *cli) traceHTTP(ctx context.Context) (func(http.RoundTripper) http.RoundTripper, error) {
 	if _, err := c.startTrace(ctx, c.log()); err != nil || c.trace.span == nil {
 		return nil, err
@@ -230,7 +240,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// exists returns an error if a file does not exist.
+// exists returns an error if there is no file at path.
 func exists(path string) error {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -239,7 +249,7 @@ func exists(path string) error {
 	return err
 }
 
-// connectionFrom names the setting that selected the cluster.
+// connectionFrom returns the name of the setting that selected the cluster.
 func (c *cli) connectionFrom() string {
 	if c.context != "" {
 		return "context " + c.context

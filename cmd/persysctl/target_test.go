@@ -49,24 +49,24 @@ func behind(t testing.TB, f *fake, timeout time.Duration) string {
 	return s.URL
 }
 
-// TestGatewayIsNoDifference runs every command of TestOutputs through a gateway. Output
-// and exit code are the same, except for the address.
+// TestGatewayIsNoDifference runs every command of TestOutputsAreGolden through a gateway. Output and exit code must
+// be the same, except for the address.
 func TestGatewayIsNoDifference(t *testing.T) {
 	for _, c := range outputCases() {
-		t.Run(c.name, func(t *testing.T) { // not parallel: the library of the generated handlers has a global setting
+		t.Run(c.name, func(t *testing.T) { // not parallel: the library of the gateway's generated handlers has a global setting
 			f, direct := start(t, nil), newSession(t)
 			want := direct.run(f, c.args...)
 			g := start(t, nil)
 			via := newSession(t)
 			got := via.run(nil, append([]string{"-s", behind(t, g, 10*time.Second)}, c.args...)...)
 			if got != want || via.stdout.String() != direct.stdout.String() || via.stderr.String() != direct.stderr.String() {
-				t.Errorf("through a gateway: exit %d\n%s%s\ndirectly: exit %d\n%s%s", got, via.stdout.String(), via.stderr.String(), want, direct.stdout.String(), direct.stderr.String())
+				t.Errorf("the command must give the same result at a gateway and at a scheduler; gateway: exit code %d\n%s%s\nscheduler: exit code %d\n%s%s", got, via.stdout.String(), via.stderr.String(), want, direct.stdout.String(), direct.stderr.String())
 			}
 		})
 	}
 }
 
-func TestGatewayStreams(t *testing.T) {
+func TestStreamsThroughAGateway(t *testing.T) {
 	f := start(t, nil)
 	f.script = []scene{
 		{changes: []*clusterv1.WorkloadChange{told(43, view("web", "Pending", "", "")), synced(44)}, err: status.Error(codes.Unavailable, "the replica stops")},
@@ -76,12 +76,13 @@ func TestGatewayStreams(t *testing.T) {
 	s.in = strings.NewReader(webYAML)
 	code := s.run(nil, "-s", behind(t, f, 10*time.Second), "apply", "-f", "-", "--wait")
 	if code != 0 || !strings.Contains(s.stderr.String(), "Running on node-a") {
-		t.Errorf("a wait over a broken stream: exit %d\n%s%s", code, s.stdout.String(), s.stderr.String())
+		t.Errorf("a command with --wait whose stream breaks ended with exit code %d, want 0 and Running on node-a\n%s%s", code, s.stdout.String(), s.stderr.String())
 	}
 }
 
-// TestWhatGatewaysDoNotOffer: the help topic names exactly the commands that a gateway does not serve.
-func TestWhatGatewaysDoNotOffer(t *testing.T) {
+// TestHelpNamesTheCommandsThatGatewaysRefuse: the help topic about gateways names exactly the commands that a
+// gateway does not serve.
+func TestHelpNamesTheCommandsThatGatewaysRefuse(t *testing.T) {
 	f := start(t, nil)
 	url := behind(t, f, 10*time.Second)
 	file := filepath.Join(t.TempDir(), "state.backup")
@@ -95,7 +96,7 @@ func TestWhatGatewaysDoNotOffer(t *testing.T) {
 	_, listed, ok := strings.Cut(page.stdout.String(), "does not serve them:\n\n")
 	listed, _, end := strings.Cut(listed, "\n\n")
 	if !ok || !end {
-		t.Fatalf("the page has no such list:\n%s", page.stdout.String())
+		t.Fatalf("the page lacks the list of commands:\n%s", page.stdout.String())
 	}
 	for name, args := range map[string][]string{
 		"exec": {"exec", "web-0", "--", "say"}, "console": {"console", "web-0"},
@@ -122,7 +123,7 @@ func TestWhatGatewaysDoNotOffer(t *testing.T) {
 	}
 }
 
-func TestGatewayRefusals(t *testing.T) {
+func TestRefusalsOfAGatewayAreExplained(t *testing.T) {
 	f := start(t, nil)
 	url := behind(t, f, 500*time.Millisecond)
 	plain := httptest.NewServer(http.NotFoundHandler())
@@ -135,12 +136,12 @@ func TestGatewayRefusals(t *testing.T) {
 		code   int
 		stderr []string
 	}{
-		{"a call without a route says where to go", url, nil, []string{"token", "list"}, exitFailed, []string{"a gateway does not offer ListTokens", "hint: persysctl --server HOST:8085"}},
-		{"a stream without a route as well", url, nil, []string{"backup", "create", "x.backup"}, exitFailed, []string{"a gateway does not offer CreateBackup"}},
-		{"something else listens", plain.URL, nil, []string{"list"}, exitFailed, []string{"has no /v1"}},
-		{"nobody listens", "http://127.0.0.1:1", nil, []string{"list"}, exitUnavailable, []string{"no gateway listens at http://127.0.0.1:1"}},
-		{"a change that nobody took did not happen", "http://127.0.0.1:1", nil, []string{"cordon", "node-a"}, exitUnavailable, []string{"no gateway listens"}},
-		{"a token does not travel in plain text", "http://192.0.2.1:8551", map[string]string{"PERSYS_TOKEN": "secret"}, []string{"list"}, exitUsage, []string{"not sent in plain text"}},
+		{"the error of a call without a route tells the user to call a scheduler", url, nil, []string{"token", "list"}, exitFailed, []string{"a gateway does not offer ListTokens", "hint: persysctl --server HOST:8085"}},
+		{"the error of a stream without a route names the call that a gateway does not offer", url, nil, []string{"backup", "create", "x.backup"}, exitFailed, []string{"a gateway does not offer CreateBackup"}},
+		{"a server that is no gateway listens", plain.URL, nil, []string{"list"}, exitFailed, []string{"has no /v1"}},
+		{"no listener at the address", "http://127.0.0.1:1", nil, []string{"list"}, exitUnavailable, []string{"no gateway listens at http://127.0.0.1:1"}},
+		{"the error says that nothing was changed if no gateway was reached", "http://127.0.0.1:1", nil, []string{"cordon", "node-a"}, exitUnavailable, []string{"no gateway listens"}},
+		{"a token is not sent in plain text", "http://192.0.2.1:8551", map[string]string{"PERSYS_TOKEN": "secret"}, []string{"list"}, exitUsage, []string{"not sent in plain text"}},
 		{"an unknown cluster", url, map[string]string{"PERSYS_GATEWAY_CLUSTER_ID": "mars"}, []string{"list"}, exitFailed, []string{`unknown cluster id "mars"`}},
 		{"https without anything to show", "https://127.0.0.1:1", nil, []string{"list"}, exitUsage, []string{"PERSYS_TOKEN"}},
 		{"no leader", url, map[string]string{"FAIL": "ListWorkloads"}, []string{"list"}, exitUnavailable, []string{"no leader", "hint: persysctl status"}},
@@ -173,8 +174,8 @@ func TestGatewayRefusals(t *testing.T) {
 	}
 }
 
-// TestGatewayRepeatsUnderOneKey: a request without an answer is repeated under the same
-// idempotency key; if no answer comes, the outcome is unknown.
+// TestGatewayRepeatsUnderOneKey: a request without an answer is repeated under the same idempotency key.
+// If no answer comes, the error says that the outcome is unknown.
 func TestGatewayRepeatsUnderOneKey(t *testing.T) {
 	var keys []string
 	answer := 3
@@ -193,7 +194,7 @@ func TestGatewayRepeatsUnderOneKey(t *testing.T) {
 		t.Fatalf("exit %d: %s", code, s.stderr.String())
 	}
 	if len(keys) != 3 || keys[0] == "" || keys[1] != keys[0] || keys[2] != keys[0] {
-		t.Errorf("three attempts went under %q, want one key", keys)
+		t.Errorf("three attempts used the keys %q, want one key", keys)
 	}
 	answer = -1
 	s = newSession(t)
@@ -202,7 +203,7 @@ func TestGatewayRepeatsUnderOneKey(t *testing.T) {
 	}
 }
 
-func TestContexts(t *testing.T) {
+func TestContextsAreStoredAndChosen(t *testing.T) {
 	dir := t.TempDir()
 	s := newSession(t)
 	if code := s.run(nil, "dev-certs", dir); code != 0 {
@@ -246,11 +247,11 @@ func TestContexts(t *testing.T) {
 		{"a token is for gateways", exitUsage, []string{"context", "add", "x", "-s", "y", "--token-file", token}, []string{"--token-file is for a gateway"}},
 		{"switching to an unknown context", exitNotFound, []string{"context", "use", "mars"}, []string{`context "mars" does not exist`, "persysctl context list"}},
 		{"a flag that names none", exitUsage, []string{"list", "--context", "mars"}, []string{`--context: context "mars" does not exist`}},
-		{"two clusters at once", exitUsage, []string{"list", "--context", "work", "-s", "z"}, []string{"both name a cluster"}},
-		{"what is asked and why", 0, []string{"context", "show"}, []string{"10.0.0.1,10.0.0.2", "context home"}},
-		{"another for one command", 0, []string{"context", "show", "--context", "work"}, []string{"https://gw.example:8551", "east", "context work"}},
-		{"the address of a flag stands for itself", 0, []string{"context", "show", "-s", "10.9.9.9"}, []string{"10.9.9.9", "--server"}},
-		{"as JSON", 0, []string{"context", "list", "-o", "jsonpath={.current}"}, []string{"home\n"}},
+		{"a context and an address together are an error, because both name a cluster", exitUsage, []string{"list", "--context", "work", "-s", "z"}, []string{"both name a cluster"}},
+		{"context show names the cluster in use and the setting that selected it", 0, []string{"context", "show"}, []string{"10.0.0.1,10.0.0.2", "context home"}},
+		{"another context for one command", 0, []string{"context", "show", "--context", "work"}, []string{"https://gw.example:8551", "east", "context work"}},
+		{"context show names the flag that gave the address", 0, []string{"context", "show", "-s", "10.9.9.9"}, []string{"10.9.9.9", "--server"}},
+		{"context list as JSON", 0, []string{"context", "list", "-o", "jsonpath={.current}"}, []string{"home\n"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := run(c.code, c.args...)
@@ -260,13 +261,13 @@ func TestContexts(t *testing.T) {
 				}
 			}
 			if strings.Contains(c.name, "stands for itself") && strings.Contains(got, leaf) {
-				t.Errorf("the certificate of a context goes to another address:\n%s", got)
+				t.Errorf("the certificate of a context is sent to another address:\n%s", got)
 			}
 		})
 	}
 	run(0, "context", "use", "work")
 	if got := run(0, "context", "remove", "work"); !strings.Contains(got, "persysctl context use home") {
-		t.Errorf("removing the current one says %s", got)
+		t.Errorf("removing the current context prints %s, want a hint that names the command for another context", got)
 	}
 	if err := os.WriteFile(path, []byte("current: a\ncontexts: [{name: a, servr: x}]\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -276,8 +277,7 @@ func TestContexts(t *testing.T) {
 	}
 }
 
-// TestContextIsUsed: a command uses the current context, and the environment overrides
-// it.
+// TestContextIsUsed: a command uses the current context. The environment overrides the context.
 func TestContextIsUsed(t *testing.T) {
 	f, g := start(t, nil), start(t, nil)
 	g.workloads = g.workloads[:1]
@@ -296,30 +296,30 @@ func TestContextIsUsed(t *testing.T) {
 		return strings.Count(s2.stdout.String(), "\n")
 	}
 	if n := count(func(*session) {}); n != 6 {
-		t.Errorf("the context's cluster has %d workloads, want 6", n)
+		t.Errorf("list shows %d workloads, want 6 of the context's cluster", n)
 	}
 	if n := count(func(s *session) { s.env["PERSYS_SCHEDULER_ADDR"], s.env["PERSYS_INSECURE"] = g.addr, "true" }); n != 1 {
-		t.Errorf("the environment's cluster has %d workloads, want 1", n)
+		t.Errorf("list shows %d workloads, want 1 of the environment's cluster", n)
 	}
 	if n := count(func(s *session) { s.env["PERSYS_SCHEDULER_ADDR"], s.env["PERSYS_INSECURE"] = g.addr, "true" }, "--context", "dev"); n != 6 {
-		t.Errorf("the flag's cluster has %d workloads, want 6", n)
+		t.Errorf("list shows %d workloads, want 6 of the flag's cluster", n)
 	}
 }
 
-// TestPublicGateway: with an identity of a cluster, a gateway with a certificate of a public CA is accepted
-// only if a token is used.
-func TestPublicGateway(t *testing.T) {
+// TestAPublicGatewayNeedsAToken: a user with an identity of a cluster calls a gateway whose certificate is of a public
+// CA. The gateway is accepted only if the user has a token.
+func TestAPublicGatewayNeedsAToken(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := pki.DevCerts(dir, pki.DevOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
-	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // connections are cut
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // the discarded log would have a line for every connection that the test cuts
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
 	public := x509.NewCertPool()
 	public.AddCert(srv.Certificate())
-	for token, want := range map[string]string{"secret": "it is no Persys gateway", "": "no trusted connection"} {
+	for token, want := range map[string]string{"secret": "is not a Persys gateway", "": "no trusted connection"} {
 		s := newSession(t)
 		joined(t, s, dir)
 		s.env["PERSYS_TOKEN"] = token
@@ -330,9 +330,9 @@ func TestPublicGateway(t *testing.T) {
 	}
 }
 
-// TestExistingWays: the configuration file and the variables of the legacy v1 CLI, which
-// uses a gateway by default.
-func TestExistingWays(t *testing.T) {
+// TestSettingsOfTheLegacyCLIWork: the configuration file and the environment variables of the legacy v1 CLI
+// still work. That CLI uses a gateway by default.
+func TestSettingsOfTheLegacyCLIWork(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		yaml string
@@ -340,7 +340,7 @@ func TestExistingWays(t *testing.T) {
 		want string
 	}{
 		{"api_endpoint is the gateway", "api_endpoint: http://gw:8551\n", nil, "http://gw:8551"},
-		{"also beside grpc_endpoint", "api_endpoint: http://gw:8551\ngrpc_endpoint: s:1\n", nil, "http://gw:8551"},
+		{"api_endpoint takes precedence over grpc_endpoint", "api_endpoint: http://gw:8551\ngrpc_endpoint: s:1\n", nil, "http://gw:8551"},
 		{"transport grpc takes grpc_endpoint", "api_endpoint: http://gw:8551\ngrpc_endpoint: s:1\ntransport: grpc\n", nil, "s:1"},
 		{"API_ENDPOINT", "", map[string]string{"API_ENDPOINT": "http://gw:2"}, "http://gw:2"},
 		{"GRPC_ENDPOINT with TRANSPORT", "", map[string]string{"API_ENDPOINT": "http://gw:2", "GRPC_ENDPOINT": "s:2", "TRANSPORT": "grpc"}, "s:2"},
@@ -371,7 +371,7 @@ func TestExistingWays(t *testing.T) {
 	}
 }
 
-func TestJSONPath(t *testing.T) {
+func TestJSONPathSelectsFields(t *testing.T) {
 	for _, c := range []struct {
 		path, want string
 		code       int
@@ -389,7 +389,7 @@ func TestJSONPath(t *testing.T) {
 	}
 }
 
-// Numbers of a jsonpath are printed as integers, because scripts compare and add them.
+// Numbers that a jsonpath selects are printed as integers, because scripts compare and add them.
 func TestNumbersOfAJSONPath(t *testing.T) {
 	for path, want := range map[string]string{
 		"{.events}": "1000000\n", "{.a[0]}": "2097152\n", "{.a[1]}": "0.5\n", "{.b[?(@.n > 3)].n}": "4\n", "{.c[?(@.n > 0.5)].n}": "0.7 4\n",

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -24,21 +25,36 @@ func (c *cli) tokenCommand() *cobra.Command {
 A token is one line. It holds the role and name to join with, the addresses of the
 schedulers, a secret, and the fingerprint of the cluster's CA, by which the joining
 side recognises the cluster. The cluster stores only a hash of the secret. Treat a
-token as a password.`,
+token as a password.
+
+The certificate of an agent or gateway names localhost, the address from which it
+connects, and what the token carries: --name, --dns-name and --ip. A gateway that
+people reach by another name needs --dns-name.`,
 		Args: args(0, 0), RunE: help,
 	}
 	req := &clusterv1.CreateTokenRequest{}
-	var ttl time.Duration
+	var (
+		ttl   time.Duration
+		names []string
+		addrs []net.IP
+	)
 	create := &cobra.Command{
 		Use: "create --role ROLE", Short: "Create a join token and print it",
-		Example: "  persysctl token create --role agent --ttl 1h --uses 10\n  persysctl token create --role agent --name node-7\n  persysctl token create --role user --name ada --access operator",
+		Example: "  persysctl token create --role agent --ttl 1h --uses 10\n  persysctl token create --role agent --name node-7\n  persysctl token create --role gateway --name gw-1 --dns-name gateway.example.com\n  persysctl token create --role user --name ada --access operator",
 		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			if !slices.Contains(roleNames(), req.GetRole()) {
 				return usagef("--role %q must be one of %s", req.GetRole(), strings.Join(roleNames(), ", "))
 			}
+			if req.GetRole() == "user" && (req.GetName() == "" || req.GetAccess() == "") {
+				return usagef("--role user needs --name NAME and --access viewer, operator, admin or none")
+			}
 			if ttl < time.Second {
 				return usagef("--ttl %s must be 1s or more", ttl)
+			}
+			req.Hosts = names
+			for _, ip := range addrs {
+				req.Hosts = append(req.Hosts, ip.String())
 			}
 			req.TtlSeconds = int64(ttl / time.Second)
 			r, err := change(ctx, c, c.trust.CreateToken, req)
@@ -53,9 +69,11 @@ token as a password.`,
 	}
 	f := create.Flags()
 	f.StringVar(&req.Role, "role", "", strings.Join(roleNames(), ", "))
-	f.StringVar(&req.Name, "name", "", "the only name (node id, scheduler, user) that may join with it; needed to let a name join again")
+	f.StringVar(&req.Name, "name", "", "name (node id, scheduler, user) for which the token is valid; needed to let a name join again")
 	f.StringVar(&req.Name, "node", "", "alias of --name, for agents")
-	f.StringVar(&req.Access, "access", "", "access of a user: viewer, operator or admin")
+	f.StringArrayVar(&names, "dns-name", nil, "DNS name for the certificate, beside --name; repeatable")
+	f.IPSliceVar(&addrs, "ip", nil, "IP address for the certificate, beside the one from which the joining machine connects; repeatable")
+	f.StringVar(&req.Access, "access", "", "access of a user: viewer, operator, admin, or none for a user who has only bound roles")
 	f.DurationVar(&ttl, "ttl", time.Hour, "how long it is valid, at most 168h")
 	f.Uint32Var(&req.Uses, "uses", 1, "number of joins")
 	_ = create.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))

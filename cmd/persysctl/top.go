@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// topEvery is the interval of --watch. Nodes measure every ten seconds and report with the next
+// topEvery is the interval of --watch. Nodes measure every ten seconds, and send the values with the next
 // heartbeat.
 const topEvery = 5 * time.Second
 
@@ -59,7 +59,7 @@ func (c *cli) topWorkloadsCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.node, "node", "", "only workloads on this node")
 	f.StringVar(&o.group, "group", "", "only members of this group")
-	// This fails for unknown flags only.
+	// RegisterFlagCompletionFunc fails only for unknown flags.
 	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)
 	return cmd
 }
@@ -71,11 +71,11 @@ func (o *topOptions) flags(cmd *cobra.Command) {
 	f.StringVar(&o.sort, "sort", "cpu", "order by "+strings.Join(orders(), ", "))
 	f.IntVar(&o.limit, "limit", 0, "number of rows; 0 shows all")
 	f.BoolVarP(&o.watch, "watch", "w", false, "repeat every five seconds until Ctrl-C")
-	// This fails for unknown flags only.
+	// RegisterFlagCompletionFunc fails only for unknown flags.
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(orders(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// top shows a table once, or repeatedly with --watch.
+// top calls show, which prints a table of resource usage, once, or repeatedly with --watch.
 func (c *cli) top(ctx context.Context, o topOptions, show func(context.Context, topOptions) (*screen.Table, func() error, error)) error {
 	switch {
 	case !slices.Contains(orders(), o.sort):

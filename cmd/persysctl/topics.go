@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// topics are help pages that belong to no command.
+// topics returns the help pages that do not belong to a command.
 func topics() []*cobra.Command {
 	var codes strings.Builder
 	codes.WriteString("The exit codes of persysctl. They never change.\n\n")

@@ -11,14 +11,14 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// traced is the span of this run. The zero value is off.
+// traced is the trace span of this run. The zero value records no trace.
 type traced struct {
 	traces *telemetry.Traces
 	span   trace.Span
 }
 
-// startTrace begins the span that is the parent of every call. Without an endpoint it
-// returns no options.
+// startTrace begins the trace span of this run, which is the parent of the spans of all calls. If no endpoint
+// for traces is configured, it returns no options.
 func (c *cli) startTrace(ctx context.Context, log *slog.Logger) ([]grpc.DialOption, error) {
 	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
 		Endpoint: c.settings.OTLPEndpoint, Insecure: c.settings.OTLPInsecure, Service: "persysctl", Version: version, Log: log,
@@ -38,7 +38,7 @@ func (c *cli) startTrace(ctx context.Context, log *slog.Logger) ([]grpc.DialOpti
 		})), nil
 }
 
-// endTrace ends the span and sends it, within a second.
+// endTrace ends the trace span of this run and sends it. It takes at most a second.
 func (c *cli) endTrace() {
 	if c.trace.traces == nil {
 		return

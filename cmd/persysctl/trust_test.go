@@ -57,7 +57,7 @@ func (t trustFake) ListAuthorities(context.Context, *clusterv1.ListAuthoritiesRe
 	}}, nil
 }
 
-func TestTrustCommands(t *testing.T) {
+func TestTrustCommandsReportTheirOutcome(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		code int
@@ -66,6 +66,9 @@ func TestTrustCommands(t *testing.T) {
 		{"token-create", 0, []string{"token", "create", "--role", "agent", "--uses", "3", "--ttl", "2h"}},
 		{"token-create-no-role", exitUsage, []string{"token", "create"}},
 		{"token-create-bad-ttl", exitUsage, []string{"token", "create", "--role", "agent", "--ttl", "1ms"}},
+		{"token-create-user", 0, []string{"token", "create", "--role", "user", "--name", "ada", "--access", "viewer"}},
+		{"token-create-user-no-name", exitUsage, []string{"token", "create", "--role", "user", "--access", "viewer"}},
+		{"token-create-user-no-access", exitUsage, []string{"token", "create", "--role", "user", "--name", "ada"}},
 		{"token-list", 0, []string{"token", "list"}},
 		{"token-delete", 0, []string{"token", "delete", "0011223344556677"}},
 		{"identity-list", 0, []string{"identity", "list"}},
@@ -74,7 +77,9 @@ func TestTrustCommands(t *testing.T) {
 		{"identity-revoke-half", exitUsage, []string{"identity", "revoke", "node-a"}},
 		{"ca-list", 0, []string{"ca", "list"}},
 		{"audit", 0, []string{"audit"}},
-		{"audit-by", 0, []string{"audit", "--by", "user/vic"}},
+		{"audit-by", 0, []string{"audit", "list", "--by", "user/vic"}},
+		{"audit-verify", 0, []string{"audit", "verify"}},
+		{"audit-forged", exitFailed, []string{"audit", "verify"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := start(t, nil)
@@ -87,6 +92,9 @@ func TestTrustCommands(t *testing.T) {
 				{Seq: 6, At: before(15 * time.Minute), Type: "SessionOpened", By: "persys://home/user/ada?cn=ada", WorkloadId: "web", NodeId: "node-a", Message: "sh -c date", Details: map[string]string{"from": "10.0.0.9", "call": "exec", "via": "persys://home/gateway/g"}},
 				{Seq: 7, At: before(14 * time.Minute), Type: "SessionClosed", By: "oidc:https://idp.example.com/realms/x#ev%20e", WorkloadId: "web", NodeId: "node-a", Message: "exit code 0", Details: map[string]string{"from": "10.0.0.9", "call": "exec", "via": "persys://home/gateway/g", "seconds": "60"}},
 				{Seq: 8, At: before(10 * time.Minute), Type: "ModeChanged", By: "leader", Details: map[string]string{"from": "degraded", "to": "normal"}},
+			}
+			if tc.name == "audit-forged" {
+				f.forged = "persys://home/user/vic"
 			}
 			s := newSession(t)
 			code := s.run(f, tc.args...)

@@ -64,7 +64,7 @@ func (c *cli) showVolumes(r *clusterv1.ListVolumesResponse) {
 	var lines []string
 	for _, p := range r.GetProblems() {
 		if p.GetDriver() != "" && c.output != outWide {
-			continue // a driver that a node does not offer is normal
+			continue // a missing volume driver is no error: a node need not have every driver
 		}
 		lines = append(lines, fmt.Sprintf("%s: %s", p.GetNodeId(), screen.Clean(p.GetReason())))
 	}

@@ -17,21 +17,31 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// goal is the state that --wait waits for.
+// goal is the state of a workload for which --wait waits.
 type goal struct {
-	name string // "Running", "Stopped", "deleted", "off node-a"
+	name string // name of the awaited state: "Running", "Stopped", "deleted", "off node-a"
 	met  func(*controlv1.WorkloadView) bool
-	gone bool // deletion meets the goal
+	gone bool // whether the goal is reached when the workload is deleted
 }
 
 func goalStatus(status string) goal {
-	return goal{name: status, met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == status && healthy(w) }}
+	return goal{name: status, met: func(w *controlv1.WorkloadView) bool {
+		return w.GetStatus() == status && healthy(w) || status == "Running" && completed(w)
+	}}
 }
 
-// goalKept is met when a workload is in its desired state. A restart leaves a stopped
-// workload stopped.
+// goalKept is reached when a workload is in its desired state. It serves for restarts, because a stopped
+// workload stays stopped when it is restarted.
 func goalKept() goal {
-	return goal{name: "in its desired state", met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == w.GetDesiredState() && healthy(w) }}
+	return goal{name: "in its desired state", met: func(w *controlv1.WorkloadView) bool {
+		return w.GetStatus() == w.GetDesiredState() && healthy(w) || completed(w)
+	}}
+}
+
+// completed reports whether a workload has ended with success and its restart policy keeps it ended
+// (fsm.CodeCompleted).
+func completed(w *controlv1.WorkloadView) bool {
+	return w.GetStatus() == "Stopped" && w.GetDesiredState() == "Running" && w.GetReason().GetCode() == "Completed"
 }
 
 // healthy reports whether a running workload has no health check, or a healthy one.
@@ -39,19 +49,24 @@ func healthy(w *controlv1.WorkloadView) bool {
 	return w.GetStatus() != "Running" || w.GetHealth() == "" || w.GetHealth() == "healthy"
 }
 
+// goalFinished is reached when a job has succeeded.
+func goalFinished() goal {
+	return goal{name: "finished", met: func(w *controlv1.WorkloadView) bool { return w.GetJobResult().GetSucceeded() }}
+}
+
 func goalDeleted() goal {
 	return goal{name: "deleted", gone: true, met: func(*controlv1.WorkloadView) bool { return false }}
 }
 
-// goalOff is met when a workload has left the node and is in its desired state
-// elsewhere, or is deleted.
+// goalOff is reached when a workload has left the node and is in its desired state on another one, is
+// deleted, or has completed.
 func goalOff(node string) goal {
 	return goal{name: "off " + node, gone: true, met: func(w *controlv1.WorkloadView) bool {
-		return w.GetAssignedNodeId() != node && w.GetStatus() == w.GetDesiredState()
+		return w.GetAssignedNodeId() != node && w.GetStatus() == w.GetDesiredState() || completed(w)
 	}}
 }
 
-// desiredGoal is the goal of an apply.
+// desiredGoal returns the goal for which apply --wait waits. word is the desired state.
 func desiredGoal(word string) goal {
 	switch strings.ToLower(word) {
 	case "stopped", "stop":
@@ -62,12 +77,17 @@ func desiredGoal(word string) goal {
 	return goalStatus("Running")
 }
 
-// hopeless reports a failure that is not retried: the planner has given up
-// (fsm.CodeExhausted, fsm.CodePermanentFailure).
+// hopeless reports whether a workload stays as it is until a user acts: the planner has given up
+// (fsm.CodeExhausted, fsm.CodePermanentFailure), or the workload must not leave its data (fsm.CodeHoldsData).
 func hopeless(w *controlv1.WorkloadView) bool {
+	if r := w.GetJobResult(); r != nil && !r.GetSucceeded() {
+		return true
+	}
 	switch w.GetReason().GetCode() {
 	case "RetriesExhausted", "PermanentFailure":
 		return w.GetStatus() == "Failed"
+	case "HoldsData":
+		return true
 	}
 	return false
 }
@@ -90,7 +110,7 @@ func (w *waiting) check() error {
 	return nil
 }
 
-// progress is the state of one workload during the wait.
+// progress is the state of one workload while --wait waits for it.
 type progress struct {
 	id       string
 	goal     goal
@@ -98,7 +118,7 @@ type progress struct {
 	done     bool
 	failed   bool
 	took     time.Duration
-	reported string // the last line of a transition
+	reported string // last line that was printed about a change of this workload
 }
 
 type waiter struct {
@@ -109,12 +129,12 @@ type waiter struct {
 	frames int
 }
 
-// maxWatchIDs bounds the ids of a watch, in bytes. Through a gateway they are part of a URL, which
-// must stay below 64 KiB. For more ids all workloads are watched.
+// maxWatchIDs is the maximum total length in bytes of the ids in a watch request. Through a gateway the ids
+// are part of a URL, which must be shorter than 64 KiB. If they are longer, all workloads are watched.
 const maxWatchIDs = 16 << 10
 
-// awaitAll waits until every workload has met its goal. after is the log index of the
-// change; late fires after timeout.
+// awaitAll waits until every workload has reached its goal. after is the log index of the change. late
+// receives a value when timeout has passed.
 func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64, timeout time.Duration, late <-chan time.Time) error {
 	if len(goals) == 0 {
 		return nil
@@ -140,7 +160,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 		ended <- c.watch(ctx, req, ids, func(ch watched) error {
 			id := cmp.Or(ch.gone, ch.view.GetWorkloadId())
 			if _, ours := goals[id]; id != "" && !ours {
-				return nil // all workloads are watched, this is another one
+				return nil // this workload is not waited for; the watch sends all workloads
 			}
 			select {
 			case changes <- ch:
@@ -158,7 +178,8 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 	return err
 }
 
-// loop waits. Its second result reports whether it received from ended.
+// loop waits until all goals are reached or the wait fails. Its second result is true if the watch has ended,
+// that is, if ended sent a value.
 func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan error, timeout time.Duration, late <-chan time.Time) (error, bool) {
 	var redraw <-chan time.Time
 	if w.c.errTerm {
@@ -207,7 +228,7 @@ func (w *waiter) take(ch watched) {
 
 func (w *waiter) elapsed() time.Duration { return w.c.now().Sub(w.began) }
 
-// open lists the workloads that have not met their goal.
+// open returns the workloads that have not reached their goal.
 func (w *waiter) open() []*progress {
 	var out []*progress
 	for _, p := range w.all {
@@ -220,7 +241,8 @@ func (w *waiter) open() []*progress {
 
 func (w *waiter) over() bool { return len(w.open()) == 0 }
 
-// show draws the block on a terminal, and elsewhere prints the lines that have changed.
+// show redraws the lines about the awaited workloads on a terminal. If the output is no terminal, it prints
+// the lines that have changed.
 func (w *waiter) show() {
 	if w.c.errTerm {
 		w.frames++
@@ -238,7 +260,7 @@ func (w *waiter) show() {
 	}
 }
 
-// line is the state of a workload and the reason why it has not met its goal.
+// line returns the state of a workload and the reason why it has not reached its goal.
 func (p *progress) line() string {
 	v := p.view
 	if v == nil {
@@ -263,7 +285,8 @@ func (p *progress) line() string {
 	case code != "":
 		out += ": " + code
 	case v.GetStatus() == "Scheduled":
-		// The agent's message is still about the previous order.
+		// While an order is on its way, the agent's message is left out, because it is still about the previous
+		// order.
 		out += ": waits for the agent to accept it"
 	case why != "":
 		out += ": " + why
@@ -273,7 +296,8 @@ func (p *progress) line() string {
 	return out
 }
 
-// lines are the lines of the block: one per workload, or the unfinished ones if not all fit.
+// lines returns the lines that show draws: one line per workload, or, if they do not fit, one per unfinished
+// workload.
 func (w *waiter) lines() []string {
 	show := w.all
 	room := 20
@@ -309,7 +333,7 @@ func (w *waiter) lines() []string {
 	return out
 }
 
-// widest is the width of the column of ids, at most 30.
+// widest returns the width of the column of ids, at most 30.
 func (w *waiter) widest(list []*progress) int {
 	width := 0
 	for _, p := range list {
@@ -318,7 +342,7 @@ func (w *waiter) widest(list []*progress) int {
 	return width
 }
 
-// verdict is the result after the last workload has ended.
+// verdict returns the result of the wait, after the last workload has ended.
 func (w *waiter) verdict() error {
 	var failed []*progress
 	for _, p := range w.all {
@@ -334,10 +358,12 @@ func (w *waiter) verdict() error {
 	}
 	p := failed[0]
 	if p.view.GetStatus() == "Deleted" {
-		return failf(exitFailed, "persysctl events --workload "+p.id, "%s was deleted while it was waited for", p.id)
+		return failf(exitFailed, "persysctl events --workload "+p.id, "%s was deleted during the wait", p.id)
 	}
 	hint := "persysctl why " + p.id
-	if p.view.GetAssignedNodeId() != "" {
+	if p.view.GetJobResult() != nil {
+		hint = "persysctl get " + p.id // persysctl get shows the last lines of the job's output
+	} else if p.view.GetAssignedNodeId() != "" {
 		hint = "persysctl logs " + p.id + " --tail 20"
 	}
 	return failf(exitFailed, hint, "%s%s is %s", p.id, others(failed), p.line())
@@ -360,7 +386,8 @@ func others(list []*progress) string {
 	return fmt.Sprintf(" (and %s)", screen.Plural(len(list)-1, "other"))
 }
 
-// waited returns the error of the wait, or that of the change before it.
+// waited returns the error of a command that made a change and then waited: the error of the wait, or, if
+// there is none, that of the change.
 func waited(before, wait error) error {
 	if wait == nil || errors.Is(wait, context.Canceled) && before != nil {
 		return before

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +20,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// view makes a workload in a state; reason is "Code: message".
+// view returns a workload in the given state. reason has the form "Code: message".
 func view(id, state, node, reason string) *controlv1.WorkloadView {
 	code, message, _ := strings.Cut(reason, ": ")
 	w := &controlv1.WorkloadView{WorkloadId: id, Status: state, DesiredState: "Running", AssignedNodeId: node}
@@ -43,7 +44,7 @@ func synced(index uint64) *clusterv1.WorkloadChange {
 
 const webYAML = "id: web\ncontainer: {image: \"hello:demo\"}\n"
 
-func TestWait(t *testing.T) {
+func TestWaitEndsAtItsGoal(t *testing.T) {
 	unplaced := "Unplaced: 0 of 2 nodes fit: 2 lack memory"
 	stopped := view("old", "Stopped", "", "UserStop: stopped by request")
 	stopped.DesiredState = "Stopped"
@@ -89,6 +90,9 @@ func TestWait(t *testing.T) {
 			told(47, view("web-0", "Pending", "", "AwaitStop: waits until node-a has stopped it")), told(48, view("web-0", "Running", "node-c", "")),
 			told(49, view("batch", "Running", "node-c", "")), gone(50, "evil"),
 		}}}, exitOK},
+		{"wait-completed", webYAML, []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("web", "Scheduled", "node-a", "")), synced(43), told(44, view("web", "Stopped", "node-a", "Completed: exited with code 0; its restart policy does not start it again")),
+		}}}, exitOK},
 		{"wait-refused", "id: same\ncontainer: {image: x}\n---\nid: bad\ncontainer: {image: x}\n", []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
 			told(43, view("same", "Running", "node-a", "")), synced(43),
 		}}}, exitFailed},
@@ -114,7 +118,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestWaitForAGroup: waiting for the id of a group waits for the members that a count made.
+// TestWaitForAGroup: waiting for the id of a group waits for all members of the group.
 func TestWaitForAGroup(t *testing.T) {
 	for verb, last := range map[string][]*clusterv1.WorkloadChange{
 		"delete":  {gone(46, "web-0"), gone(47, "web-1")},
@@ -132,14 +136,14 @@ func TestWaitForAGroup(t *testing.T) {
 				t.Errorf("exit %d: %s", code, s.stderr.String())
 			}
 			if !strings.Contains(s.stderr.String(), "all 2 done") {
-				t.Errorf("not both members were waited for: %s", s.stderr.String())
+				t.Errorf("--wait did not wait for both members: %s", s.stderr.String())
 			}
 		})
 	}
 }
 
-// TestWaitSeesItsOwnWrite: the watch begins at the index of the change, and is reopened at
-// the last index seen.
+// TestWaitSeesItsOwnWrite: the watch of --wait starts at the log index of the change. After a broken
+// connection it starts at the last index received.
 func TestWaitSeesItsOwnWrite(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.script = []scene{
@@ -151,12 +155,12 @@ func TestWaitSeesItsOwnWrite(t *testing.T) {
 		t.Fatalf("exit %d: %s", code, s.stderr.String())
 	}
 	if f.watches[0].GetMinIndex() != 43 || f.watches[1].GetMinIndex() != 50 {
-		t.Errorf("watched from %d and then %d, want 43 and 50", f.watches[0].GetMinIndex(), f.watches[1].GetMinIndex())
+		t.Errorf("the watches began at log index %d and then %d, want 43 and 50", f.watches[0].GetMinIndex(), f.watches[1].GetMinIndex())
 	}
 }
 
-// TestWaitOnATerminal: each workload has one line, redrawn in place and never wider than
-// the terminal.
+// TestWaitOnATerminal: --wait shows one line for each workload, redrawn in place and never wider than the
+// terminal.
 func TestWaitOnATerminal(t *testing.T) {
 	f, s := start(t, nil), newSession(t).terminal(60, 24)
 	s.env["NO_COLOR"] = "1"
@@ -191,7 +195,7 @@ func TestWaitOfManyFitsTheScreen(t *testing.T) {
 	}
 }
 
-func TestInterruptedWait(t *testing.T) {
+func TestAnInterruptedWaitReportsTheState(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -207,7 +211,7 @@ func TestInterruptedWait(t *testing.T) {
 	}
 }
 
-func TestWatchList(t *testing.T) {
+func TestWatchShowsChangesOfTheList(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -215,7 +219,7 @@ func TestWatchList(t *testing.T) {
 	f.script = []scene{
 		{changes: []*clusterv1.WorkloadChange{told(1, view("a", "Pending", "", "")), told(1, view("b", "Running", "node-b", "")), synced(1),
 			told(2, view("a", "Running", "node-a", ""))}, err: status.Error(codes.Unavailable, "stops")},
-		// b was deleted while the stream was broken.
+		// Workload b was deleted while the stream was broken.
 		{changes: []*clusterv1.WorkloadChange{told(5, view("a", "Failed", "node-a", "PermanentFailure: no")), synced(5)}},
 	}
 	done := make(chan int, 1)
@@ -238,14 +242,14 @@ func TestWatchListOnATerminal(t *testing.T) {
 	testbed.Until(t, "Running", func() bool { return s.stdout.Has("Running") })
 	cancel()
 	if code := <-done; code != 0 {
-		t.Errorf("Ctrl-C is how a watch ends, exit %d: %s", code, s.stderr.String())
+		t.Errorf("Ctrl-C must end a watch without an error, but the exit code is %d: %s", code, s.stderr.String())
 	}
 	if !strings.Contains(s.stdout.String(), "\x1b[3A") {
-		t.Errorf("the table of three lines is not drawn in place: %q", s.stdout.String())
+		t.Errorf("the table of three lines is not redrawn in place: %q", s.stdout.String())
 	}
 }
 
-func TestWatchEventsGoesOnBehindTheLast(t *testing.T) {
+func TestWatchEventsContinuesAfterTheLastEvent(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -261,7 +265,8 @@ func TestWatchEventsGoesOnBehindTheLast(t *testing.T) {
 	}
 }
 
-// TestStreamThatNeverWorks: a stream that cannot be opened ends soon, with the server's error.
+// TestStreamThatNeverWorks: a command that follows a stream ends soon with the server's error if the stream
+// cannot be opened.
 func TestStreamThatNeverWorks(t *testing.T) {
 	unavailable := status.Error(codes.Unavailable, "node node-a: connection to the agent timed out")
 	f, s := start(t, nil), newSession(t)
@@ -270,19 +275,19 @@ func TestStreamThatNeverWorks(t *testing.T) {
 		t.Errorf("exit %d: %s", code, s.stderr.String())
 	}
 	if left := len(f.fail["Logs"]); left != 1 {
-		t.Errorf("%d of 6 attempts were left, want 1", left)
+		t.Errorf("%d of 6 prepared errors were not used, want 1", left)
 	}
 	for _, verb := range []string{"events -w", "list -w", "logs web-0 -f"} {
 		s, began := newSession(t), time.Now()
 		code := s.run(nil, append([]string{"--insecure", "-s", "127.0.0.1:1", "--rpc-timeout-seconds", "1"}, strings.Fields(verb)...)...)
 		if code != exitUnavailable || time.Since(began) > 8*time.Second {
-			t.Errorf("%s without a scheduler: exit %d after %s: %s", verb, code, time.Since(began), s.stderr.String())
+			t.Errorf("command %s without a scheduler ended with exit %d after %s: %s", verb, code, time.Since(began), s.stderr.String())
 		}
 	}
 }
 
-// TestFollowedLogsGoOnByTheNodesClock: after a break logs are requested from the time of the
-// last line, by the node's clock, since the local clock may differ.
+// TestFollowedLogsGoOnByTheNodesClock: after a broken connection, logs are requested from the time of the
+// last line. That is a time of the node's clock, because the local clock may differ.
 func TestFollowedLogsGoOnByTheNodesClock(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.logs, f.logBreaks = []*clusterv1.LogChunk{
@@ -316,7 +321,7 @@ func TestFollowedLogsSayWhyTheyEnd(t *testing.T) {
 	}
 }
 
-func TestLogsAreAskedForAsWished(t *testing.T) {
+func TestFlagsOfLogsReachTheRequest(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	if code := s.run(f, "logs", "web-0", "--tail", "7", "--since", "10m", "-t", "--service", "api"); code != 0 {
 		t.Fatalf("exit %d: %s", code, s.stderr.String())
@@ -327,7 +332,8 @@ func TestLogsAreAskedForAsWished(t *testing.T) {
 	}
 }
 
-// joined copies the admin's files of pki.DevCerts to the folder of persysctl join.
+// joined copies the admin's certificate, key and CA of pki.DevCerts to the folder in which persysctl join
+// stores an identity.
 func joined(t *testing.T, s *session, dir string) {
 	t.Helper()
 	for from, to := range map[string]string{"ca.pem": "ca.pem", "cert.pem": "persysctl.pem", "key.pem": "persysctl-key.pem"} {
@@ -351,7 +357,7 @@ func write(t *testing.T, dir, name, text string) string {
 	return path
 }
 
-func TestApply(t *testing.T) {
+func TestApplyReportsItsOutcome(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		files map[string]string
@@ -367,21 +373,34 @@ func TestApply(t *testing.T) {
 		{"apply-invalid", map[string]string{"web.yaml": "id: web\ncontainer:\n  imgae: hello\n---\nid: web 2\ncontainer: {image: x, ports: [\"99999:80\"]}\n"}, []string{"-f", "HOME/web.yaml"}},
 		{"apply-twice-the-same-id", map[string]string{"a.yaml": webYAML, "b.yaml": webYAML}, []string{"-f", "HOME/a.yaml", "-f", "HOME/b.yaml"}},
 		{"apply-refused", map[string]string{"a.yaml": "id: bad\ncontainer: {image: x}\n---\nid: good\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"apply-older-file", map[string]string{"a.yaml": "id: older\ncontainer: {image: \"web:1\"}\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"plan-older-file", map[string]string{"a.yaml": "id: older\ncontainer: {image: \"web:1\"}\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"apply-none", map[string]string{"a.yaml": "id: web\ncount: 0\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"apply-dry-run-none", map[string]string{"a.yaml": "id: web\ncount: 0\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml", "--dry-run"}},
+		{"apply-condition", map[string]string{"a.yaml": webYAML}, []string{"-f", "HOME/a.yaml", "--if-revision", "7", "--dry-run", "-o", "json"}},
+		{"apply-condition-of-several", map[string]string{"a.yaml": "id: a\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml", "--if-revision", "7"}},
 		{"apply-dry-run", map[string]string{"a.yaml": "id: web\ncount: 3\nresources: {cpu: 250m, memory: 128Mi}\ncontainer: {image: \"registry.example/team/web:1.2\"}\n---\nid: s\ndesired: stopped\ncompose: {inline: \"services: {a: {image: x}}\"}\n"},
 			[]string{"-f", "HOME/a.yaml", "--dry-run"}},
 		{"apply-file-beside-it", map[string]string{"d/s.yaml": "id: s\ncompose: {file: compose.yaml}\n", "d/compose.yaml": "services:\n  a:\n    image: x\n"},
 			[]string{"-f", "HOME/d/s.yaml", "--dry-run", "-o", "yaml"}},
+		{"apply-files-go-along", map[string]string{"shop/stack.yml": "services:\n  a:\n    image: x\n    env_file: a.env\n    volumes: [\"./conf:/conf:ro\", \"./data:/data\"]\n",
+			"shop/a.env": "A=secret\n", "shop/conf/a.conf": "one", "shop/README": "no"}, []string{"-f", "HOME/shop/stack.yml", "--dry-run"}},
+		{"apply-files-missing", map[string]string{"shop/stack.yml": "services:\n  a:\n    image: x\n    env_file: a.env\n    volumes:\n    - ../up:/up\n    - ./no.conf:/x\n"},
+			[]string{"-f", "HOME/shop/stack.yml"}},
 		{"plan", map[string]string{"a.yaml": "id: a\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n---\nid: c\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
 		{"plan-turns", map[string]string{"a.yaml": "id: a\ncount: 3\nupdate: {max_parallel: 2}\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
 		{"plan-turns-of-several", map[string]string{"a.yaml": "id: web-eu\ncount: 1\nupdate: {max_parallel: 1}\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n---\nid: api\ncount: 12\nupdate: {max_parallel: 3}\ncontainer: {image: x}\n"},
 			[]string{"-f", "HOME/a.yaml"}},
 		{"plan-wide", map[string]string{"a.yaml": "id: a\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml", "-o", "wide"}},
+		{"apply-refused-twice", map[string]string{"a.yaml": "id: worse\ncontainer:\n  image: x\n  privileged: true\n  volumes: [\"/etc:/etc\"]\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"plan-refused-twice", map[string]string{"a.yaml": "id: worse\ncontainer:\n  image: x\n  privileged: true\n  volumes: [\"/etc:/etc\"]\n"}, []string{"-f", "HOME/a.yaml"}},
 		{"plan-refused", map[string]string{"a.yaml": "id: bad\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml", "-o", "json"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
 			verb, _, _ := strings.Cut(c.name, "-")
 			f.refuse["bad"] = "resources.memory: must be at most 1 TiB"
+			f.refuse["worse"] = "workload worse: container.volumes[0].host_path: /etc: policy baseline allows none\ncontainer.privileged: true: policy baseline allows none; change the workload"
 			for name, text := range c.files {
 				write(t, s.home, name, text)
 			}
@@ -395,7 +414,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestApplyInBatches: many documents are sent in few calls, each below the limits.
+// TestApplyInBatches: apply sends many specifications in few calls, each within the limits of a call
 func TestApplyInBatches(t *testing.T) {
 	var reqs []*controlv1.ApplyWorkloadRequest
 	for range 600 {
@@ -412,7 +431,7 @@ func TestApplyInBatches(t *testing.T) {
 	}
 }
 
-// TestApplyBreaksOff: when a later call fails, the results of the earlier ones are shown.
+// TestApplyBreaksOff: if a later call of apply fails, the results of the earlier calls are still shown.
 func TestApplyBreaksOff(t *testing.T) {
 	for _, args := range [][]string{{"apply", "-f", "-", "--wait"}, {"apply", "-f", "-", "-o", "json"}} {
 		f, s := start(t, nil), newSession(t)
@@ -433,7 +452,8 @@ func TestApplyBreaksOff(t *testing.T) {
 	}
 }
 
-// TestWaitsForMoreThanAURLNames: with too many ids for a URL all workloads are watched.
+// TestWaitsForMoreThanAURLNames: if the ids of a --wait do not fit into a URL, the request watches all
+// workloads.
 func TestWaitsForMoreThanAURLNames(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	var b strings.Builder
@@ -448,7 +468,7 @@ func TestWaitsForMoreThanAURLNames(t *testing.T) {
 	f.script = []scene{{changes: append(changes, told(43, view("stranger", "Failed", "", "")), gone(43, "stranger"), synced(43))}}
 	s.in = strings.NewReader(b.String())
 	code := s.run(f, "apply", "--wait", "-f", "-")
-	if said := s.stderr.String(); code != exitFailed || !strings.Contains(said, "Error: w-000-") || !strings.Contains(said, "was deleted while it was waited for") || strings.Contains(said, "stranger") {
+	if said := s.stderr.String(); code != exitFailed || !strings.Contains(said, "Error: w-000-") || !strings.Contains(said, "was deleted during the wait") || strings.Contains(said, "stranger") {
 		t.Errorf("exit %d, %s", code, said)
 	}
 	if len(f.watches) != 1 || len(f.watches[0].GetWorkloadIds()) > 0 || f.watches[0].GetMinIndex() != 43 {
@@ -468,14 +488,15 @@ func equal(a, b []int) bool {
 	return true
 }
 
-func TestComposeCheck(t *testing.T) {
-	const file = "services:\n  web:\n    build: .\n    image: x\n    profiles: [p]\n    deploy: {replicas: 2, placement: {constraints: [a]}}\n"
+func TestComposeCheckReportsOptions(t *testing.T) {
+	const file = "services:\n  web:\n    build: .\n    image: x\n    profiles: [p]\n    deploy: {replicas: 2, placement: {constraints: [a]}}\n  api: {image: y}\n"
 	for _, c := range []struct {
 		name, text string
 		args       []string
 	}{
 		{"compose-check", file, nil},
 		{"compose-check-refused", "services:\n  web:\n    build: .\n    bogus: 1\n", nil},
+		{"compose-check-faults", "services:\n  web:\n    image: a:${TAG:?give a tag}\n    env_file: /etc/shadow\n", nil},
 		{"compose-check-json", file, []string{"-o", "json"}},
 		{"compose-check-yaml", file, []string{"-o", "yaml"}},
 		{"compose-check-no-services", "a: 1\n", nil},
@@ -491,8 +512,41 @@ func TestComposeCheck(t *testing.T) {
 	}
 }
 
-// TestApplyWaitsForARollout: members that wait for their turn run with the former specification, so
-// apply --wait waits for the update, and fails if the update fails.
+// TestComposeFilesAreFoundAsByCompose: apply finds the project name and the variables of a Compose file as
+// docker compose does, and prints the names of the files that it used.
+func TestComposeFilesAreFoundAsByCompose(t *testing.T) {
+	files := map[string]string{
+		"shop/compose.yaml": "services:\n  web:\n    image: web:${TAG}\n    command: $WHO\n",
+		"shop/.env":         "TAG=1\nUNUSED=secret\n",
+		"prod.env":          "TAG=3\nCOMPOSE_PROJECT_NAME=prod\n",
+	}
+	for _, c := range []struct {
+		name  string
+		shell map[string]string
+		args  []string
+	}{
+		{"apply-compose-file", nil, []string{"apply", "-f", "HOME/shop/compose.yaml", "--dry-run", "-o", "yaml"}},
+		{"apply-compose-file-and-shell", map[string]string{"TAG": "2", "WHO": "me", "EDITOR": "vi"}, []string{"apply", "-f", "HOME/shop/compose.yaml", "--dry-run", "-o", "yaml"}},
+		{"apply-compose-file-env-file", nil, []string{"apply", "-f", "HOME/shop/compose.yaml", "--env-file", "HOME/prod.env", "--dry-run", "-o", "yaml"}},
+		{"compose-check-env-file", nil, []string{"compose", "check", "HOME/shop/compose.yaml", "--env-file", "HOME/none.env"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, s := start(t, nil), newSession(t)
+			for name, text := range files {
+				write(t, s.home, name, text)
+			}
+			maps.Copy(s.env, c.shell)
+			var args []string
+			for _, a := range c.args {
+				args = append(args, strings.Replace(a, "HOME", s.home, 1))
+			}
+			golden(t, c.name, f, s, s.run(f, args...), c.args...)
+		})
+	}
+}
+
+// TestApplyWaitsForARollout: in a rolling update, members that wait for their turn still run with the former
+// specification. So apply --wait waits for the end of the rolling update, and fails if that fails.
 func TestApplyWaitsForARollout(t *testing.T) {
 	for _, c := range []struct {
 		group, want string
@@ -513,18 +567,19 @@ func TestApplyWaitsForARollout(t *testing.T) {
 	}
 }
 
-// The time of --timeout includes the update and the workloads after it.
+// The time of --timeout covers both the rolling update and the wait for workloads after it.
 func TestApplyWaitsOnceForAll(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.script = []scene{{pause: 600 * time.Millisecond, changes: []*clusterv1.WorkloadChange{told(44, view("web-0", "Running", "node-a", "")), synced(44)}}}
 	s.in = strings.NewReader("id: web\ncount: 1\nupdate: {max_parallel: 1}\ncontainer: {image: \"nginx:1.28\"}\n")
-	if code := s.run(f, "apply", "--wait", "--timeout", "1s", "-f", "-"); code != exitTimeout { // the update takes 900 ms
+	if code := s.run(f, "apply", "--wait", "--timeout", "1s", "-f", "-"); code != exitTimeout { // the rolling update takes 900 ms of the timeout of 1 s
 		t.Errorf("exit %d\n%s%s", code, s.stdout.String(), s.stderr.String())
 	}
 }
 
-// TestDrainWaitsThoughItCannotLookAgain: drain --wait waits although the second list of workloads fails.
-func TestDrainWaitsThoughItCannotLookAgain(t *testing.T) {
+// TestDrainWaitsEvenIfTheSecondListFails: drain --wait waits for the listed workloads even if the second list
+// of workloads fails.
+func TestDrainWaitsEvenIfTheSecondListFails(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.workloads = []*controlv1.WorkloadView{view("web-0", "Running", "node-a", "")}
 	f.fail["ListWorkloads"] = []error{nil, status.Error(codes.Internal, "list workloads: it was lost")}
@@ -538,13 +593,13 @@ func TestDrainWaitsThoughItCannotLookAgain(t *testing.T) {
 	f, s = start(t, nil), newSession(t)
 	f.fail["ListWorkloads"] = []error{nil, status.Error(codes.Internal, "list workloads: it was lost")}
 	if code := s.run(f, "drain", "node-a", "--wait"); code == 0 {
-		t.Errorf("a node that nobody could look at is called empty: %s", s.stdout.String())
+		t.Errorf("the output calls a node empty whose workloads could not be listed: %s", s.stdout.String())
 	}
 }
 
-// TestDrainWaitsForWhatCameMeanwhile: drain --wait also waits for a workload that was placed on the
-// node between its first list and the drain.
-func TestDrainWaitsForWhatCameMeanwhile(t *testing.T) {
+// TestDrainWaitsForWorkloadsPlacedMeanwhile: drain --wait also waits for a workload that was placed on the
+// node between the first list and the drain.
+func TestDrainWaitsForWorkloadsPlacedMeanwhile(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	s.run(f, "drain", "node-a", "--wait", "--timeout", "10ms")
 	drained, looked := false, false
@@ -559,6 +614,38 @@ func TestDrainWaitsForWhatCameMeanwhile(t *testing.T) {
 		}
 	}
 	if !looked {
-		t.Error("after the drain nobody looked what the node has")
+		t.Error("the workloads of the node were not listed again after the drain began")
+	}
+}
+
+// TestPlansAreBounded: persysctl plan refuses workloads that do not fit into one call before it sends them,
+// and names the limit.
+func TestPlansAreBounded(t *testing.T) {
+	s := newSession(t)
+	for i := range 9 {
+		text := fmt.Sprintf("id: w%d\ncontainer:\n  image: x\n  env:\n", i)
+		for v := range 5 {
+			text += fmt.Sprintf("    V%d: %s\n", v, strings.Repeat("x", 100_000))
+		}
+		if err := os.WriteFile(filepath.Join(s.home, fmt.Sprintf("w%d.yaml", i)), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code := s.run(nil, "--insecure", "-s", "127.0.0.1:1", "plan", "-f", s.home)
+	if said := s.stderr.String(); code != exitUsage || !strings.Contains(said, "the 9 workloads and the files beside them have ") || !strings.Contains(said, " KiB, at most 4032 KiB can be planned at once") {
+		t.Errorf("exit %d, %s", code, said)
+	}
+}
+
+// TestWarningsOfStacksNameTheirPlace: a warning about a key has the file and the line once.
+func TestWarningsOfStacksNameTheirPlace(t *testing.T) {
+	s := newSession(t)
+	file := filepath.Join(s.home, "app.yaml")
+	if err := os.WriteFile(file, []byte("name: app\nservices:\n  app:\n    image: a\n    healthcheck: {start_period: 9s, start_interval: 1s}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code := s.run(nil, "compose", "check", file)
+	if said := s.stderr.String(); code != 0 || !strings.HasPrefix(said, file+":5: services.app.healthcheck.start_interval: is left out by engines before Docker 25") {
+		t.Errorf("exit %d, %s", code, said)
 	}
 }

@@ -15,11 +15,10 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// watchEvery is the time between two outputs of --watch for commands whose API has no
-// stream of changes.
+// watchEvery is the interval of --watch for commands whose API has no stream of changes.
 const watchEvery = 2 * time.Second
 
-// watchable adds the flag --watch to a command, which repeats it.
+// watchable adds the flag --watch, which repeats the command, to a command.
 func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 	var on bool
 	cmd.Flags().BoolVarP(&on, "watch", "w", false, "repeat until Ctrl-C, and show changes")
@@ -33,12 +32,12 @@ func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// passing matches text that differs between two outputs although nothing has happened:
-// ages, times, indexes and spaces.
+// passing matches the parts of an output that differ between two runs although the state of the cluster is
+// the same: ages, times, indexes and spaces.
 var passing = regexp.MustCompile(`\b\d+[smhd](\d+[smhd])?\b|\d{4}-\d\d-\d\d[T ][0-9:.]+Z?|"?(index|age_ms|term|last_index|commit_index|applied_index|match_index|last_contact_ms)"?: "?\d+"?|[ \t]+`)
 
-// again runs once at each interval and shows its output: in place on a terminal, and
-// elsewhere only when it has changed.
+// again runs the command once in each interval. On a terminal it redraws the output in place; elsewhere it
+// prints the output only if it has changed.
 func (c *cli) again(ctx context.Context, every time.Duration, once func() error) error {
 	out, notes := c.out, c.err
 	defer func() { c.out, c.err = out, notes }()
@@ -50,18 +49,19 @@ func (c *cli) again(ctx context.Context, every time.Duration, once func() error)
 		var b, said bytes.Buffer
 		c.out, c.err = &b, &said
 		if !c.machine() {
-			c.err = &b // hints are part of the block
+			c.err = &b // hints on stderr become part of the redrawn output
 		}
 		c.measure(block)
-		c.staleNoted = false // each output says that it is stale
+		c.staleNoted = false // each output must contain the note that it is stale
 		err := once()
 		c.out, c.err = out, notes
 		var f *failure
 		switch {
 		case ctx.Err() != nil:
-			return nil // Ctrl-C
+			return nil // the user pressed Ctrl-C
 		case err != nil && errors.As(err, &f) && f.code == exitUnavailable && !first:
-			// The schedulers may come back; until then the last output stays.
+			// The schedulers may become reachable again, so the command continues. Until then the last output
+			// stays on the screen.
 			if !failing {
 				fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, f.text))
 				block.Leave()

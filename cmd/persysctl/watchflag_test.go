@@ -40,9 +40,9 @@ func TestWatchShowsChanges(t *testing.T) {
 		return len(f.requests)
 	}
 	n := looks()
-	testbed.Until(t, "ten more looks", func() bool { return looks() > n+10 })
+	testbed.Until(t, "ten more reads of the list", func() bool { return looks() > n+10 })
 	if got := strings.Count(s.stdout.String(), "NODE "); got != 1 {
-		t.Errorf("a view that did not change was shown %d times:\n%s", got, s.stdout.String())
+		t.Errorf("an output that did not change was printed %d times:\n%s", got, s.stdout.String())
 	}
 	f.mu.Lock()
 	for range 3 {
@@ -62,7 +62,7 @@ func TestWatchShowsChanges(t *testing.T) {
 	}
 }
 
-// TestWatchSaysThatItIsStale: every output of --watch is marked, not only the first.
+// TestWatchSaysThatItIsStale: every output of --watch says that it is stale, not only the first.
 func TestWatchSaysThatItIsStale(t *testing.T) {
 	for _, args := range [][]string{{"nodes", "-w"}, {"top", "nodes", "-w"}} {
 		t.Run(args[0], func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestWatchSaysThatItIsStale(t *testing.T) {
 			}
 			for i, view := range strings.Split(s.stdout.String(), "(Ctrl-C ends)")[:3] {
 				if !strings.Contains(view, "stale, 3s old") {
-					t.Errorf("drawing %d does not say that it is stale:\n%s", i+1, view)
+					t.Errorf("output %d lacks the note that it is stale:\n%s", i+1, view)
 				}
 			}
 		})
@@ -93,7 +93,8 @@ func TestWatchOnATerminalIsInPlace(t *testing.T) {
 	}
 }
 
-// TestWatchFitsATerminalThatIsMadeNarrower: wrapped lines cannot be redrawn in place.
+// TestWatchFitsATerminalThatIsMadeNarrower: after the terminal became narrower, --watch draws below the old
+// output, because wrapped lines cannot be redrawn in place.
 func TestWatchFitsATerminalThatIsMadeNarrower(t *testing.T) {
 	for _, args := range [][]string{{"nodes", "-w"}, {"top", "nodes", "-w"}} {
 		t.Run(args[0], func(t *testing.T) {
@@ -105,7 +106,7 @@ func TestWatchFitsATerminalThatIsMadeNarrower(t *testing.T) {
 			stop := watching(t, s, f, args...)
 			testbed.Until(t, "a drawing", func() bool { return strings.Contains(s.stdout.String(), "Ctrl-C") })
 			width.Store(50)
-			testbed.Until(t, "one that fits", func() bool {
+			testbed.Until(t, "an output that fits the terminal", func() bool {
 				views := strings.Split(s.stdout.String(), "(Ctrl-C ends)")
 				last := strings.Split(views[max(0, len(views)-2)], "\n")
 				return !slices.ContainsFunc(last, func(line string) bool {
@@ -126,8 +127,8 @@ func TestWatchEndsWithAMistake(t *testing.T) {
 	}
 }
 
-// outdated fails the test in CI, and elsewhere only logs: generated files need to be
-// current when a change is finished.
+// outdated reports that a generated file is not up to date. In CI it fails the test. Elsewhere it only logs,
+// because generated files need to be up to date only when a change is finished.
 func outdated(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if testbed.Judged() {
@@ -137,7 +138,9 @@ func outdated(t *testing.T, format string, args ...any) {
 	t.Logf("NOT CURRENT: "+format, args...)
 }
 
-// TestReferenceIsCurrent: docs/reference/persysctl.md matches the commands.
+// TestReferenceIsCurrent: docs/reference/persysctl.md is up to date with the commands, and
+// docs/reference/workload.md with the
+// decoder of specification files.
 func TestReferenceIsCurrent(t *testing.T) {
 	dir, s := t.TempDir(), newSession(t)
 	s.env["SOURCE_DATE_EPOCH"] = "1763640000"
@@ -148,9 +151,15 @@ func TestReferenceIsCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	have, err := os.ReadFile("../../docs/reference/persysctl.md")
-	if err != nil || string(have) != string(want) {
-		outdated(t, "docs/reference/persysctl.md is not what the commands say: run make reference (%v)", err)
+	for _, name := range []string{"persysctl.md", "workload.md"} {
+		want, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		have, err := os.ReadFile("../../docs/reference/" + name)
+		if err != nil || string(have) != string(want) {
+			outdated(t, "docs/reference/%s is not up to date: run make reference (%v)", name, err)
+		}
 	}
 	pages, err := filepath.Glob(filepath.Join(dir, "man1", "*.1"))
 	if err != nil || len(pages) < 30 {
@@ -167,8 +176,8 @@ func TestReferenceIsCurrent(t *testing.T) {
 	}
 }
 
-// TestSchemaIsCurrent: the published schema matches the decoder, and describes every
-// field.
+// TestSchemaIsCurrent: the published JSON schema of specifications has the same fields as the decoder, and
+// describes each of them.
 func TestSchemaIsCurrent(t *testing.T) {
 	s := newSession(t)
 	if code := s.run(nil, "schema"); code != 0 {
@@ -176,15 +185,15 @@ func TestSchemaIsCurrent(t *testing.T) {
 	}
 	have, err := os.ReadFile("../../docs/reference/workload.schema.json")
 	if err != nil || string(have) != s.stdout.String() {
-		outdated(t, "docs/reference/workload.schema.json is not what the decoder reads: run make reference (%v)", err)
+		outdated(t, "docs/reference/workload.schema.json is not up to date: run make reference (%v)", err)
 	}
 	if _, missing := spec.SchemaFields(); len(missing) > 0 {
 		outdated(t, "spec/schemanotes.go says nothing of %v", missing)
 	}
 }
 
-// TestHelpFits holds help texts to the width of a terminal.
-func TestHelpFits(t *testing.T) {
+// TestHelpFitsTheTerminal: no line of a help text is wider than the terminal.
+func TestHelpFitsTheTerminal(t *testing.T) {
 	for _, topic := range []string{"exit-codes", "connection"} {
 		s := newSession(t)
 		if code := s.run(nil, "help", topic); code != 0 {

@@ -15,7 +15,7 @@ import (
 
 func (c *cli) whyCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "why WORKLOAD", Short: "Explain why a workload is on its node, or on none",
+		Use: "why WORKLOAD", Short: "Explain why a workload is on its node, or on no node",
 		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.why(ctx, args[0], "") }),
 	}
@@ -33,7 +33,7 @@ func (c *cli) why(ctx context.Context, id, node string) error {
 	r, err := read(ctx, c, c.cluster.Why, &clusterv1.WhyRequest{WorkloadId: id, NodeId: node})
 	if err != nil {
 		f := c.explain(err, false)
-		if f.hint != "persysctl nodes" { // the workload is missing, not the node
+		if f.hint != "persysctl nodes" { // the node exists, so the "not found" error is about the workload
 			return c.orGroup(ctx, id, f)
 		}
 		return c.nodeFailure(node, f)
@@ -83,7 +83,8 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	c.print(c.verdicts(r))
 }
 
-// verdicts lists the nodes in the scheduler's order, the best first.
+// verdicts returns a table that says for each node whether the workload fits there, in the scheduler's order:
+// the best node first.
 func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 	t := screen.NewTable(screen.Column{Title: "NODE", Gives: 1, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "VERDICT"}, screen.Column{Title: "SCORE", Right: true},
 		screen.Column{Title: "WHY", Gives: 2, Least: 20})
@@ -91,12 +92,12 @@ func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 		verdict, why, score := screen.Styled("no", screen.Bad), rejection(v), screen.None
 		if v.GetFeasible() {
 			verdict, score = screen.Styled("fits", screen.Good), screen.Number(v.GetScore(), 3)
-			why = scoreText(v)
+			why = screen.Join("; ", scoreText(v), v.GetReason())
 		}
 		if v.GetNodeId() == r.GetAssignedNodeId() {
 			verdict.Text = "here"
 			if !v.GetFeasible() {
-				verdict = screen.Styled("here", screen.Warn) // it no longer fits; running workloads are not moved
+				verdict = screen.Styled("here", screen.Warn) // the workload no longer fits on its node, but running workloads are not moved
 			}
 		}
 		t.Add(screen.Text(v.GetNodeId()), verdict, screen.Text(score), screen.Text(why))
@@ -104,7 +105,8 @@ func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 	return t
 }
 
-// rejection is the reason of a filter, with its name unless the reason begins with it.
+// rejection returns the reason for which a filter of the scheduler rejected a node. It adds the filter's name
+// unless the reason begins with it.
 func rejection(v *clusterv1.NodeVerdict) string {
 	if strings.HasPrefix(strings.ToLower(v.GetReason()), strings.ToLower(v.GetFilter())) {
 		return v.GetReason()
@@ -173,7 +175,8 @@ func (c *cli) actions(ctx context.Context, id string, limit int32) error {
 	})
 }
 
-// action is a task of an agent: a recent one, or one of the workload's record.
+// action is one action of an agent. It comes from the agent's list of recent actions or from the record of
+// a workload.
 type action interface {
 	GetTaskId() string
 	GetActionType() string
@@ -197,7 +200,7 @@ func actionTable[A action](c *cli, list []A) *screen.Table {
 	return t
 }
 
-// showLastActions shows the actions that were recorded when an order timed out.
+// showLastActions shows the actions that the agent had recorded when an order timed out.
 func (c *cli) showLastActions(list []*controlv1.WorkloadAction) {
 	if len(list) == 0 {
 		return

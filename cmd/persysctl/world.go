@@ -10,45 +10,47 @@ import (
 	"golang.org/x/term"
 )
 
-// defaultWidth is the width of tables when that of the terminal is not known.
+// defaultWidth is the width of tables if the width of the terminal is unknown.
 const defaultWidth = 100
 
-// world is the outside of the process: streams, the terminal, the environment and the
-// clock. Tests replace it.
+// world is everything outside the process: streams, the terminal, the environment and the clock. Tests
+// replace these.
 type world struct {
 	in       io.Reader
 	out, err io.Writer
 	// Whether in, out and err are terminals.
 	inTerm, outTerm, errTerm bool
-	// Columns and rows of the terminal; 0 when there is none.
+	// Columns and rows of the terminal; 0 if there is none.
 	width, height int
 	environ       func(string) (string, bool)
+	shell         func() []string // all environment variables, as KEY=VALUE
 	home          string
 	now           func() time.Time
 	zone          *time.Location
 	readFile      func(string) ([]byte, error)
 
-	// Functions of the terminal that in is; nil if it is none. raw passes keys on unbuffered until
-	// restore is called; resized sends when the size has changed, until ctx ends.
+	// Functions for the terminal from which in reads; nil if in is no terminal. raw makes the terminal pass
+	// on each key at once, until restore is called. resized sends a value whenever the size of the terminal
+	// has changed, until ctx ends.
 	raw     func() (restore func(), err error)
 	size    func() (columns, rows int)
 	resized func(ctx context.Context) <-chan struct{}
 }
 
-// system is the world of this process.
+// system returns the world of this process.
 func system() world {
 	w := world{
 		in: os.Stdin, out: os.Stdout, err: os.Stderr,
 		inTerm:  term.IsTerminal(int(os.Stdin.Fd())),
 		outTerm: term.IsTerminal(int(os.Stdout.Fd())),
 		errTerm: term.IsTerminal(int(os.Stderr.Fd())),
-		environ: os.LookupEnv, now: time.Now, zone: time.Local, readFile: os.ReadFile,
+		environ: os.LookupEnv, shell: os.Environ, now: time.Now, zone: time.Local, readFile: os.ReadFile,
 	}
 	if w.inTerm {
 		fd := int(os.Stdin.Fd())
 		w.raw = func() (func(), error) {
 			was, err := term.MakeRaw(fd)
-			return func() { _ = term.Restore(fd, was) }, err // the terminal may be gone
+			return func() { _ = term.Restore(fd, was) }, err // an error means that the terminal has been closed
 		}
 		w.size = func() (int, int) {
 			columns, rows, err := term.GetSize(fd)
@@ -59,7 +61,7 @@ func system() world {
 		}
 		w.resized = resized
 	}
-	w.home, _ = os.UserHomeDir() // "" if there is none
+	w.home, _ = os.UserHomeDir() // "" if the user has no home folder
 	for _, f := range []*os.File{os.Stdout, os.Stderr} {
 		if cols, rows, err := term.GetSize(int(f.Fd())); err == nil && cols > 0 {
 			w.width, w.height = cols, rows
@@ -74,7 +76,7 @@ func system() world {
 	return w
 }
 
-// columns is the width of tables, at least 40.
+// columns returns the width of tables, at least 40.
 func (w world) columns() int {
 	if w.width == 0 {
 		return defaultWidth
@@ -82,8 +84,8 @@ func (w world) columns() int {
 	return max(40, w.width)
 }
 
-// colour reports whether a stream gets colours: if it is a terminal, unless NO_COLOR
-// (no-color.org) or TERM=dumb is set.
+// colour reports whether output to stdout or stderr has colours: the stream must be a terminal, and neither
+// NO_COLOR (no-color.org) nor TERM=dumb may be set.
 func (w world) colour(terminal bool) bool {
 	if v, ok := w.environ("NO_COLOR"); ok && v != "" {
 		return false

@@ -1,6 +1,6 @@
 // Command scheduler is one replica of the Persys control plane.
 //
-//	persys-scheduler [flags]     run a replica
+//	persys-scheduler [flags]     run a replica of the control plane
 //	persys-scheduler recover     make the survivor of a lost quorum the only replica
 package main
 
@@ -9,18 +9,24 @@ import (
 	"errors"
 	"os"
 	"runtime/debug"
+	"time"
 
+	"github.com/persys/compute/child"
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/replica"
+	"github.com/persys/compute/stack"
 )
 
 // version is set by the linker.
 var version = "dev"
 
-func main() { setup.Main("persys-scheduler", run) }
+func main() {
+	child.Serve(stack.Task)
+	setup.Main("persys-scheduler", run)
+}
 
-// run ends when ctx does.
+// run runs the replica until ctx ends.
 func run(ctx context.Context) error {
 	if len(os.Args) > 1 && os.Args[1] == "recover" {
 		cmd, err := recoverCommand()
@@ -40,21 +46,35 @@ func run(ctx context.Context) error {
 		return err
 	}
 	if os.Getenv("GOGC") == "" {
-		// Requests make short-lived garbage, up to a few hundred MB per second, beside a state that stays.
-		// Collect when the heap is four times the live memory, not twice as by default. GOGC overrides
-		// this.
+		// Requests allocate short-lived memory, up to a few hundred MB per second, while the state stays in
+		// memory. So Go's garbage collector starts when the heap is four times the live memory, not twice as
+		// by default. The variable GOGC overrides this.
 		debug.SetGCPercent(300)
 	}
+	cfg.Stacks = stack.NewLoader(stack.Options{})
+	var reopened time.Time
 	for {
 		r, err := replica.Start(ctx, cfg, version, log)
+		if err != nil && ctx.Err() != nil {
+			log.Info("stopped before it was ready", "err", err)
+			return nil
+		}
 		if err != nil {
 			return err
 		}
 		err = r.Run(ctx)
-		// A replica whose state diverged has moved it aside and joins again.
-		if ctx.Err() != nil || !errors.Is(err, cluster.ErrDiverged) {
+		switch {
+		case ctx.Err() != nil:
+			return err
+		case errors.Is(err, cluster.ErrDiverged):
+			// The state of this replica differed from that of the others. The replica has moved its data to
+			// another folder and now joins again.
+			log.Error("starting again with an empty state", "err", err)
+		case errors.Is(err, cluster.ErrCorrupt) && cfg.RepairsItself() && time.Since(reopened) > cluster.RepairEvery:
+			reopened = time.Now()
+			log.Error("the process starts again and checks its data", "err", err)
+		default:
 			return err
 		}
-		log.Error("starting again with an empty state", "err", err)
 	}
 }

@@ -98,20 +98,20 @@ func recoverSurvivor(cmd *cobra.Command, o recovery) error {
 	return err
 }
 
-// portray prints the contents of the disk.
+// portray prints what the data folder dir contains, before a recovery.
 func portray(out io.Writer, dir string, s *cluster.Survivor) {
 	info := s.State.Info()
 	lost := "none"
 	if len(s.Lost) > 0 {
 		lost = strings.Join(s.Lost, ", ")
 	}
-	// A failed write to the terminal cannot be reported.
+	// An error of writing to the terminal cannot be reported.
 	_, _ = fmt.Fprintf(out, "Data        %s\nCluster     %s\nReplica     %s at %s\nLast entry  index %d, term %d, written about %s\nState       %d workloads (%d running), %d nodes, incarnation %d, mode %s\nWill lose   %s\n",
 		dir, s.ClusterID, s.ID, s.RaftAddr, s.LastIndex, s.LastTerm, time.Unix(0, info.Clock).UTC().Format(time.RFC3339),
 		s.State.WorkloadCount(), s.State.StatusCount(fsm.StatusRunning), s.State.NodeCount(), info.Incarnation, info.Mode, lost)
 }
 
-// ask asks a person for yes.
+// ask asks the user to confirm the recovery with yes, and returns an error otherwise.
 func ask(in io.Reader, out io.Writer, s *cluster.Survivor) error {
 	if f, ok := in.(*os.File); ok && !term.IsTerminal(int(f.Fd())) {
 		return errors.New("standard input is no terminal: pass --yes to recover without a question, or --dry-run to change nothing")

@@ -1,4 +1,5 @@
 # An agent: gRPC and HTTP. Mount the Docker socket to let it run containers.
+# It runs as root: the engine's socket gives root's rights anyway, and volumes are mounted.
 # Built by make docker-build, which puts the static binary beside this file as "program".
 FROM scratch
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt

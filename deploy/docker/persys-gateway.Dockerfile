@@ -2,7 +2,10 @@
 # Built by make docker-build, which puts the static binary beside this file as "program".
 FROM scratch
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
-COPY empty /tmp
+COPY --chown=65532:65532 empty /tmp
 COPY program /persys-gateway
 EXPOSE 8551 8585
+COPY --chown=65532:65532 empty /var/lib/persys/gateway
+USER 65532:65532
+ENV PERSYS_GATEWAY_STATE_DIR=/var/lib/persys/gateway
 ENTRYPOINT ["/persys-gateway"]

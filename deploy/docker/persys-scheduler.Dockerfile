@@ -2,8 +2,16 @@
 # Built by make docker-build, which puts the static binary beside this file as "program".
 FROM scratch
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
-COPY empty /tmp
+COPY --chown=65532:65532 empty /tmp
 COPY program /persys-scheduler
+# Folders of volumes: an engine gives a new volume the owner of the image's folder.
+COPY --chown=65532:65532 empty /var/lib/persys/scheduler
+COPY --chown=65532:65532 empty /var/lib/persys/scheduler/admin
+COPY --chown=65532:65532 empty /tokens
+COPY --chown=65532:65532 empty /tokens/scheduler
+COPY --chown=65532:65532 empty /tokens/agent
 EXPOSE 8085 8084 8086 8088/tcp 8088/udp 8053/tcp 8053/udp
 VOLUME /var/lib/persys/scheduler
+USER 65532:65532
+ENV SCHEDULER_DATA_DIR=/var/lib/persys/scheduler
 ENTRYPOINT ["/persys-scheduler"]

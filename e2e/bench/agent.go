@@ -13,29 +13,29 @@ import (
 
 // agentFigures are the figures of one agent with fifty idle containers.
 type agentFigures struct {
-	rss, cpu           float64 // MiB, percent of a core
-	guards             int
-	guardRSS, guardCPU float64 // of all its guards together
+	rss, cpu             float64 // memory in MiB, and CPU use in percent of a core
+	fencers              int
+	fencerRSS, fencerCPU float64 // memory and CPU use of all the agent's fencers together
 }
 
 func agentIdle(ctx context.Context, e *env) (result, error) {
 	f, err := e.agentFigures(ctx)
 	return result{ours: f.rss, unit: "MiB", goal: 40, lower: true,
-		note: fmt.Sprintf("%d containers; its %d guards hold %.0f MiB together", fifty, f.guards, f.guardRSS)}, err
+		note: fmt.Sprintf("%d containers; its %d fencers hold %.0f MiB together", fifty, f.fencers, f.fencerRSS)}, err
 }
 
 func agentIdleCPU(ctx context.Context, e *env) (result, error) {
 	f, err := e.agentFigures(ctx)
 	return result{ours: f.cpu, unit: "percent_of_a_core", goal: 1, lower: true,
-		note: fmt.Sprintf("%d containers; its %d guards use %.2f %% together", fifty, f.guards, f.guardCPU)}, err
+		note: fmt.Sprintf("%d containers; its %d fencers use %.2f %% together", fifty, f.fencers, f.fencerCPU)}, err
 }
 
-// agentFigures measures for a minute, which contains every periodic task of an agent.
+// agentFigures measures for a minute, so that every periodic task of an agent runs during the measurement.
 func (e *env) agentFigures(ctx context.Context) (f agentFigures, err error) {
 	if e.quiet != nil {
 		return *e.quiet, nil
 	}
-	eng, done, err := fiftyEngine(ctx)
+	eng, done, err := benchEngine(ctx, fiftyImage, "./examples/hello")
 	if err != nil {
 		return f, err
 	}
@@ -43,15 +43,15 @@ func (e *env) agentFigures(ctx context.Context) (f agentFigures, err error) {
 	_, err = e.fiftyOurs(ctx, eng, func(ctx context.Context, agent *harness.Agent) error {
 		const settles, window = 20 * time.Second, time.Minute
 		wait(ctx, settles)
-		guards := agent.Guards()
-		all, err := usageOf(ctx, window, append([]int{agent.PID()}, guards...)...)
+		fencers := agent.Fencers()
+		all, err := usageOf(ctx, window, append([]int{agent.PID()}, fencers...)...)
 		if err != nil {
 			return err
 		}
 		percent := func(u usage) float64 { return u.seconds / window.Seconds() * 100 }
-		f = agentFigures{rss: all[0].mib, cpu: percent(all[0]), guards: len(guards)}
+		f = agentFigures{rss: all[0].mib, cpu: percent(all[0]), fencers: len(fencers)}
 		for _, u := range all[1:] {
-			f.guardRSS, f.guardCPU = f.guardRSS+u.mib, f.guardCPU+percent(u)
+			f.fencerRSS, f.fencerCPU = f.fencerRSS+u.mib, f.fencerCPU+percent(u)
 		}
 		return nil
 	})
@@ -75,7 +75,7 @@ func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, g.Close()) }()
-	agent, err := g.StartAgent(ctx, harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_GUARD": "off"}})
+	agent, err := g.StartAgent(ctx, harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_FENCER": "off"}})
 	if err != nil {
 		return r, err
 	}
@@ -83,7 +83,7 @@ func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 	if err != nil {
 		return r, err
 	}
-	if err := applySmall(ctx, admin, "sim/any", &controlv1.ResourceRequirements{CpuMillicores: 1, MemoryMb: 4}, numbered("beat-%d", 0, beatWorkloads)...); err != nil {
+	if err := applySmall(ctx, admin, containerSpec("sim/any", &controlv1.ResourceRequirements{CpuMillicores: 1, MemoryMb: 8}), numbered("beat-%d", 0, beatWorkloads)...); err != nil {
 		return r, err
 	}
 	control, err := g.Control(0)
@@ -119,5 +119,5 @@ func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 		return r, fmt.Errorf("only %.0f heartbeats in %s", beats, window)
 	}
 	return result{ours: used[0].seconds / beats * 1000, unit: "ms", goal: 5, lower: true,
-		note: fmt.Sprintf("%.0f heartbeats in %s; all work of the agent in this time is counted", beats, window)}, nil
+		note: fmt.Sprintf("%.0f heartbeats in %s; the figure contains all work of the agent in this time", beats, window)}, nil
 }

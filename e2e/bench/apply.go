@@ -8,11 +8,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// rounds is the number of turns of Persys and of the peer. Many short turns meet the same noise.
+// rounds is the number of turns in which Persys and the peer are measured alternately. With many short turns,
+// other load of the machine affects both equally.
 const rounds = 8
 
-// against runs Persys and the peer in turns and returns the means. Both get the time to warm up; the first
-// time is longer, until the processes have allocated the memory that they work with.
+// against runs Persys and the peer in turns and returns the means. Both get time to warm up. The first
+// warm-up is longer, because the processes allocate memory in it.
 func against(ctx context.Context, ours, peer func(warm time.Duration) (load, error)) (o, p load, err error) {
 	for round := range rounds {
 		before := warm
@@ -36,8 +37,8 @@ func against(ctx context.Context, ours, peer func(warm time.Duration) (load, err
 	return o, p, ctx.Err()
 }
 
-// A new process touches its memory for the first time until its first garbage collections. The speed of
-// that differs by a factor between machines, so it is not measured.
+// A new process writes to fresh memory until its first garbage collections. How fast that is differs much
+// between machines, so each process warms up before it is measured.
 const (
 	warmFirst = 14 * time.Second
 	warm      = 500 * time.Millisecond
@@ -73,8 +74,8 @@ func applyUnary(ctx context.Context, e *env) (result, error) {
 	})
 }
 
-// manyEach is the number of applies in a call, the same as in persysctl apply. manyCallers such calls have
-// as many writes on their way as the callers of etcd with 16 puts each.
+// manyEach is the number of applies in a call, as in persysctl apply. manyCallers is chosen so that as
+// many writes are in flight as with the callers of etcd that put 16 at a time.
 const (
 	manyEach    = 256
 	manyCallers = callers * 16 / manyEach
@@ -111,7 +112,7 @@ func applyHop(ctx context.Context, e *env) (result, error) {
 			func(warm time.Duration) (load, error) { return g.applyLoad(ctx, follower.GRPC, warm, measure) },
 			func(warm time.Duration) (load, error) { return g.applyLoad(ctx, l.GRPC, warm, measure) })
 		return result{ours: o.rate, peer: p.rate, unit: "applies/s", goal: 0.4, goalIsRatio: true,
-			note: fmt.Sprintf("p50 through a follower %s, straight to the leader %s", ms(o.p50), ms(p.p50))}, err
+			note: fmt.Sprintf("p50 through a follower %s, directly at the leader %s", ms(o.p50), ms(p.p50))}, err
 	})
 }
 

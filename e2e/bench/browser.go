@@ -42,7 +42,7 @@ func consoleFirstView(ctx context.Context, e *env) (result, error) {
 }
 
 type view struct {
-	bytes         int64 // received until the page can be used, headers included
+	bytes         int64 // bytes received until the page can be used, headers included
 	shown, usable time.Duration
 }
 
@@ -62,12 +62,12 @@ func firstView(ctx context.Context, path, url string) (view, error) {
 	chromedp.ListenTarget(tab, func(ev any) {
 		mu.Lock()
 		defer mu.Unlock()
-		// A stream of events never finishes, so its data count as they arrive.
+		// A stream of events never finishes, so count its data as they arrive.
 		switch ev := ev.(type) {
 		case *network.EventDataReceived:
 			v.bytes += ev.EncodedDataLength
 		case *network.EventResponseReceived:
-			v.bytes += int64(ev.Response.EncodedDataLength) // the headers
+			v.bytes += int64(ev.Response.EncodedDataLength) // add the bytes of the headers
 		}
 	})
 	if err := chromedp.Run(tab, network.Enable(), network.SetCacheDisabled(true)); err != nil {
@@ -80,7 +80,7 @@ func firstView(ctx context.Context, path, url string) (view, error) {
 	shown := time.Since(began)
 	if err := chromedp.Run(tab, chromedp.SendKeys("#search", "w-09877"),
 		chromedp.Poll(`document.querySelectorAll(".row").length === 1 && document.querySelector(".row").innerText.includes("w-09877")`, nil, chromedp.WithPollingTimeout(time.Minute))); err != nil {
-		return v, fmt.Errorf("the search for one of 10,000: %w", err)
+		return v, fmt.Errorf("the page did not show the result of a search among 10,000 workloads: %w", err)
 	}
 	mu.Lock()
 	defer mu.Unlock()

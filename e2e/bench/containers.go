@@ -21,13 +21,13 @@ const (
 	fifty      = 50
 	fiftyImage = "persys/hello:bench"
 	fiftyLabel = "persys.bench"
-	fiftyLimit = 6 * time.Minute // time limit of each way
+	fiftyLimit = 6 * time.Minute // time limit for each of the compared programs
 	// All containers have the same limits: an engine starts containers without limits faster.
-	fiftyCPU    = 10 // millicores
-	fiftyMemory = 16 // MiB
+	fiftyCPU    = 10 // CPU limit of each container in millicores
+	fiftyMemory = 16 // memory limit of each container in MiB
 )
 
-// fiftyLimits are the limits that our agent sets.
+// fiftyLimits are the resource limits that the agent sets on each container.
 func fiftyLimits() container.Resources {
 	return container.Resources{NanoCPUs: fiftyCPU * 1e6, CPUShares: fiftyCPU * 1024 / 1000, Memory: fiftyMemory << 20, MemorySwap: fiftyMemory << 20}
 }
@@ -35,8 +35,8 @@ func fiftyLimits() container.Resources {
 // fiftyFigures are the seconds from the request to fifty running containers, all on the same engine.
 type fiftyFigures struct {
 	ours, raw, swarm float64
-	workers          int     // of the fastest raw way
-	free             float64 // raw, without limits
+	workers          int     // number of concurrent workers with which plain Docker calls are fastest
+	free             float64 // seconds of plain Docker calls without resource limits
 }
 
 func containers50(ctx context.Context, e *env) (result, error) {
@@ -48,11 +48,11 @@ func containers50(ctx context.Context, e *env) (result, error) {
 func containers50Swarm(ctx context.Context, e *env) (result, error) {
 	f, err := e.fiftyFigures(ctx)
 	return result{ours: f.ours, peer: f.swarm, unit: "s", goal: 2, goalIsRatio: true, lower: true,
-		note: "a service of fifty replicas, on the bridge as ours are on theirs"}, err
+		note: "a service of fifty replicas on a bridge network, like the containers of Persys"}, err
 }
 
-// fiftyEngine opens the Docker engine and builds the image of all fifty. done removes the image.
-func fiftyEngine(ctx context.Context) (eng *harness.Engine, done func() error, err error) {
+// benchEngine opens the Docker engine and builds an image of a program. The function done removes the image.
+func benchEngine(ctx context.Context, image, pkg string) (eng *harness.Engine, done func() error, err error) {
 	eng, err = harness.OpenEngine(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -61,7 +61,7 @@ func fiftyEngine(ctx context.Context) (eng *harness.Engine, done func() error, e
 	if err != nil {
 		return nil, nil, errors.Join(err, eng.Close())
 	}
-	if err := eng.BuildGo(ctx, fiftyImage, "./examples/hello", nil); err != nil {
+	if err := eng.BuildGo(ctx, image, pkg, nil); err != nil {
 		release()
 		return nil, nil, errors.Join(err, eng.Close())
 	}
@@ -69,7 +69,7 @@ func fiftyEngine(ctx context.Context) (eng *harness.Engine, done func() error, e
 		defer release()
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		return errors.Join(eng.RemoveImage(last, fiftyImage), eng.Close())
+		return errors.Join(eng.RemoveImage(last, image), eng.Close())
 	}, nil
 }
 
@@ -77,7 +77,7 @@ func (e *env) fiftyFigures(ctx context.Context) (f fiftyFigures, err error) {
 	if e.fifty != nil {
 		return *e.fifty, nil
 	}
-	eng, done, err := fiftyEngine(ctx)
+	eng, done, err := benchEngine(ctx, fiftyImage, "./examples/hello")
 	if err != nil {
 		return f, err
 	}
@@ -87,13 +87,13 @@ func (e *env) fiftyFigures(ctx context.Context) (f fiftyFigures, err error) {
 		return f, err
 	}
 	defer cli.Close()
-	if _, err := fiftyRaw(ctx, cli, 8, container.Resources{}); err != nil { // to warm up
+	if _, err := fiftyRaw(ctx, cli, 8, container.Resources{}); err != nil { // this run only warms up
 		return f, err
 	}
 	if f.free, err = fiftyRaw(ctx, cli, 8, container.Resources{}); err != nil {
 		return f, err
 	}
-	// Before and after the run of Persys, so that neither has the quieter machine.
+	// Measure the peer before and after Persys, so that neither has the machine at a quieter time.
 	for _, workers := range []int{8, 16, 32, fifty} {
 		took, err := fiftyRaw(ctx, cli, workers, fiftyLimits())
 		if err != nil {
@@ -127,7 +127,7 @@ func fiftyRaw(ctx context.Context, cli *docker.Client, workers int, limits conta
 		err = errors.Join(err, removeAll(last, cli, ids))
 	}()
 	began := time.Now()
-	err = inParallel(workers, func(i int) error {
+	err = inParallel(fifty, workers, func(i int) error {
 		made, err := cli.ContainerCreate(ctx, docker.ContainerCreateOptions{
 			Name:       fmt.Sprintf("persys-bench-%d", i),
 			Config:     &container.Config{Image: fiftyImage, Labels: map[string]string{fiftyLabel: "raw"}},
@@ -143,7 +143,8 @@ func fiftyRaw(ctx context.Context, cli *docker.Client, workers int, limits conta
 	return time.Since(began).Seconds(), err
 }
 
-func inParallel(workers int, do func(i int) error) error {
+// inParallel calls do for each number below count, with workers calls at a time.
+func inParallel(count, workers int, do func(i int) error) error {
 	next := make(chan int)
 	errs := make([]error, workers)
 	var wg sync.WaitGroup
@@ -156,7 +157,7 @@ func inParallel(workers int, do func(i int) error) error {
 			}
 		})
 	}
-	for i := range fifty {
+	for i := range count {
 		next <- i
 	}
 	close(next)
@@ -165,7 +166,7 @@ func inParallel(workers int, do func(i int) error) error {
 }
 
 func removeAll(ctx context.Context, cli *docker.Client, ids []string) error {
-	return inParallel(8, func(i int) error {
+	return inParallel(len(ids), 8, func(i int) error {
 		if ids[i] == "" {
 			return nil
 		}
@@ -237,56 +238,78 @@ func fiftySwarm(ctx context.Context, cli *docker.Client) (took float64, err erro
 	return took, err
 }
 
-// fiftyOurs applies fifty containers in one call to a scheduler with one agent and waits until all run. It
-// returns the seconds that it took. If then is set, it is called while they run.
-func (e *env) fiftyOurs(ctx context.Context, eng *harness.Engine, then func(context.Context, *harness.Agent) error) (took float64, err error) {
+// oneAgent is a scheduler with one agent on the Docker engine.
+type oneAgent struct {
+	agent *harness.Agent
+	admin clusterv1.ClusterClient
+}
+
+// withOneAgent calls do with a scheduler and an agent, and removes both and all containers afterwards.
+func (e *env) withOneAgent(ctx context.Context, eng *harness.Engine, do func(context.Context, oneAgent) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
 	defer cancel()
 	g, err := e.startGroup(ctx, 1)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { err = errors.Join(err, g.Close()) }()
 	st, err := g.Status(ctx, 0)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	agent, err := g.StartAgent(ctx, harness.AgentOptions{})
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		err = errors.Join(err, agent.Kill(), agent.SignalGuards(syscall.SIGKILL), eng.RemoveAll(last, st.GetClusterId()))
+		err = errors.Join(err, agent.Kill(), agent.SignalFencers(syscall.SIGKILL), eng.RemoveAll(last, st.GetClusterId()))
 	}()
 	admin, err := g.Admin(0)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	watch, err := admin.WatchWorkloads(ctx, &clusterv1.WatchWorkloadsRequest{})
+	return do(ctx, oneAgent{agent: agent, admin: admin})
+}
+
+// apply applies workloads in one call and returns the seconds until done is true for each of them.
+func (o oneAgent) apply(ctx context.Context, spec *controlv1.WorkloadSpec, ids []string, done func(*controlv1.WorkloadView) bool) (took float64, err error) {
+	watch, err := o.admin.WatchWorkloads(ctx, &clusterv1.WatchWorkloadsRequest{})
 	if err != nil {
 		return 0, err
 	}
 	began := time.Now()
-	if err := applySmall(ctx, admin, fiftyImage, &controlv1.ResourceRequirements{CpuMillicores: fiftyCPU, MemoryMb: fiftyMemory}, numbered("bench-%d", 0, fifty)...); err != nil {
+	if err := applySmall(ctx, o.admin, spec, ids...); err != nil {
 		return 0, err
 	}
-	running := map[string]bool{}
-	for len(running) < fifty {
+	ended := map[string]bool{}
+	for len(ended) < len(ids) {
 		m, err := watch.Recv()
 		if err != nil {
-			return 0, fmt.Errorf("%d of %d run: %w", len(running), fifty, err)
+			return 0, fmt.Errorf("%d of %d workloads are done: %w", len(ended), len(ids), err)
 		}
-		if w := m.GetWorkload(); w.GetStatus() == "Running" {
-			running[w.GetWorkloadId()] = true
-		} else if w.GetStatus() == "Failed" {
+		w := m.GetWorkload()
+		if w.GetStatus() == "Failed" {
 			return 0, fmt.Errorf("%s failed: %s", w.GetWorkloadId(), w.GetReason().GetMessage())
 		}
+		if done(w) {
+			ended[w.GetWorkloadId()] = true
+		}
 	}
-	took = time.Since(began).Seconds()
-	if then != nil {
-		err = then(ctx, agent)
-	}
+	return time.Since(began).Seconds(), nil
+}
+
+// fiftyOurs applies fifty containers in one call to a scheduler with one agent and waits until all run. It
+// returns the number of seconds. If then is set, it is called while the containers run.
+func (e *env) fiftyOurs(ctx context.Context, eng *harness.Engine, then func(context.Context, *harness.Agent) error) (took float64, err error) {
+	err = e.withOneAgent(ctx, eng, func(ctx context.Context, o oneAgent) error {
+		spec := containerSpec(fiftyImage, &controlv1.ResourceRequirements{CpuMillicores: fiftyCPU, MemoryMb: fiftyMemory})
+		took, err = o.apply(ctx, spec, numbered("bench-%d", 0, fifty), func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Running" })
+		if err == nil && then != nil {
+			err = then(ctx, o.agent)
+		}
+		return err
+	})
 	return took, err
 }

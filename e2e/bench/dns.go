@@ -29,8 +29,8 @@ import (
 // namers are the DNS server of Persys and CoreDNS with its file plugin, two processes with the same names and as many
 // sockets as there are CPUs.
 type namers struct {
-	zone         string // zone file of the peer
-	ours, theirs string // addresses
+	zone         string // zone file that CoreDNS serves
+	ours, theirs string // addresses of the two DNS servers
 	serial       int
 
 	cmd     *exec.Cmd
@@ -41,7 +41,7 @@ type namers struct {
 
 const dnsPatience = 60 * time.Second
 
-// startNamers starts both servers when it is called first.
+// startNamers starts both servers at the first call.
 func (e *env) startNamers(ctx context.Context) (*namers, error) {
 	if e.namers != nil {
 		return e.namers, nil
@@ -81,7 +81,7 @@ func (n *namers) start(ctx context.Context, dir string) error {
 	if err := n.cmd.Start(); err != nil {
 		return err
 	}
-	// The peer is fastest with a socket per CPU, as the DNS server of Persys has.
+	// The peer is fastest with one socket per CPU, as the DNS server of Persys is.
 	block := harness.Block{Zones: []string{dnsDomain},
 		Config: fmt.Sprintf("\tmultisocket %d\n\tfile %s {\n\t\treload 100ms\n\t}", runtime.GOMAXPROCS(0), n.zone)}
 	if n.coredns, err = harness.CoreDNS(ctx, dir, block); err != nil {
@@ -168,7 +168,7 @@ func dnsSRV(ctx context.Context, e *env) (result, error) {
 	return dnsPeak(ctx, e, dns.TypeSRV, workloadSRV, 2.5)
 }
 
-// dnsPeak compares the peak rates in turns, so that other load of the machine affects both.
+// dnsPeak compares the peak rates. The servers take turns, so that other load of the machine affects both.
 func dnsPeak(ctx context.Context, e *env, qtype uint16, name func(int) string, goal float64) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -199,7 +199,7 @@ const dnsTurn = time.Second
 type dnsSide struct {
 	rates []float64
 	lost  int64
-	cpu   []time.Duration // per answer
+	cpu   []time.Duration // CPU time per answer
 }
 
 func (s *dnsSide) round(ctx context.Context, addr string, pid int, questions [][]byte) error {
@@ -224,9 +224,9 @@ func middle(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// dnsTail measures the 99th percentile of the delay at half of the peak of each server, for A and SRV, and
-// returns the worse of the two. Each is the best of several turns, as other load of the machine only adds
-// to it.
+// dnsTail measures the 99th percentile of the delay at half of each server's peak rate, for A and for SRV
+// questions, and returns the worse of the two. Each is the best of several turns, because other load of
+// the machine can only increase it.
 func dnsTail(ctx context.Context, e *env) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -261,10 +261,10 @@ func dnsTail(ctx context.Context, e *env) (result, error) {
 	return out, nil
 }
 
-// tail is the delay from sending a question to the arrival of its answer at the socket of the generator.
+// tail holds delays from sending a question to the arrival of the answer at the generator's socket.
 type tail struct {
 	p50, p99 time.Duration
-	read     time.Duration // 99th percentile until the generator has read the answer, which waits for a CPU
+	read     time.Duration // 99th percentile until the generator has read the answer; it includes the generator's wait for a CPU
 	rate     float64
 }
 
@@ -294,9 +294,9 @@ func tailAt(ctx context.Context, addr string, questions [][]byte) (tail, error) 
 	return best, nil
 }
 
-// dnsChange measures the time from the commit of a change to the first answer with it, the 99th percentile.
-// It is the worse of one server with the full state, and of the slowest of three replicas. The peer writes
-// its zone file again.
+// dnsChange measures the time from the commit of a change to the first answer with the change, as the 99th
+// percentile. The figure is the worse of two: one server with the full state, and the slowest of three
+// replicas. The peer writes its zone file again.
 func dnsChange(ctx context.Context, e *env) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -319,7 +319,7 @@ func dnsChange(ctx context.Context, e *env) (result, error) {
 			late(ours), middle(ours).Round(10*time.Microsecond), late(replicas), middle(replicas).Round(10*time.Microsecond), 2*(dnsNodes+dnsWorkloads))}, nil
 }
 
-// late returns the 99th percentile in milliseconds.
+// late returns the 99th percentile of the delays, in milliseconds.
 func late(d []time.Duration) float64 {
 	d = slices.Sorted(slices.Values(d))
 	return d[len(d)*99/100].Seconds() * 1e3
@@ -366,9 +366,9 @@ func (n *namers) peerChanges(ctx context.Context, count int) ([]time.Duration, e
 	return out, nil
 }
 
-// replicaChanges registers nodes at the leader of three idle replicas, waits until the DNS servers of all
-// three answer with the node, removes it, and waits until none does. Followers learn of a commit later than
-// the leader, above all when no other entry follows, as after a removal.
+// replicaChanges registers a node at the leader of three idle replicas and waits until the DNS servers of
+// all three answer with it. Then it removes the node and waits until none does. Followers learn of a
+// commit later than the leader, above all if no other entry follows, as after a removal.
 func replicaChanges(ctx context.Context, e *env, count int) ([]time.Duration, error) {
 	var out []time.Duration
 	_, err := withGroup(ctx, e, func(g *group) (r result, err error) {
@@ -425,7 +425,7 @@ func (g *group) dnsChanges(ctx context.Context, count int) ([]time.Duration, err
 				return err
 			},
 		} {
-			wait(ctx, 150*time.Millisecond) // idle: no other entry tells followers of the commit
+			wait(ctx, 150*time.Millisecond) // wait until the cluster is idle, so that no later entry tells the followers that this entry is committed
 			cctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 			err := change(cctx)
 			cancel()
@@ -442,7 +442,8 @@ func (g *group) dnsChanges(ctx context.Context, count int) ([]time.Duration, err
 	return out, nil
 }
 
-// awaitA asks until the answer is ip, or has no address if ip is empty, and returns the time of that answer.
+// awaitA repeats an A query until the answer is ip, or has no address if ip is empty. It returns the time of
+// that answer.
 func awaitA(ctx context.Context, addr, name, ip string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, dnsPatience)
 	defer cancel()
@@ -457,7 +458,7 @@ func awaitA(ctx context.Context, addr, name, ip string) (time.Time, error) {
 		m, _, err := c.ExchangeWithConnContext(ctx, new(dns.Msg).SetQuestion(name, dns.TypeA), conn)
 		var ne net.Error
 		if errors.As(err, &ne) && ne.Timeout() {
-			continue // a server that loads its file may be slow
+			continue // the query failed: a server that is loading its zone file may be slow
 		}
 		if err != nil {
 			return time.Time{}, err

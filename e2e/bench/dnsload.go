@@ -21,8 +21,8 @@ import (
 // The load generator is the same for both servers. It uses little CPU time: questions are packed in advance,
 // and one system call sends many packets.
 const (
-	dnsClients = 16 // sockets
-	dnsWindow  = 32 // questions on their way per socket, at the peak
+	dnsClients = 16 // number of sockets
+	dnsWindow  = 32 // number of open questions per socket at the peak
 	dnsLost    = 250 * time.Millisecond
 )
 
@@ -31,7 +31,7 @@ func packQuestions(qtype uint16, name func(int) string) ([][]byte, error) {
 	const n = 8192
 	out := make([][]byte, n)
 	for i := range out {
-		// A step without a common factor with the number of names reaches all of the zone.
+		// The step has no common factor with the number of names, so the questions reach all of the zone.
 		m := new(dns.Msg).SetQuestion(name(i*7919%dnsWorkloads), qtype)
 		m.RecursionDesired = false
 		m.SetEdns0(1232, false)
@@ -64,7 +64,7 @@ func newClient(addr string, questions [][]byte, nth int) (*client, error) {
 		return nil, err
 	}
 	conn := c.(*net.UDPConn)
-	// A large buffer, so that answers that the generator reads late are not lost.
+	// A large buffer, so that no answer is lost while the generator is slow to read.
 	_ = conn.SetReadBuffer(4 << 20)
 	cl := &client{conn: conn, pc: ipv4.NewPacketConn(conn), asked: questions, next: nth * 509}
 	for range dnsWindow {
@@ -89,8 +89,8 @@ func (c *client) send(n int) error {
 	return nil
 }
 
-// peak asks as fast as a server answers, with a limited number of open questions, and returns the good
-// answers per second.
+// peak keeps a limited number of questions open and returns how many good answers per second the server
+// gives.
 func peak(ctx context.Context, addr string, questions [][]byte, d time.Duration) (rate float64, lost int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -164,11 +164,11 @@ func (c *client) closedLoop(ctx context.Context, measuring *atomic.Bool, good, g
 // delays of the answers. A question without an answer counts as a delay of dnsLost.
 func paced(ctx context.Context, addr string, questions [][]byte, rate float64, d time.Duration) (tail, error) {
 	const clients = 4
-	// At most half of the CPUs, so that the servers do not wait for a CPU.
+	// Use at most half of the CPUs, so that the servers do not wait for a CPU.
 	threads := min(max(1, runtime.NumCPU()/2), clients)
-	// Each thread blocks in the kernel and keeps a P of the Go scheduler.
+	// Each thread blocks in the kernel and occupies a P of the Go scheduler.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads))
-	per := min(int(rate*d.Seconds())/threads, 1<<16) // the ids of one thread must be unique
+	per := min(int(rate*d.Seconds())/threads, 1<<16) // a thread sends at most 65,536 questions, because the ids of its questions must be unique
 	all := make([][]*client, threads)
 	defer func() {
 		for _, c := range slices.Concat(all...) {
@@ -214,12 +214,12 @@ func arrival(control []byte) int64 {
 	return int64(binary.NativeEndian.Uint64(t))*1e9 + int64(binary.NativeEndian.Uint64(t[8:]))
 }
 
-// openLoop sends n questions, one each step, and returns for each the delay until the answer arrived at the
-// socket, and until it was read: the generator shares the CPUs with the servers, and its own wait for a CPU
-// is not their delay. The clients send in turns. The id of a question is its number. All runs on one thread
-// that waits in the kernel, because timers of Go are too coarse.
+// openLoop sends n questions, one in each step. For each it returns the delay until the answer arrived at
+// the socket, and the delay until the generator read it. The difference is the generator's wait for a CPU,
+// which the servers do not cause. The clients send one after another. The id of a question is its number.
+// Everything runs on one thread that waits in the kernel, because Go's timers are too coarse.
 func openLoop(ctx context.Context, clients []*client, n int, every time.Duration) (came, read []time.Duration, err error) {
-	const rest = 200 * time.Microsecond // more wake-ups would load the CPUs
+	const rest = 200 * time.Microsecond // time between wake-ups; with shorter pauses the generator would need too much CPU
 	fds := make([]unix.PollFd, len(clients))
 	for i, c := range clients {
 		rc, err := c.conn.SyscallConn()
@@ -241,7 +241,7 @@ func openLoop(ctx context.Context, clients []*client, n int, every time.Duration
 	for i := range ask {
 		ask[i].Buffers = [][]byte{make([]byte, 0, 512)}
 	}
-	sent := make([]time.Duration, n) // since began
+	sent := make([]time.Duration, n) // time of each question since began
 	came, read = make([]time.Duration, n), make([]time.Duration, n)
 	for i := range came {
 		came[i], read[i] = dnsLost, dnsLost
@@ -250,7 +250,7 @@ func openLoop(ctx context.Context, clients []*client, n int, every time.Duration
 	for next, got, turn := 0, 0, 0; got < n && ctx.Err() == nil; turn++ {
 		now := time.Since(began)
 		if next == n && now > sent[n-1]+dnsLost {
-			break // the other answers are lost
+			break // after the time limit, answers that are still missing count as lost
 		}
 		c := clients[turn%len(clients)]
 		k := max(0, min(n-next, int(now/every)+1-next, dnsWindow))
@@ -291,7 +291,7 @@ func openLoop(ctx context.Context, clients []*client, n int, every time.Duration
 				}
 				if at := int(binary.BigEndian.Uint16(b)); at < next && read[at] == dnsLost {
 					read[at] = now - sent[at]
-					// The wall clock may have been set, so never more than the measured delay.
+					// Somebody may have set the wall clock, so use at most the measured delay.
 					came[at] = read[at]
 					if d := time.Duration(arrival(c.in[i].OOB[:c.in[i].NN])-began.UnixNano()) - sent[at]; d > 0 && d < read[at] {
 						came[at] = d

@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/dnsserver"
 )
 
-// The size of the zones. One zone contains the domains of workloads and of agents, so that one file has
-// all records for the peer.
+// The size of the benchmarked zone. The domain of agents is below that of workloads, so that CoreDNS
+// serves all records from one zone file.
 const (
 	dnsNodes     = 10_000
 	dnsWorkloads = 50_000
@@ -71,7 +71,8 @@ func newDNSWorld() (*world, error) {
 	return w, err
 }
 
-// writeZone writes the records of the state as a zone file. The workload moved (-1: none) is at ip.
+// writeZone writes the records of the state as a zone file. The workload with number moved (-1: none) has
+// the address ip.
 func writeZone(path string, serial, moved int, ip string) (err error) {
 	f, err := os.Create(path + ".new")
 	if err != nil {

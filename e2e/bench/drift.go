@@ -20,14 +20,14 @@ import (
 
 const (
 	driftNodes    = 1000
-	driftEach     = 50 // workloads of each node
-	driftOdd      = 10 // every tenth node has an orphan
+	driftEach     = 50 // number of workloads on each node
+	driftOdd      = 10 // every tenth node runs an orphan
 	driftInterval = 30 * time.Second
 )
 
 // drift1k runs a round of drift detection over 1,000 simulated nodes over gRPC, at the default interval.
-// Every tenth node has an orphan, which a second inspection must confirm. The figure is the time until
-// the last drift is recorded. Leader and agents share this process, so the CPU is that of both.
+// Every tenth node has an orphan, which a second inspection must confirm. The result is the time until the
+// last drift is recorded. Leader and agents share this process, so the CPU figure covers both.
 func drift1k(ctx context.Context, _ *env) (result, error) {
 	agents, err := serveDriftAgents()
 	if err != nil {
@@ -93,7 +93,7 @@ func serveDriftAgents() (*driftAgents, error) {
 	}
 	a := &driftAgents{server: grpc.NewServer(), port: port, asked: map[string]bool{}}
 	agentv1.RegisterAgentServiceServer(a.server, a)
-	go func() { _ = a.server.Serve(l) }() // ends with Stop
+	go func() { _ = a.server.Serve(l) }() // Serve returns after Stop
 	return a, nil
 }
 

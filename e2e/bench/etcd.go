@@ -21,11 +21,12 @@ type etcdGroup struct{ members []*etcdMember }
 
 type etcdMember struct {
 	*harness.Process
-	client string // URL
+	client string // client URL of the member
 }
 
-// startEtcd starts an etcd with n members and waits until it accepts a write.
-func (e *env) startEtcd(ctx context.Context, n int) (g *etcdGroup, err error) {
+// startEtcd starts an etcd with n members and waits until it accepts a write. data are the data directories
+// of the first members.
+func (e *env) startEtcd(ctx context.Context, n int, data ...string) (g *etcdGroup, err error) {
 	bin, err := e.etcd()
 	if err != nil {
 		return nil, fmt.Errorf("building etcd: %w", err)
@@ -51,9 +52,13 @@ func (e *env) startEtcd(ctx context.Context, n int) (g *etcdGroup, err error) {
 	}()
 	for i := range n {
 		peer, client, name := url(ports[i]), url(ports[n+i]), fmt.Sprintf("m%d", i)
+		at := filepath.Join(dir, name)
+		if i < len(data) {
+			at = data[i]
+		}
 		m := &etcdMember{client: client, Process: &harness.Process{
 			Name: name, Path: bin, Env: os.Environ(), Log: filepath.Join(dir, name+".log"),
-			Args: []string{"--name", name, "--data-dir", filepath.Join(dir, name),
+			Args: []string{"--name", name, "--data-dir", at,
 				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
 				"--listen-client-urls", client, "--advertise-client-urls", client,
 				"--initial-cluster", strings.Join(initial, ","), "--log-level", "error", "--quota-backend-bytes", "8589934592"},
@@ -105,7 +110,7 @@ func dialEtcd(endpoints ...string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
 }
 
-// leader waits for the member that leads.
+// leader waits for a leader and returns that member.
 func (g *etcdGroup) leader(ctx context.Context) (leader *etcdMember, err error) {
 	err = testbed.Poll(ctx, 15*time.Second, "a leader of etcd", func(ctx context.Context) error {
 		for _, m := range g.members {

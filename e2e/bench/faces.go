@@ -46,7 +46,7 @@ func (g *group) tenThousand(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return applySmall(ctx, admin, "nginx:1.27", &controlv1.ResourceRequirements{CpuMillicores: 100, MemoryMb: 64}, numbered("w-%05d", 0, 10_000)...)
+	return applySmall(ctx, admin, containerSpec("nginx:1.27", &controlv1.ResourceRequirements{CpuMillicores: 100, MemoryMb: 64}), numbered("w-%05d", 0, 10_000)...)
 }
 
 const hopCalls = 3000
@@ -97,14 +97,14 @@ func gatewayHop(ctx context.Context, e *env) (result, error) {
 				if err := way.call(ctx); err != nil {
 					return result{}, err
 				}
-				if i >= hopCalls/10 { // the first ones warm up
+				if i >= hopCalls/10 { // the first calls warm up
 					*way.into = append(*way.into, time.Since(began))
 				}
 			}
 		}
 		d, h := median(direct), median(hop)
 		return result{ours: (h - d).Seconds() * 1000, unit: "ms", goal: 0.5, lower: true,
-			note: fmt.Sprintf("median of %d calls in turns: %s straight, %s through the gateway", len(hop), ms(d), ms(h))}, nil
+			note: fmt.Sprintf("median of %d calls in turns: %s directly, %s through the gateway", len(hop), ms(d), ms(h))}, nil
 	})
 }
 

@@ -42,12 +42,13 @@ func gap(ctx context.Context, write func(context.Context) error, fail func() err
 	return 0, errors.New("no write was acknowledged within 20 s")
 }
 
-// failover kills the leader again and again.
+// failover kills the leader again and again, and measures each gap in the acknowledged writes.
 func failover(ctx context.Context, e *env) (result, error) {
 	return gaps(ctx, e, 20, 7, 700, (*harness.Process).Kill, (*harness.Process).Start)
 }
 
-// failoverHang stops the leader with SIGSTOP again and again.
+// failoverHang freezes the leader with SIGSTOP again and again, and measures each gap in the acknowledged
+// writes.
 func failoverHang(ctx context.Context, e *env) (result, error) {
 	return gaps(ctx, e, 5, 3, 5000, (*harness.Process).Pause, (*harness.Process).Continue)
 }
@@ -69,17 +70,9 @@ func gaps(ctx context.Context, e *env, n, peers int, goal float64, fail, repair 
 }
 
 func ourGaps(ctx context.Context, g *group, n int, fail, repair func(*harness.Process) error) ([]time.Duration, error) {
-	client, err := g.Any(ctx)
+	write, err := g.writes(ctx)
 	if err != nil {
 		return nil, err
-	}
-	var seq atomic.Int64
-	write := func(ctx context.Context) error {
-		r, err := client.ApplyWorkload(ctx, applyRequest(0, int(seq.Add(1))))
-		if err == nil && !r.GetSuccess() {
-			return errors.New(r.GetErrorMessage())
-		}
-		return err
 	}
 	var out []time.Duration
 	for range n {
@@ -102,7 +95,23 @@ func ourGaps(ctx context.Context, g *group, n int, fail, repair func(*harness.Pr
 	return out, nil
 }
 
-// caughtUp waits until all replicas have applied the same log, so that the gap does not contain the
+// writes returns a function that makes a write through any scheduler.
+func (g *group) writes(ctx context.Context) (func(context.Context) error, error) {
+	client, err := g.Any(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var seq atomic.Int64
+	return func(ctx context.Context) error {
+		r, err := client.ApplyWorkload(ctx, applyRequest(0, int(seq.Add(1))))
+		if err == nil && !r.GetSuccess() {
+			return errors.New(r.GetErrorMessage())
+		}
+		return err
+	}, nil
+}
+
+// caughtUp waits until all replicas have applied the same log. Otherwise the gap would contain the
 // catching up of a replica.
 func (g *group) caughtUp(ctx context.Context) error {
 	return testbed.Poll(ctx, 20*time.Second, "the replicas to catch up", func(ctx context.Context) error {
@@ -115,26 +124,18 @@ func (g *group) caughtUp(ctx context.Context) error {
 			applied = append(applied, st.GetAppliedIndex())
 		}
 		if slices.Max(applied)-slices.Min(applied) >= 5 {
-			return fmt.Errorf("they have applied up to %v", applied)
+			return fmt.Errorf("the members have applied entries up to %v", applied)
 		}
 		return nil
 	})
 }
 
 func etcdGaps(ctx context.Context, et *etcdGroup, n int, fail, repair func(*harness.Process) error) ([]time.Duration, error) {
-	c, err := et.dial()
+	write, done, err := et.writes(time.Second)
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	seq := 0
-	write := func(ctx context.Context) error {
-		seq++
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		_, err := c.Put(ctx, "failover", fmt.Sprint(seq))
-		return err
-	}
+	defer done()
 	var out []time.Duration
 	for range n {
 		m, err := et.leader(ctx)
@@ -152,6 +153,22 @@ func etcdGaps(ctx context.Context, et *etcdGroup, n int, fail, repair func(*harn
 		wait(ctx, 500*time.Millisecond)
 	}
 	return out, nil
+}
+
+// writes returns a function that makes a write within a limit, and a function that closes its client.
+func (g *etcdGroup) writes(limit time.Duration) (write func(context.Context) error, done func(), err error) {
+	c, err := g.dial()
+	if err != nil {
+		return nil, nil, err
+	}
+	seq := 0
+	return func(ctx context.Context) error {
+		seq++
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		_, err := c.Put(ctx, "failover", fmt.Sprint(seq))
+		return err
+	}, func() { _ = c.Close() }, nil
 }
 
 // transfer measures planned transfers of leadership.

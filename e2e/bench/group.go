@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -18,9 +19,9 @@ import (
 // env is the state that benchmarks share: the programs, which are built once, and a folder.
 type env struct {
 	dir      string
-	programs func() (harness.Binaries, error) // as they are released
-	etcd     func() (string, error)           // path of the program
-	namers   *namers                          // nil until a DNS benchmark starts them
+	programs func() (harness.Binaries, error) // builds the programs as they are released
+	etcd     func() (string, error)           // returns the path of the etcd program
+	namers   *namers                          // nil until the first DNS benchmark starts them
 	fifty    *fiftyFigures
 	quiet    *agentFigures
 	count    int
@@ -60,19 +61,25 @@ type group struct{ *harness.Cluster }
 
 // startGroup starts n schedulers. The logs of a group that fails are in the folder of the benchmark.
 func (e *env) startGroup(ctx context.Context, n int, more ...string) (*group, error) {
-	bins, err := e.programs()
-	if err != nil {
-		return nil, err
-	}
-	dir, err := e.folder()
-	if err != nil {
-		return nil, err
-	}
-	settings := map[string]string{"LOG_LEVEL": "warn"}
+	settings := map[string]string{}
 	for i := 0; i+1 < len(more); i += 2 {
 		settings[more[i]] = more[i+1]
 	}
-	c, err := harness.Start(ctx, harness.Options{Schedulers: n, Binaries: bins, Dir: dir, SchedulerEnv: settings})
+	return e.startWith(ctx, harness.Options{Schedulers: n, SchedulerEnv: settings})
+}
+
+// startWith starts schedulers with further options.
+func (e *env) startWith(ctx context.Context, opt harness.Options) (g *group, err error) {
+	if opt.Binaries, err = e.programs(); err != nil {
+		return nil, err
+	}
+	if opt.Dir, err = e.folder(); err != nil {
+		return nil, err
+	}
+	settings := map[string]string{"LOG_LEVEL": "warn"}
+	maps.Copy(settings, opt.SchedulerEnv)
+	opt.SchedulerEnv = settings
+	c, err := harness.Start(ctx, opt)
 	if err != nil {
 		return nil, err
 	}
@@ -110,15 +117,13 @@ func (g *group) pids() (out []int) {
 	return out
 }
 
-// applySmall applies containers of 100 millicores and 64 MiB, or of the resources given, in calls of 500.
-func applySmall(ctx context.Context, admin clusterv1.ClusterClient, image string, resources *controlv1.ResourceRequirements, ids ...string) error {
+// applySmall applies workloads with the same specification, in calls of 500.
+func applySmall(ctx context.Context, admin clusterv1.ClusterClient, spec *controlv1.WorkloadSpec, ids ...string) error {
 	for len(ids) > 0 {
 		req := &clusterv1.ApplyWorkloadsRequest{}
 		n := min(500, len(ids))
 		for _, id := range ids[:n] {
-			req.Workloads = append(req.Workloads, &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: "Running", Spec: &controlv1.WorkloadSpec{
-				Type: "container", Resources: resources, Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: image}},
-			}})
+			req.Workloads = append(req.Workloads, &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: "Running", Spec: spec})
 		}
 		resp, err := admin.ApplyWorkloads(ctx, req)
 		if err != nil {
@@ -132,4 +137,9 @@ func applySmall(ctx context.Context, admin clusterv1.ClusterClient, image string
 		ids = ids[n:]
 	}
 	return nil
+}
+
+// containerSpec is the specification of a container with nothing but an image and resources.
+func containerSpec(image string, resources *controlv1.ResourceRequirements) *controlv1.WorkloadSpec {
+	return &controlv1.WorkloadSpec{Type: "container", Resources: resources, Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: image}}}
 }

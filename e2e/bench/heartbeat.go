@@ -20,13 +20,13 @@ const (
 	beatAgents   = 10_000
 	beatEvery    = 10 * time.Second
 	beatConns    = 64  // connections that the simulated agents share
-	registerMany = 512 // registrations at a time
+	registerMany = 512 // number of concurrent registrations
 	beatWindow   = 30 * time.Second
 )
 
-// heartbeat10k registers 10,000 simulated agents, 512 at a time, which then send a heartbeat every 10 s and
-// answer the drift detection of the leader. The figure is the CPU time of the leader over 30 s. The leader
-// must stay the same.
+// heartbeat10k registers 10,000 simulated agents, 512 at a time. They then send a heartbeat every 10 s and
+// answer the leader's drift detection. The result is the CPU time of the leader over 30 s. The leader must
+// not change.
 func heartbeat10k(ctx context.Context, e *env) (result, error) {
 	return withGroup(ctx, e, func(g *group) (result, error) {
 		lead, err := g.leader(ctx)
@@ -70,7 +70,7 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 		for i := range beatAgents {
 			wg.Go(func() { beat(bctx, clients[i%len(clients)], i, &beats, &failures) })
 		}
-		wait(ctx, beatEvery+2*time.Second) // the first heartbeats of all agents
+		wait(ctx, beatEvery+2*time.Second) // wait for the first heartbeat of every agent
 		from := beats.Load()
 		used, err := usageOf(ctx, beatWindow, lead.PID())
 		if err != nil {
@@ -140,8 +140,9 @@ func registerAll(ctx context.Context, clients []controlv1.AgentControlClient, en
 	return time.Duration(slowest.Load()), ctx.Err()
 }
 
-// emptyAgents starts a server that answers for agents without workloads, until end is called. The leader
-// calls every agent for drift detection, and would dial an unreachable one again and again.
+// emptyAgents starts a server that answers for agents without workloads, until the function end is called.
+// Without it the leader, which calls every agent for drift detection, would dial unreachable agents again
+// and again.
 func emptyAgents() (endpoint string, end func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -149,7 +150,7 @@ func emptyAgents() (endpoint string, end func(), err error) {
 	}
 	agents := grpc.NewServer()
 	agentv1.RegisterAgentServiceServer(agents, emptyAgent{})
-	go func() { _ = agents.Serve(l) }() // ends with Stop
+	go func() { _ = agents.Serve(l) }() // Serve returns after Stop
 	return l.Addr().String(), agents.Stop, nil
 }
 
@@ -190,7 +191,8 @@ func heartbeat(ctx context.Context, c controlv1.AgentControlClient, id string) e
 	return err
 }
 
-// beat sends the heartbeats of one agent. Its number determines the offset in the interval.
+// beat sends the heartbeats of one agent. The agent's number determines when in the interval it sends
+// them.
 func beat(ctx context.Context, c controlv1.AgentControlClient, i int, beats, failures *atomic.Int64) {
 	wait(ctx, beatEvery*time.Duration(i)/beatAgents)
 	for ctx.Err() == nil {

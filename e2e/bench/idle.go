@@ -24,7 +24,7 @@ func idleCPU(ctx context.Context, e *env) (result, error) {
 }
 
 // idleFigures returns the resident memory (MiB) and the CPU (percent of a core) of the replica that uses
-// most, over 20 s, while agents send heartbeats at the default interval.
+// the most. It measures for 20 s while agents send heartbeats at the default interval.
 func idleFigures(ctx context.Context, e *env) (rss, cpu float64, err error) {
 	_, err = withGroup(ctx, e, func(g *group) (result, error) {
 		actx, stop := context.WithCancel(ctx)
@@ -68,7 +68,7 @@ func idleFigures(ctx context.Context, e *env) (rss, cpu float64, err error) {
 }
 
 // simpleAgent registers an agent without workloads and sends its heartbeats at the interval that the
-// schedulers set. A server at endpoint answers for it.
+// schedulers set. The server at endpoint answers the schedulers' calls to this agent.
 func simpleAgent(ctx context.Context, c controlv1.AgentControlClient, i int, endpoint string) error {
 	id := fmt.Sprintf("idle-%03d", i)
 	every, err := register(ctx, c, id, i, endpoint)

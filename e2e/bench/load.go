@@ -22,27 +22,27 @@ import (
 
 const (
 	callers  = 256
-	conns    = 8 // connections of the load generator, the same for both systems
+	conns    = 8 // number of connections of the load generator, the same for both systems
 	keySpace = 10_000
 
-	gcPercent = 1000 // GOGC of the load generator while it drives
+	gcPercent = 1000 // GOGC of the load generator while it runs
 )
 
-// load is the outcome of a run of callers.
+// load is the outcome of a measurement: the writes of many callers.
 type load struct {
-	rate     float64 // acknowledged per second
+	rate     float64 // acknowledged writes per second
 	p50, p99 time.Duration
-	cpu, own time.Duration // per write, of the servers and of the load generator
+	cpu, own time.Duration // CPU time per write: of the servers, and of the load generator
 }
 
 // drive runs n callers for warm+d and counts the writes that are acknowledged after warm. do makes one
-// call and returns the number of its writes. pids are the servers: their CPU time does not depend on
-// other load of the machine.
+// call and returns the number of its writes. pids are the processes of the servers; their CPU time does
+// not depend on other load of the machine.
 func drive(ctx context.Context, pids []int, n int, warm, d time.Duration, do func(ctx context.Context, caller, seq int) (int, error)) (load, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The load generator has a small heap and would collect garbage all the time, which takes a fifth of
-	// its CPU time away from the servers.
+	// With its small heap the load generator would collect garbage all the time, at a fifth of the CPU
+	// time that the servers need.
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	var measuring atomic.Bool
 	var done atomic.Int64
@@ -155,8 +155,8 @@ func (g *group) applyLoad(ctx context.Context, addr string, warm, d time.Duratio
 	})
 }
 
-// manyLoad drives calls with each applies against one replica of g. The callers have as many writes on
-// their way as those of the peer.
+// manyLoad measures calls to one replica of g, each of which applies several workloads (the parameter each).
+// The number of concurrent writes is the same as in the load of the peer.
 func (g *group) manyLoad(ctx context.Context, addr string, callers, each int, warm, d time.Duration) (load, error) {
 	cs, done, err := dialAll(addr, conns)
 	if err != nil {

@@ -20,15 +20,15 @@ import (
 const (
 	mirrorWorkloads = 20_000
 	mirrorNodes     = 20
-	mirrorBatch     = 100 // changes in one log entry
+	mirrorBatch     = 100 // number of changes in one log entry
 	mirrorRun       = 15 * time.Second
-	mirrorAhead     = 20 // log entries that may wait; the feed drops older ones
+	mirrorAhead     = 20 // number of log entries that may wait; the change feed drops older ones
 	mirrorOps       = 100
 	lagRate         = 1000 // changes per second
 )
 
-// mirrorWorld is a changing state and its mirror in one local etcd with default settings, which syncs
-// its log to disk.
+// mirrorWorld is a changing state and its mirror in one local etcd. The etcd has default settings and
+// syncs its log to disk.
 type mirrorWorld struct {
 	*world
 	etcd   *etcdGroup
@@ -38,7 +38,7 @@ type mirrorWorld struct {
 	done   chan struct{}
 }
 
-// attachedTo is a cluster that was never attached to an etcd.
+// attachedTo is the state of a cluster that was never attached to an etcd.
 type attachedTo struct{}
 
 func (attachedTo) Attached() (uint64, bool)                   { return 0, false }
@@ -73,7 +73,7 @@ func startMirror(ctx context.Context, e *env) (w *mirrorWorld, err error) {
 	w.stop = stop
 	go func() {
 		defer close(w.done)
-		_ = w.m.Run(mctx, worldEpoch) // it ends with its context
+		_ = w.m.Run(mctx, worldEpoch) // Run returns when its context ends
 	}()
 	return w, w.caughtUp(ctx)
 }
@@ -112,7 +112,8 @@ func (w *mirrorWorld) fill() error {
 	return err
 }
 
-// change reports another state of n workloads, from the i-th on. Each changes its record and adds an event.
+// change reports a new status of n workloads, starting with number i. Each report changes the workload's
+// record and adds an event.
 func (w *mirrorWorld) change(i, n int) error {
 	var reports []*commandv1.WorkloadReport
 	for k := i; k < i+n; k++ {
@@ -127,7 +128,7 @@ func (w *mirrorWorld) change(i, n int) error {
 func (w *mirrorWorld) caughtUp(ctx context.Context) error {
 	return testbed.Poll(ctx, 2*time.Minute, "the mirror to catch up", func(context.Context) error {
 		if s := w.m.Stats(); s.Index < w.index || s.Health.State != mirror.Healthy {
-			return fmt.Errorf("it is at %d of %d: %s %s", s.Index, w.index, s.Health.State, s.Health.Reason)
+			return fmt.Errorf("the mirror is at %d of %d: %s %s", s.Index, w.index, s.Health.State, s.Health.Reason)
 		}
 		return nil
 	})
@@ -144,8 +145,8 @@ func (w *mirrorWorld) close() {
 	w.etcd.close()
 }
 
-// mirrorRate changes workloads as fast as the mirror follows. The peer is the etcd client, which puts the
-// same records and events in transactions of the same size.
+// mirrorRate changes workloads as fast as the mirror can follow. The peer is the etcd client, which puts
+// the same records and events in transactions of the same size.
 func mirrorRate(ctx context.Context, e *env) (result, error) {
 	w, err := startMirror(ctx, e)
 	if err != nil {
@@ -181,8 +182,8 @@ func mirrorRate(ctx context.Context, e *env) (result, error) {
 	}, nil
 }
 
-// plainPuts returns the number of changed records per second that an etcd client writes: the record and
-// the event of each, in transactions of the same size.
+// plainPuts returns how many changed records per second an etcd client writes. For each it writes the
+// record and the event, in transactions of the same size.
 func (w *mirrorWorld) plainPuts(ctx context.Context) (float64, error) {
 	c, err := w.etcd.dial()
 	if err != nil {

@@ -23,24 +23,8 @@ func place5k(ctx context.Context, _ *env) (result, error) {
 		return result{}, err
 	}
 	demands := demandMix()
-	rate := func(v fsm.View, d time.Duration) float64 {
-		cand := sched.NodesOf(v, sched.Tuning{})
-		began, n := time.Now(), 0
-		for time.Since(began) < d && ctx.Err() == nil {
-			for range 64 {
-				dem := demands[n%len(demands)]
-				dem.Group = fmt.Sprintf("g%d", n/12) // groups of twelve
-				c := cand.For(fmt.Sprintf("w-%d", n))
-				if node, _ := sched.Place(dem, c); node != "" {
-					c.Take(dem, node)
-				}
-				n++
-			}
-		}
-		return float64(n) / time.Since(began).Seconds()
-	}
-	ours := rate(view, 4*time.Second)
-	at1k := rate(small, 2*time.Second)
+	ours := placements(ctx, view, demands, 4*time.Second)
+	at1k := placements(ctx, small, demands, 2*time.Second)
 	began, n := time.Now(), 0
 	for time.Since(began) < 3*time.Second && ctx.Err() == nil {
 		scanAll(view, &demands[n%len(demands)])
@@ -51,8 +35,50 @@ func place5k(ctx context.Context, _ *env) (result, error) {
 		note: fmt.Sprintf("1,000 nodes: %.0f decisions/s; five times the nodes cost %.1f times the time", at1k, at1k/ours)}, ctx.Err()
 }
 
+// placements returns how many placements per second are decided over the nodes of a view for a time d.
+func placements(ctx context.Context, v fsm.View, demands []fsm.Demand, d time.Duration) float64 {
+	cand := sched.NodesOf(v, sched.Tuning{})
+	began, n := time.Now(), 0
+	for time.Since(began) < d && ctx.Err() == nil {
+		for range 64 {
+			dem := demands[n%len(demands)]
+			dem.Group = fmt.Sprintf("g%d", n/12) // workloads form groups of twelve
+			if p := dem.Placement; p != nil {
+				dem.Placement = &fsm.Placement{Spread: p.Spread, Affinities: []fsm.Affinity{{Anti: true, Group: dem.Group, By: fsm.ByHost, Must: true}}}
+			}
+			c := cand.For(fmt.Sprintf("w-%d", n))
+			if node, _ := sched.Place(dem, c); node != "" {
+				c.Take(dem, node)
+			}
+			n++
+		}
+	}
+	return float64(n) / time.Since(began).Seconds()
+}
+
+// placeConstraints measures placement with rules over 5,000 nodes in 50 zones: each group is spread over the
+// zones and keeps its members on different hosts. The peer is place-5k: the same nodes and demands without rules,
+// at half its speed.
+func placeConstraints(ctx context.Context, _ *env) (result, error) {
+	view, err := fleetIn(5000, 50)
+	if err != nil {
+		return result{}, err
+	}
+	plain, ruled := demandMix(), demandMix()
+	for i := range ruled {
+		ruled[i].Placement = &fsm.Placement{Spread: []fsm.Spread{{By: "zone", MaxSkew: 1, Must: true}}}
+	}
+	ours := placements(ctx, view, ruled, 4*time.Second)
+	without := placements(ctx, view, plain, 4*time.Second)
+	return result{ours: ours, peer: without / 2, unit: "decisions/s", goal: 50_000,
+		note: fmt.Sprintf("without rules: %.0f decisions/s; rules cost %.1f times the time", without, without/ours)}, ctx.Err()
+}
+
 // fleet registers n nodes of mixed shapes, zones, taints and types.
-func fleet(n int) (fsm.View, error) {
+func fleet(n int) (fsm.View, error) { return fleetIn(n, 9) }
+
+// fleetIn is fleet with a given number of zones.
+func fleetIn(n, zones int) (fsm.View, error) {
 	w, err := newWorld()
 	for i := 0; i < n && err == nil; i++ {
 		reg := &commandv1.RegisterNode{
@@ -61,7 +87,7 @@ func fleet(n int) (fsm.View, error) {
 			Pools:    []*commandv1.Pool{{Name: "root", Type: "local", TotalGb: 2000}, {Name: "ssd", Type: "local", TotalGb: 1000}},
 			Types:    []string{"container", "compose"},
 			EngineId: fmt.Sprintf("engine-%05d", i), Protocol: 1,
-			Labels: []*commandv1.Label{{Key: "disk", Value: []string{"ssd", "hdd"}[i%2]}, {Key: "region", Value: []string{"eu", "us", "ap"}[i%3]}, {Key: "zone", Value: fmt.Sprintf("z%d", i%9)}},
+			Labels: []*commandv1.Label{{Key: "disk", Value: []string{"ssd", "hdd"}[i%2]}, {Key: "region", Value: []string{"eu", "us", "ap"}[i%3]}, {Key: "zone", Value: fmt.Sprintf("z%d", i%zones)}},
 		}
 		if i%10 == 0 {
 			reg.Taints = []*commandv1.Taint{{Key: "dedicated", Value: "gpu", Effect: "NoSchedule"}}
@@ -94,8 +120,8 @@ func demandMix() []fsm.Demand {
 	return out
 }
 
-// scanAll is the peer: it applies every filter to the record of every node and returns the least loaded
-// node that passes.
+// scanAll is the peer: it applies every filter to the record of every node and returns the node with the
+// lowest load that passes.
 func scanAll(v fsm.View, d *fsm.Demand) string {
 	best, bestLoad := "", int64(1)<<62
 	v.Nodes("", func(n *fsm.Node) bool {
@@ -104,7 +130,7 @@ func scanAll(v fsm.View, d *fsm.Demand) string {
 			return true
 		}
 		labels := map[string]string{}
-		for _, l := range n.Facts.Labels {
+		for _, l := range n.Labels() {
 			labels[l.Key] = l.Value
 		}
 		for _, l := range d.Labels {
@@ -118,7 +144,7 @@ func scanAll(v fsm.View, d *fsm.Demand) string {
 				return true
 			}
 		}
-		for _, t := range n.Facts.Taints {
+		for _, t := range n.Taints() {
 			ok := false
 			for _, tol := range d.Tolerations {
 				ok = ok || tol.Key == t.Key && (tol.Value == "" || tol.Value == t.Value)

@@ -18,13 +18,13 @@ const (
 	stepCount     = 5000
 )
 
-// planner calls the planning step on a world whose nodes obey every order.
+// planner calls the planning step on a world whose nodes carry out every order.
 type planner struct {
 	*world
 	cache *sched.Cache
 }
 
-// step plans once and returns the plan and the time that it took.
+// step runs one planning step and returns the plan and the time that it took.
 func (p *planner) step() (sched.Step, time.Duration) {
 	in := sched.World{State: p.view(), Changes: p.takeChanges(), Live: allLive{}, Now: p.now, Epoch: worldEpoch}
 	began := time.Now()
@@ -32,7 +32,7 @@ func (p *planner) step() (sched.Step, time.Duration) {
 	return out, time.Since(began)
 }
 
-// allLive is a liveness table in which every node is live and no order is on its way.
+// allLive is a liveness table in which every node is live and no order is in flight.
 type allLive struct{}
 
 func (allLive) Expired(int64, func(sched.NodeID, int64) bool)  {}
@@ -41,8 +41,8 @@ func (allLive) NextExpiry() int64                              { return 0 }
 func (allLive) DownSince(string) int64                         { return 0 }
 func (allLive) Outstanding(sched.Order) bool                   { return false }
 
-// step100k converges 100,000 workloads. Then one workload has a new report before each step: a step must
-// cost as much as the changes, not as much as the state.
+// step100k converges 100,000 workloads. Then before each step one workload has a new report. The cost of a
+// step must depend on the changes, not on the size of the state.
 func step100k(ctx context.Context, _ *env) (result, error) {
 	p, err := converged(ctx)
 	if err != nil {
@@ -57,7 +57,7 @@ func step100k(ctx context.Context, _ *env) (result, error) {
 		}
 		out, d := p.step()
 		if len(out.Commands)+len(out.Orders) > 0 {
-			return result{}, fmt.Errorf("a converged state leads to %d commands and %d orders", len(out.Commands), len(out.Orders))
+			return result{}, fmt.Errorf("a converged state leads to %d commands and %d orders, want none", len(out.Commands), len(out.Orders))
 		}
 		took = append(took, d)
 	}

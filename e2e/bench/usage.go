@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// usage is the memory and CPU time of a process.
+// usage is the memory and the CPU time of a process.
 type usage struct {
-	mib     float64 // resident memory in MiB, at the end
-	seconds float64 // CPU time
+	mib     float64 // resident memory in MiB at the end of the measurement
+	seconds float64 // used CPU time in seconds
 }
 
 // usageOf measures processes over a time.
@@ -40,7 +40,7 @@ func usageOf(ctx context.Context, window time.Duration, pids ...int) ([]usage, e
 	return out, ctx.Err()
 }
 
-// cpuOf is the CPU time of processes in seconds. A process that has exited counts as 0.
+// cpuOf returns the CPU time of processes in seconds. A process that has exited counts as 0.
 func cpuOf(pids ...int) (sum float64) {
 	for _, pid := range pids {
 		if s, err := cpuSeconds(pid); err == nil {

@@ -14,8 +14,8 @@ import (
 // worldEpoch is the epoch in which every command of a world is written.
 var worldEpoch = fsm.Epoch{Incarnation: 1000, Term: 1}
 
-// world is a replicated state in this process. Commands are applied to it as a replica applies its log,
-// but there is no Raft: nothing is sent or written to disk. Its methods are safe for concurrent use.
+// world is a replicated state in this process. It applies commands as a replica applies its log, but
+// without Raft: nothing is sent or written to disk. Its methods are safe for concurrent use.
 type world struct {
 	store *store.Store
 
@@ -24,7 +24,7 @@ type world struct {
 	now   int64 // time of the last command, Unix nanoseconds; every log entry adds one millisecond
 
 	keepChanges bool
-	fresh       []fsm.Change // with keepChanges: the changes since the last call of takeChanges
+	fresh       []fsm.Change // changes since the last call of takeChanges, kept if keepChanges is set
 }
 
 // newWorld returns a cluster with one replica.
@@ -97,7 +97,7 @@ func (w *world) register(n *commandv1.RegisterNode) error {
 	return w.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: n}})
 }
 
-// workloads records workloads of a size, all of them with a spec.
+// workloads puts workloads into the state, all with the same specification and resources.
 func (w *world) workloads(spec []byte, cpuMillicores, memoryMiB int64, ids ...string) error {
 	puts := make([]*commandv1.WorkloadPut, len(ids))
 	for i, id := range ids {
@@ -107,7 +107,7 @@ func (w *world) workloads(spec []byte, cpuMillicores, memoryMiB int64, ids ...st
 	return w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: puts}}})
 }
 
-// assign places workloads; node names the node of the i-th.
+// assign places workloads. The function node returns the node for workload number i.
 func (w *world) assign(ids []string, node func(i int) string) error {
 	to := make([]*commandv1.Assignment, len(ids))
 	for i, id := range ids {
@@ -116,7 +116,7 @@ func (w *world) assign(ids []string, node func(i int) string) error {
 	return w.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: to}}})
 }
 
-// running is the report of a node that a workload runs there.
+// running returns a node's report that a workload runs there.
 func (w *world) running(id string) *commandv1.WorkloadReport {
 	wl, _ := w.view().Workload(id)
 	return &commandv1.WorkloadReport{Workload: id, Node: wl.Node, Generation: w.generation(id), Acknowledged: true, State: string(fsm.ActualRunning), ObservedAt: w.now}
@@ -131,7 +131,7 @@ func (w *world) generation(id string) *commandv1.Generation {
 	return &commandv1.Generation{Incarnation: wl.Generation.Incarnation, Sequence: wl.Generation.Sequence}
 }
 
-// numbered returns n names from a format, for the numbers from first on.
+// numbered returns n names made from a format, with numbers from first on.
 func numbered(format string, first, n int) []string {
 	out := make([]string, n)
 	for i := range out {

@@ -25,8 +25,8 @@ const (
 	example  = "examples/hello.yaml"
 	image    = "persys/hello:demo"
 	label    = "persys.demo" // label of the image that the demo builds
-	greeting = "GREETING"    // the variable that the second apply changes
-	changed  = "The leader was killed, and this change went through"
+	greeting = "GREETING"    // environment variable of the workload that the second apply changes
+	changed  = "The leader was killed, and this change succeeded"
 )
 
 type options struct{ exit, simulate bool }
@@ -36,13 +36,13 @@ type demo struct {
 	out screen
 
 	root     string
-	engine   *harness.Engine // nil: simulated
-	lock     net.Listener    // held while the demo uses the engine
-	keep     bool            // the image existed before: do not remove it
+	engine   *harness.Engine // Docker engine; nil if the engine is simulated
+	lock     net.Listener    // lock on the engine, held during the demo
+	keep     bool            // whether the image existed before the demo, which then does not remove it
 	cluster  *harness.Cluster
-	id       string // cluster id
+	id       string // cluster id of the demo
 	workload *controlv1.ApplyWorkloadRequest
-	port     int // published by the workload
+	port     int // port that the workload publishes
 }
 
 // cleanupLimit is the time limit of cleanUp.
@@ -126,9 +126,9 @@ func (d *demo) findEngine(ctx context.Context) {
 	d.engine = e
 }
 
-// alone refuses a second demo on one engine: both would build the same image, publish the same port
-// and remove each other's containers. The lock is an abstract socket (unix(7)), which the kernel
-// closes with the process.
+// alone returns an error if another demo runs on the same engine: both would build the same image, publish
+// the same port and remove each other's containers. The lock is an abstract socket (unix(7)), which the
+// kernel closes with the process.
 func (d *demo) alone(ctx context.Context) error {
 	if d.engine == nil {
 		return nil
@@ -136,7 +136,7 @@ func (d *demo) alone(ctx context.Context) error {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "unix", "@persys-demo")
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return errors.New("another demo runs on this machine, with the same image and port: end it with Ctrl-C where it runs, or run this one with ARGS=--simulate")
+		return errors.New("another demo runs on this machine, with the same image and port: end it with Ctrl-C, or run this one with ARGS=--simulate")
 	}
 	d.lock = l
 	return err
@@ -152,9 +152,9 @@ func (d *demo) portFree(ctx context.Context) error {
 		return l.Close()
 	}
 	if name := d.engine.Publisher(ctx, d.port); name != "" {
-		return fmt.Errorf("port %d, which %s publishes, is held by the container %s: remove it (docker rm -f %s) and run this again", d.port, example, name, name)
+		return fmt.Errorf("port %d, which %s publishes, is held by the container %s: remove it (docker rm -f %s) and start the demo again", d.port, example, name, name)
 	}
-	return fmt.Errorf("port %d, which %s publishes, is taken: stop what holds it (ss -ltnp 'sport = :%d') or change the port in that file, and run this again",
+	return fmt.Errorf("port %d, which %s publishes, is taken: stop the program that uses it (ss -ltnp 'sport = :%d') or change the port in that file, and start the demo again",
 		d.port, example, d.port)
 }
 
@@ -257,7 +257,7 @@ func (d *demo) killLeader(ctx context.Context, dir string) error {
 			elected <- time.Since(at)
 		}
 	}()
-	// persysctl gets the address of this replica only, which forwards to the new leader.
+	// persysctl gets only the address of this replica, which forwards the call to the new leader.
 	err = d.ctl(ctx, []string{other.GRPC}, "apply", "-f", file)
 	took := time.Since(at)
 	vote, ok := <-elected
@@ -267,10 +267,11 @@ func (d *demo) killLeader(ctx context.Context, dir string) error {
 	if !ok {
 		return errors.New("no leader was elected within 10 s")
 	}
-	// The leader is polled every few milliseconds; the acknowledgement may come first.
+	// The new leader is looked up every few milliseconds, so the change may be acknowledged before the lookup
+	// finds the leader.
 	vote = min(vote, took)
 	d.out.line("\n  %s %s", d.out.paint(green, "✓"),
-		d.out.paint(bold, fmt.Sprintf("acknowledged through %s %s after the kill; a new leader was there after %s at most", other.Name, elapsed(took), elapsed(vote))))
+		d.out.paint(bold, fmt.Sprintf("acknowledged through %s %s after the kill; a new leader was elected within %s", other.Name, elapsed(took), elapsed(vote))))
 	if err := d.showPage(ctx, changed); err != nil {
 		return err
 	}
@@ -278,7 +279,7 @@ func (d *demo) killLeader(ctx context.Context, dir string) error {
 		if err := dead.Start(); err != nil {
 			return "", err
 		}
-		return dead.Name + " is back from its disk, as a follower", d.cluster.WaitReady(ctx, 20*time.Second)
+		return dead.Name + " has restarted from its disk, as a follower", d.cluster.WaitReady(ctx, 20*time.Second)
 	})
 	if err != nil {
 		return err
@@ -319,7 +320,7 @@ func (d *demo) showPage(ctx context.Context, text string) error {
 				return err
 			}
 			if !strings.Contains(page, html.EscapeString(text)) {
-				return fmt.Errorf("the page does not say %q yet", text)
+				return fmt.Errorf("the page does not show %q yet", text)
 			}
 			return nil
 		})
@@ -397,7 +398,7 @@ func (d *demo) cleanUp(dir string) error {
 		var errs []error
 		if d.cluster != nil {
 			for _, a := range d.cluster.Agents {
-				errs = append(errs, a.Kill()) // first, because an agent starts removed containers again
+				errs = append(errs, a.Kill()) // stop the agent first, because an agent starts removed containers again
 			}
 			if d.engine != nil && d.id != "" {
 				errs = append(errs, d.engine.RemoveAll(ctx, d.id))

@@ -30,7 +30,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "demo: unexpected argument %q (make demo ARGS='--exit --simulate')\n", flag.Arg(0))
 		os.Exit(2)
 	}
-	// Until the end: a second Ctrl-C must not leave containers behind.
+	// Ignore further signals until the end: a second Ctrl-C must not leave containers behind.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	tty := term.IsTerminal(int(os.Stdout.Fd()))

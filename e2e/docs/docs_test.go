@@ -10,15 +10,14 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/persys/compute/testbed"
 )
 
-// pages lists every page with a command block, in reading order. Each page starts
-// in the state in which the previous one ended.
+// pages lists every page with a command block, in reading order. Each page starts in the state in which
+// the previous page left the machines.
 var pages = []string{
 	"docs/guides/quick-start.md",
 	"README.md",
@@ -32,10 +31,8 @@ var pages = []string{
 // elsewhere lists folders whose pages hold no commands for users.
 var elsewhere = []string{"docs/contract/", "docs/adr/"}
 
-const (
-	insideEnv = "DOCS_INSIDE"   // set in the process with a network namespace of its own
-	distEnv   = "DOCS_PACKAGES" // folder with the output of make release
-)
+// distEnv names the folder with the output of make release.
+const distEnv = "DOCS_PACKAGES"
 
 // TestDocs makes a release, sets up three machines from its packages as the quick
 // start says, and runs every command block of every page.
@@ -45,7 +42,7 @@ func TestDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := parseAll(t, root)
-	if os.Getenv(insideEnv) == "" {
+	if !testbed.HasOwnNetwork() {
 		outside(t, root)
 		return
 	}
@@ -58,7 +55,7 @@ func TestDocs(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building the image: %v\n%s", err, out)
 	}
-	env, err := exec.CommandContext(ctx, "go", "env", "-changed", "GOCACHE", "GOMODCACHE", "GOPROXY", "GOFLAGS", "GOSUMDB").Output()
+	env, err := exec.CommandContext(ctx, "go", "env", "-changed", "GOCACHE", "GOMODCACHE", "GOPROXY", "GOSUMDB").Output()
 	must(t, err)
 	lab, err := NewLab(ctx, LabOptions{Dir: t.TempDir(), Packages: os.Getenv(distEnv), Root: root, Image: image, ImageRef: "persys/hello:demo", Env: goEnv(string(env))})
 	must(t, err)
@@ -81,13 +78,13 @@ func TestDocs(t *testing.T) {
 				began := time.Now()
 				out, err := lab.Run(ctx, on, b)
 				if err != nil {
-					t.Fatalf("%s:%d on %s: %v\n%s\n--- it printed\n%s\n--- logs\n%s", page, b.Line, on, err, b.Text, out, lab.Logs(2000))
+					t.Fatalf("page %s, line %d: the block on machine %s failed: %v\n%s\n--- output\n%s\n--- logs\n%s", page, b.Line, on, err, b.Text, out, lab.Logs(2000))
 				}
 				t.Logf("%s:%d on %s, %v:\n%s", page, b.Line, on, time.Since(began).Round(10*time.Millisecond), out)
 			}
 		})
 		if !ok {
-			return // later pages need this one
+			return // stop here, because the following pages need the state that this page leaves
 		}
 	}
 }
@@ -159,7 +156,7 @@ func outside(t *testing.T, root string) {
 	lacks := ""
 	switch {
 	case os.Getuid() != 0:
-		lacks = "machines are network namespaces, which need root"
+		lacks = "machines of this test are network namespaces, which need root"
 	case runtime.GOARCH != "amd64":
 		lacks = "the pages name packages for amd64"
 	default:
@@ -183,16 +180,7 @@ func outside(t *testing.T, root string) {
 		}
 		checkRelease(t, dist)
 	}
-	args := []string{"-test.run=^TestDocs$", "-test.v"}
-	if at, ok := t.Deadline(); ok {
-		args = append(args, "-test.timeout="+(time.Until(at)-5*time.Second).String())
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
-	cmd.Env = append(os.Environ(), insideEnv+"=1", distEnv+"="+dist)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.CombinedOutput()
-	t.Logf("on machines of its own:\n%s", out)
-	must(t, err)
+	testbed.OwnNetwork(t, distEnv+"="+dist)
 }
 
 // checkRelease checks the checksums, versions, packages and bills of materials of make release.
@@ -213,7 +201,7 @@ func checkRelease(t *testing.T, dist string) {
 			args = []string{"version"}
 		}
 		if out, err := command(t, dist, "linux_amd64/"+program, args...); err != nil || !strings.Contains(out, "v0.0.1-docs") {
-			t.Errorf("%s prints another version: %v %s", program, err, out)
+			t.Errorf("the program %s does not print the version of this release: %v %s", program, err, out)
 		}
 		debs, err := filepath.Glob(filepath.Join(dist, program+"_*_amd64.deb"))
 		if err != nil || len(debs) != 1 {
@@ -225,7 +213,7 @@ func checkRelease(t *testing.T, dist string) {
 		}
 		sbom, err := os.ReadFile(filepath.Join(dist, "sbom", program+"_linux_amd64.cdx.json"))
 		if err != nil || !strings.Contains(string(sbom), `"CycloneDX"`) || !strings.Contains(string(sbom), "google.golang.org/grpc") {
-			t.Errorf("bill of materials of %s: %v, %d bytes", program, err, len(sbom))
+			t.Errorf("the bill of materials of %s is missing or lacks gRPC: %v, %d bytes", program, err, len(sbom))
 		}
 	}
 }
@@ -241,8 +229,8 @@ func command(t *testing.T, dir, name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// goEnv parses "K='v'" lines of go env. The caches are passed explicitly, because the
-// commands run with the HOME of the simulated laptop, whose caches are empty.
+// goEnv parses "K='v'" lines of go env. The caches are passed explicitly: the commands run with the HOME
+// of the simulated laptop, where the caches would be empty.
 func goEnv(text string) []string {
 	var out []string
 	for line := range strings.Lines(text) {

@@ -23,9 +23,9 @@ var standIn []byte
 
 const laptop = "laptop"
 
-// Lab is a set of machines on one bridge. The caller runs in a network namespace of
-// its own (CLONE_NEWNET), which holds all of them: the lab ends with the caller, and
-// the host is not changed.
+// Lab is a set of machines on one bridge. The caller must run in a network namespace of its own
+// (CLONE_NEWNET), which contains all of them. So the lab ends with the caller, and the host is not
+// changed.
 type Lab struct {
 	opt      LabOptions
 	machines map[string]*Machine
@@ -35,9 +35,9 @@ type Lab struct {
 type Machine struct {
 	Name, Addr string
 	dir        string
-	home       string    // working folder of its shell
+	home       string    // working folder of the machine's shell
 	env        []string  // additional environment
-	init       *exec.Cmd // process that keeps the namespaces
+	init       *exec.Cmd // process that keeps the machine's namespaces alive
 	jobs       []*job
 }
 
@@ -46,7 +46,7 @@ type LabOptions struct {
 	Dir      string   // folder for the files of all machines
 	Packages string   // folder with .deb files, linked into the home of each machine
 	Root     string   // root of the repository, the working folder of the laptop
-	Image    string   // folder with a Dockerfile, built on every machine as ImageRef
+	Image    string   // folder with a Dockerfile, from which every machine builds ImageRef
 	ImageRef string   // name of the built image
 	Env      []string // environment of the laptop, for the Go tools
 }
@@ -60,7 +60,7 @@ ip addr add 10.66.0.254/24 dev persys0
 ip link set persys0 up`)
 }
 
-// Add starts machines. The hosts file of each has the names of all.
+// Add starts machines. The hosts file of each machine has the names of all machines.
 func (l *Lab) Add(ctx context.Context, names ...string) error {
 	var hosts strings.Builder
 	hosts.WriteString("127.0.0.1 localhost\n")
@@ -105,12 +105,12 @@ func (m *Machine) start(ctx context.Context, n int, hosts string, opt LabOptions
 	if err := m.init.Start(); err != nil {
 		return err
 	}
-	// unshare has made the namespaces once the process is sleep.
+	// When the process has become sleep, unshare has made the namespaces.
 	pid := strconv.Itoa(m.init.Process.Pid)
 	if err := testbed.Poll(ctx, 5*time.Second, "its namespaces", func(context.Context) error {
 		comm, err := os.ReadFile("/proc/" + pid + "/comm")
 		if err == nil && strings.TrimSpace(string(comm)) != "sleep" {
-			err = fmt.Errorf("it still is %s", comm)
+			err = fmt.Errorf("the process still is %s", comm)
 		}
 		return err
 	}); err != nil {
@@ -170,7 +170,7 @@ func (m *Machine) command(ctx context.Context, script string) *exec.Cmd {
 	return cmd
 }
 
-// Close ends all processes of the machines, and the machines.
+// Close ends all processes on the machines, and removes the machines.
 func (l *Lab) Close() error {
 	var errs []error
 	for _, m := range l.machines {
@@ -250,7 +250,7 @@ func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, 
 		err := testbed.Poll(ctx, 5*time.Minute, fmt.Sprintf("the word %q", b.Until), func(context.Context) error {
 			ended := false
 			select {
-			case <-j.done: // read this before the last look at the output
+			case <-j.done: // read done before the last check of the output, so that the check sees all output
 				ended = true
 			default:
 			}
@@ -260,7 +260,7 @@ func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, 
 			case ended:
 				return testbed.Final(errors.New("the command has ended"))
 			}
-			return errors.New("the output does not contain it")
+			return errors.New("the output does not contain the expected text")
 		})
 		return out.String(), err
 	}

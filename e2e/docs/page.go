@@ -9,18 +9,18 @@ import (
 
 // Block is one command block of a page.
 type Block struct {
-	Line int // of the fence, from 1
+	Line int // line of the block's fence in the page, from 1
 	Text string
 
-	On     string // machine; empty = that of the previous block
-	Until  string // the command does not end; wait for this text
+	On     string // machine on which the block runs; empty for that of the previous block
+	Until  string // the command does not end by itself: wait until it has printed this text
 	Says   []string
 	Exit   int
-	By     string  // test that runs the block instead
-	Before []Token // commands to run first, without a word
+	By     string  // name of the test that runs the block; empty: this package runs it
+	Before []Token // commands to run first; the page does not show them
 	Tokens []Token
 
-	background bool // start it and do not wait
+	background bool // start the command and do not wait for its end
 }
 
 // Token is a word of a block that is replaced by the output of a command.

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestParse(t *testing.T) {
+func TestPagesAreParsed(t *testing.T) {
 	page := strings.Join([]string{
 		"# A page", "", "```text", "persysctl not a command", "```",
 		`<!-- run: on s2; TOKEN from s1: cat /root/a; b; says "up" -->`, "```sh", "a TOKEN", "b", "```",

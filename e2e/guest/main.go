@@ -1,9 +1,9 @@
 //go:build linux
 
-// Guest is the whole user space of the small virtual machine that tests boot: it is /init of an
-// initramfs with Debian's cloud kernel. It reads its NoCloud seed as cloud-init does, configures
-// its interfaces from the seed, counts its boots on its first disk, and prints all of this on the
-// serial console. It reacts to the power button and to a few commands on the console.
+// Guest is all user-space code of the small virtual machine that tests boot: it is /init of an initramfs
+// with Debian's cloud kernel. It reads its NoCloud seed as cloud-init does, configures its interfaces from
+// the seed, counts its boots on its first disk, and prints all of this on the serial console. It reacts to
+// the power button and to a few commands on the console.
 package main
 
 import (
@@ -28,12 +28,12 @@ var modules = []string{
 func say(format string, args ...any) { fmt.Printf("guest: "+format+"\n", args...) }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "modules" { // for the test that builds the initramfs
+	if len(os.Args) > 1 && os.Args[1] == "modules" { // with the argument modules the program lists kernel modules for the build of the initramfs
 		fmt.Println(strings.Join(modules, "\n"))
 		return
 	}
 	if os.Getpid() != 1 {
-		fmt.Fprintln(os.Stderr, "this is the init of a test guest; it runs nowhere else")
+		fmt.Fprintln(os.Stderr, "this is the init of a test guest; it runs only there")
 		os.Exit(2)
 	}
 	if err := boot(); err != nil {
@@ -88,7 +88,7 @@ func load(file string) error {
 // count increments the number of boots, which is in an unused sector of the first disk, and prints
 // it. A higher number proves that the guest booted from the same disk.
 func count() error {
-	const at = 1<<20 - 512 // between the boot loader and the kernel
+	const at = 1<<20 - 512 // offset of the sector between the boot loader and the kernel
 	disk, err := waitFor("/dev/vda")
 	if err != nil {
 		return err

@@ -71,8 +71,7 @@ func network(text string) error {
 					return err
 				}
 				say("address %s on %s", p, nic.HardwareAddr)
-				// A packet makes the address known in the network, as the first packet of every
-				// guest does.
+				// Send a packet, which makes the address known in the network, as every guest does.
 				if conn, err := net.Dial("udp4", net.JoinHostPort(p.Masked().Addr().Next().String(), "9")); err == nil {
 					_, _ = conn.Write([]byte("hello"))
 					conn.Close()
@@ -122,8 +121,8 @@ func up(name string, p netip.Prefix) error {
 	return call(unix.SIOCSIFFLAGS, func(r *ifreq) { binary.NativeEndian.PutUint16(r.data[:], unix.IFF_UP|unix.IFF_RUNNING) })
 }
 
-// dhcp requests an address (RFC 2131) with the broadcast flag, because the interface has no address
-// to answer to.
+// dhcp requests an address (RFC 2131) with the broadcast flag, because the interface has no address yet to
+// which a server could answer.
 func dhcp(nic net.Interface) (netip.Prefix, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -154,7 +153,7 @@ func dhcp(nic net.Interface) (netip.Prefix, error) {
 		m := make([]byte, 240, 300)
 		m[0], m[1], m[2] = 1, 1, 6
 		binary.BigEndian.PutUint32(m[4:], xid)
-		m[10] = 0x80 // broadcast
+		m[10] = 0x80 // the broadcast flag of a DHCP request (RFC 2131)
 		copy(m[28:], nic.HardwareAddr)
 		copy(m[236:], []byte{0x63, 0x82, 0x53, 0x63})
 		m = append(append(append(m, 53, 1, kind), more...), 55, 2, 1, 3, 255)

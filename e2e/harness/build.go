@@ -20,17 +20,17 @@ const (
 	DevProgram       = "persys"
 )
 
-// Binaries are the paths of built programs.
+// Binaries are the paths of the built programs.
 type Binaries struct {
-	Scheduler, Agent, Ctl, Gateway, Dev string // paths; empty when not built
+	Scheduler, Agent, Ctl, Gateway, Dev string // paths of the programs; empty for programs that were not built
 }
 
 // BuildOptions say what to build.
 type BuildOptions struct {
 	// Dir is the folder for the binaries; Build creates it.
 	Dir string
-	// Race builds with the race detector, which needs cgo. Without it the programs
-	// are static, as they are released, and the agent has no driver of virtual machines.
+	// Race builds with the race detector, which needs cgo. Without it the programs are static, like the
+	// released ones, and the agent has no driver of virtual machines.
 	Race bool
 	// Programs are folders under cmd/; default scheduler, agent and persysctl.
 	Programs []string
@@ -38,20 +38,17 @@ type BuildOptions struct {
 	Version string
 }
 
-// BuildsEnv is a variable that names a folder in which all Sets are built already.
+// BuildsEnv is the environment variable that names a folder in which all Sets are already built.
 const BuildsEnv = "E2E_BUILDS"
-
-// NamespaceEnv is set in a process that has a network namespace of its own.
-const NamespaceEnv = "E2E_NAMESPACE"
 
 // Names of the sets of programs that the tests use.
 const (
-	ShippedSet = "shipped" // static, as they are released
-	RaceSet    = "race"    // scheduler and agent, with the race detector
-	FacesSet   = "faces"   // gateway and persys dev, with the race detector
+	ShippedSet = "shipped" // static programs, as they are released
+	RaceSet    = "race"    // scheduler and agent with the race detector
+	FacesSet   = "faces"   // gateway and persys dev with the race detector
 )
 
-// Sets returns how to build each set of programs, in a folder of its own below dir.
+// Sets returns how to build each set of programs. Each set has a folder of its own below dir.
 func Sets(dir string) map[string]BuildOptions {
 	return map[string]BuildOptions{
 		ShippedSet: {Dir: filepath.Join(dir, ShippedSet), Programs: []string{SchedulerProgram, AgentProgram, CtlProgram, DevProgram}},
@@ -72,15 +69,17 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	if err := os.MkdirAll(opt.Dir, 0o755); err != nil {
 		return Binaries{}, err
 	}
-	args := []string{"build", "-trimpath"} // as make release, so that both use one build cache
+	args := []string{"build", "-trimpath"} // the same flags as make release, so that both use one build cache
 	if opt.Race {
-		args = args[:1] // as go test
-		// The driver of virtual machines needs cgo, as the race detector does.
+		args = args[:1] // use the flags of go test
+		// The driver of virtual machines needs cgo, and so does the race detector.
 		args = append(args, "-race", "-tags", "libvirt_dlopen")
 	}
+	flags := "-s -w" // make release uses these flags too, and linking takes less time with them
 	if opt.Version != "" {
-		args = append(args, "-ldflags", "-X main.version="+opt.Version)
+		flags += " -X main.version=" + opt.Version
 	}
+	args = append(args, "-ldflags", flags)
 	args = append(args, "-o", opt.Dir+string(filepath.Separator))
 	for _, p := range opt.Programs {
 		args = append(args, "./cmd/"+p)

@@ -27,7 +27,7 @@ import (
 // admin is the identity of the harness with TLS.
 const admin = "user/" + pki.AdminID
 
-// Files returns the TLS credentials of the identity "<role>/<id>", or nil without TLS.
+// Files returns the files with the certificate of the identity "<role>/<id>". Without TLS it returns none.
 func (c *Cluster) Files(identity string) (*pki.Files, error) {
 	if !c.opt.TLS {
 		return nil, nil
@@ -41,7 +41,7 @@ func (c *Cluster) Files(identity string) (*pki.Files, error) {
 	if !ok {
 		return nil, fmt.Errorf("no certificate was made for %q", identity)
 	}
-	f, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key, Mapping: pki.DefaultMapping("")})
+	f, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key, Mapping: pki.Mapping{}})
 	if err != nil {
 		return nil, err
 	}
@@ -108,8 +108,8 @@ func (c *Cluster) Admin(i int) (clusterv1.ClusterClient, error) {
 	return clusterv1.NewClusterClient(cc), nil
 }
 
-// Conn returns a connection to all schedulers, as agents and persysctl use it: a
-// call goes to one that answers. Close ends it.
+// Conn returns a client for all schedulers, like the one in agents and persysctl: it sends each call to a
+// scheduler that answers. The caller closes it.
 func (c *Cluster) Conn(ctx context.Context) (*dial.Conn, error) {
 	files, err := c.Files(admin)
 	if err != nil {
@@ -143,6 +143,15 @@ func (c *Cluster) AnyAdmin(ctx context.Context) (clusterv1.ClusterClient, error)
 	return clusterv1.NewClusterClient(cc), nil
 }
 
+// LeaderAdmin returns a client of the Cluster service on the scheduler that leads now.
+func (c *Cluster) LeaderAdmin(ctx context.Context) (clusterv1.ClusterClient, error) {
+	i, err := c.Leader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.Admin(i)
+}
+
 // callLimit is the time limit of one Status call.
 const callLimit = 2 * time.Second
 
@@ -157,12 +166,12 @@ func (c *Cluster) Status(ctx context.Context, i int) (*clusterv1.StatusResponse,
 	return admin.Status(ctx, &clusterv1.StatusRequest{})
 }
 
-// ErrNoLeader means that no replica that answers is the leader.
+// ErrNoLeader means that none of the replicas that answer is the leader.
 var ErrNoLeader = errors.New("no replica leads")
 
-// Leader returns the index of the leader. If several schedulers claim to lead, it
-// returns the one with the highest term: a deposed leader may not know it yet. List
-// paused replicas in except, as they do not answer.
+// Leader returns the index of the leader. If several schedulers claim to lead, it returns the one with the
+// highest term, because a deposed leader may not know yet that it was deposed. List paused replicas in
+// except, because they do not answer.
 func (c *Cluster) Leader(ctx context.Context, except ...int) (int, error) {
 	best, term := -1, uint64(0)
 	for i, s := range c.Schedulers {
@@ -239,13 +248,13 @@ func (c *Cluster) WaitNode(ctx context.Context, node, status string, limit time.
 			return err
 		}
 		if got := n.GetNode().GetStatus(); got != status {
-			return fmt.Errorf("it is %s (%s), not %s", got, n.GetNode().GetStatusReason(), status)
+			return fmt.Errorf("the node is %s (%s), not %s", got, n.GetNode().GetStatusReason(), status)
 		}
 		return nil
 	})
 }
 
-// WaitWorkload waits until want returns true for a workload, and returns its last view.
+// WaitWorkload waits until the function want returns true for a workload, and returns its last view.
 func (c *Cluster) WaitWorkload(ctx context.Context, id string, limit time.Duration, want func(*controlv1.WorkloadView) bool) (*controlv1.WorkloadView, error) {
 	control, err := c.Any(ctx)
 	if err != nil {
@@ -259,7 +268,7 @@ func (c *Cluster) WaitWorkload(ctx context.Context, id string, limit time.Durati
 		}
 		view = w.GetWorkload()
 		if !want(view) {
-			return fmt.Errorf("it is %s on %q (%s: %s) %s", view.GetStatus(), view.GetAssignedNodeId(),
+			return fmt.Errorf("the workload is %s on %q (%s: %s) %s", view.GetStatus(), view.GetAssignedNodeId(),
 				view.GetReason().GetCode(), view.GetReason().GetMessage(), view.GetFailureReason())
 		}
 		return nil
@@ -267,8 +276,8 @@ func (c *Cluster) WaitWorkload(ctx context.Context, id string, limit time.Durati
 	return view, err
 }
 
-// CtlEnv returns the environment in which persysctl calls the given addresses, or
-// all schedulers if there are none.
+// CtlEnv returns the environment in which persysctl calls the given addresses. Without addresses persysctl
+// calls all schedulers.
 func (c *Cluster) CtlEnv(addrs ...string) []string {
 	if len(addrs) == 0 {
 		addrs = c.Addrs()

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// A program gets a wrong clock without any change to its code. It is stopped after the
-// kernel has loaded it. Then clock_gettime in its copy of the vDSO, from which Go reads
-// the time, is replaced by code that makes the system call and adds the offset to
-// CLOCK_REALTIME. Timers and durations use other clocks and stay correct.
-// (faketime does the same by LD_PRELOAD, which static Go programs ignore.)
+// The functions of this file give a program a wrong clock without a change to its code. It is stopped after
+// the kernel has loaded it. Go reads the time from clock_gettime in the program's copy of the vDSO. This
+// function is replaced by code that makes the system call and adds the offset to CLOCK_REALTIME. Timers and
+// durations use other clocks and stay correct. (faketime does the same by LD_PRELOAD, which static Go
+// programs ignore.)
 
 // CanShiftClock returns the reason why Process.Clock does not work here, or nil.
 func CanShiftClock() error {
@@ -40,7 +40,7 @@ func shiftClock(pid int, by time.Duration) error {
 func patchClock(pid int, by time.Duration) error {
 	seconds := by / time.Second
 	if seconds != time.Duration(int32(seconds)) {
-		return fmt.Errorf("a clock cannot be off by %s", by)
+		return fmt.Errorf("the clock cannot be shifted by %s", by)
 	}
 	base, err := vdsoBase(pid)
 	if err != nil {
@@ -78,7 +78,7 @@ func patchClock(pid int, by time.Duration) error {
 			continue
 		}
 		if s.Size < uint64(len(code)) {
-			return fmt.Errorf("clock_gettime of this kernel's vDSO has %d bytes, %d are needed", s.Size, len(code))
+			return fmt.Errorf("clock_gettime of this kernel's vDSO has %d bytes, but the new code needs %d", s.Size, len(code))
 		}
 		_, err := mem.WriteAt(code, int64(base+s.Value))
 		return err

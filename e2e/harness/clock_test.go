@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A program with a shifted clock sees another time, and its timers are unchanged.
+// TestProcessHasShiftedClock: a program with a shifted clock sees another time, and its timers are unchanged.
 func TestProcessHasShiftedClock(t *testing.T) {
 	testbed.Need(t, "another process's clock", CanShiftClock())
 	dir := t.TempDir()
@@ -36,10 +36,10 @@ func TestProcessHasShiftedClock(t *testing.T) {
 		says, slept, _ := strings.Cut(p.Tail(1), " ")
 		at, err := strconv.ParseInt(says, 10, 64)
 		if d := time.Unix(at, 0).Sub(time.Now().Add(by)).Abs(); err != nil || d > 10*time.Second {
-			t.Errorf("with a clock off by %s it prints %s, which is off by %s: %v", by, says, d, err)
+			t.Errorf("with a clock shifted by %s the program prints %s, which is off by %s: %v", by, says, d, err)
 		}
 		if ms, err := strconv.Atoi(slept); err != nil || ms < 20 || ms > 2000 {
-			t.Errorf("with a clock off by %s it slept %s ms: %v", by, slept, err)
+			t.Errorf("with a clock shifted by %s the program slept %s ms: %v", by, slept, err)
 		}
 	}
 }

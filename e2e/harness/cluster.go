@@ -34,14 +34,15 @@ type Options struct {
 	// TLS creates development certificates and a cluster key. Without TLS every
 	// program runs with -insecure.
 	TLS bool
-	// OwnCA prepares no certificates: the first scheduler creates the CA and the keys
-	// (--init), and the others join with the tokens that it writes (--join). It
-	// implies TLS.
+	// OwnCA prepares no certificates. Instead the first scheduler creates the CA and the keys (--init),
+	// and the others join with the tokens that it writes (--join). It implies TLS.
 	OwnCA bool
 	// SchedulerEnv and AgentEnv are added to the environment of every scheduler
 	// and agent. They override the variables that the harness sets.
 	SchedulerEnv, AgentEnv map[string]string
-	// Clocks are the clock offsets of the first schedulers; a positive one is ahead.
+	// DataDirs are the data directories of the first schedulers; default: in Dir.
+	DataDirs []string
+	// Clocks are the clock offsets of the first schedulers. With a positive offset the clock is ahead.
 	Clocks []time.Duration
 }
 
@@ -53,10 +54,10 @@ type Cluster struct {
 	Dir        string
 
 	opt   Options
-	own   bool // Close removes Dir
+	own   bool // Start made Dir as a temporary folder, so Close removes it
 	ports ports
 	certs pki.DevSet
-	key   string // path of the cluster key, with TLS
+	key   string // path of the cluster key; set with TLS
 
 	mu    sync.Mutex
 	conns map[string]*grpc.ClientConn
@@ -68,12 +69,12 @@ type Cluster struct {
 type Scheduler struct {
 	*Process
 	Index                    int
-	GRPC, HTTP, Raft, Gossip string // host:port
-	DNS                      string // host:port, UDP and TCP
+	GRPC, HTTP, Raft, Gossip string // addresses as host:port
+	DNS                      string // DNS address as host:port, for UDP and TCP
 	DataDir                  string
 }
 
-// Wipe removes the data directory, as after the loss of a disk. The scheduler must not run.
+// Wipe removes the data directory, as if the disk were lost. The scheduler must not run.
 func (s *Scheduler) Wipe() error {
 	if s.Running() {
 		return fmt.Errorf("%s still runs: stop it before Wipe", s.Name)
@@ -85,13 +86,13 @@ func (s *Scheduler) Wipe() error {
 type Agent struct {
 	*Process
 	NodeID    string
-	Addr      string // host:port of its API
-	HTTP      string // host:port of /metrics and /health
+	Addr      string // address of the agent's API as host:port
+	HTTP      string // address of /metrics and /health as host:port
 	StatePath string
 	SimDir    string // folder of the simulated engine; empty with Docker
 }
 
-// startAttempts is the number of times that Start tries with other ports.
+// startAttempts is how often Start tries with other ports.
 const startAttempts = 5
 
 // Start starts the schedulers and waits until they have a leader and all are
@@ -150,7 +151,7 @@ func (c *Cluster) prepare() error {
 			return err
 		}
 	}
-	// Again, because the first ones did not know the addresses of the last ones.
+	// Create them again, because the first certificates did not contain the addresses of the last ones.
 	for _, s := range c.Schedulers {
 		c.JoinAll(s)
 	}
@@ -177,11 +178,11 @@ func (c *Cluster) makeCerts() error {
 func schedulerName(i int) string { return "scheduler-" + strconv.Itoa(i+1) }
 func nodeName(i int) string      { return "node-" + string(rune('a'+i)) }
 
-// inherited are the variables that programs inherit from this process.
+// inherited lists the variables that programs inherit from this process.
 var inherited = []string{"PATH", "HOME", "TMPDIR", "DOCKER_HOST", "GORACE", "GOCOVERDIR", "LANG", "TZ"}
 
-// environment returns the inherited variables and those of sets, where a later set
-// overrides an earlier one. No other variable of this process reaches a program.
+// environment returns the inherited variables and those of sets. If two sets have the same variable, the
+// later one counts. No other variable of this process reaches a program.
 func environment(sets ...map[string]string) []string {
 	all := map[string]string{}
 	for _, k := range inherited {
@@ -207,6 +208,9 @@ func (c *Cluster) NewScheduler() (*Scheduler, error) {
 		return nil, err
 	}
 	s.Process = &Process{Name: schedulerName(i), Path: c.opt.Binaries.Scheduler, Log: filepath.Join(c.logs(), schedulerName(i)+".log")}
+	if i < len(c.opt.DataDirs) {
+		s.DataDir = c.opt.DataDirs[i]
+	}
 	if i < len(c.opt.Clocks) {
 		s.Clock = c.opt.Clocks[i]
 	}
@@ -226,8 +230,8 @@ func (c *Cluster) draw(s *Scheduler) error {
 	return nil
 }
 
-// Readdress gives a scheduler other addresses for its next start, as if its disk
-// had moved to another machine. The scheduler must not run.
+// Readdress gives a scheduler other addresses for its next start, as if its disk were now in another
+// machine. The scheduler must not run.
 func (c *Cluster) Readdress(s *Scheduler) error {
 	if s.Running() {
 		return fmt.Errorf("%s still runs: stop it before Readdress", s.Name)
@@ -239,7 +243,7 @@ func (c *Cluster) Readdress(s *Scheduler) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var err error
-	if c.whole != nil { // it uses the former addresses
+	if c.whole != nil { // the connection to all schedulers uses the former addresses, so close it
 		err, c.whole = c.whole.Close(), nil
 	}
 	return err
@@ -291,7 +295,7 @@ func portOf(addr string) string {
 	return port
 }
 
-// Leaf returns the certificate files of the identity "<role>/<id>", with TLS.
+// Leaf returns the files of the certificate for the identity "<role>/<id>", with TLS.
 func (c *Cluster) Leaf(name string) pki.Paths { return c.certs.Leaf[name] }
 
 // SetLeaf replaces the certificate files of "<role>/<id>", with TLS. Call it before their first use.
@@ -405,7 +409,7 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 		"PERSYS_GRPC_ADDR":      "127.0.0.1",
 		"PERSYS_GRPC_PORT":      strconv.Itoa(grpcPort),
 		"PERSYS_METRICS_PORT":   strconv.Itoa(httpPort),
-		// Tests never use a libvirt of this machine; a test that needs libvirt starts one.
+		// Tests never use the libvirt of this machine. A test that needs libvirt starts one.
 		"PERSYS_VM_ENABLED": "false",
 	}
 	if opt.Simulate {
@@ -513,7 +517,7 @@ func (c *Cluster) Close() error {
 		errs = append(errs, p.Kill())
 	}
 	for _, a := range c.Agents {
-		errs = append(errs, a.killGuards())
+		errs = append(errs, a.killFencers())
 	}
 	if c.own {
 		errs = append(errs, os.RemoveAll(c.Dir))

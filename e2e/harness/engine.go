@@ -47,7 +47,7 @@ func OpenEngine(ctx context.Context) (*Engine, error) {
 // Close ends the connection.
 func (e *Engine) Close() error { return e.cli.Close() }
 
-// aloneLimit is how long a test waits until all others have released the engine.
+// aloneLimit is how long a test waits until all other tests have released the engine.
 const aloneLimit = 20 * time.Minute
 
 // Alone waits until no other test process on this machine uses the engine, and
@@ -56,15 +56,15 @@ func (e *Engine) Alone(ctx context.Context) (release func(), err error) {
 	return testbed.Lock(ctx, aloneLimit, filepath.Join(os.TempDir(), fmt.Sprintf("persys-engine-%d.lock", os.Getuid())))
 }
 
-// runLabel is a label of the images that one test run builds. No run lasts longer than
-// leftAfter, so an older image is left from a run that was killed.
+// runLabel is a label of the images that one test run builds. No run lasts longer than leftAfter, so an
+// older image was left by a run that was killed.
 const (
 	runLabel  = "persys.run"
 	leftAfter = 24 * time.Hour
 )
 
-// BuildForRun builds an image as BuildGo does. Its name begins with ref and is unique
-// to this run. Images that killed runs have left are removed.
+// BuildForRun builds an image as BuildGo does. The image's name begins with ref and is unique to this run.
+// BuildForRun also removes images that killed runs have left.
 func (e *Engine) BuildForRun(ctx context.Context, ref, pkg string) (string, error) {
 	if err := e.removeLeft(ctx, runLabel, time.Now().Add(-leftAfter)); err != nil {
 		return "", err
@@ -85,7 +85,7 @@ func (e *Engine) removeLeft(ctx context.Context, label string, before time.Time)
 			continue
 		}
 		for _, ref := range image.RepoTags {
-			// Another test run may remove it at the same time.
+			// Another test run may remove the image at the same time.
 			if err := e.RemoveImage(ctx, ref); err != nil && !cerrdefs.IsNotFound(err) {
 				return err
 			}
@@ -126,7 +126,7 @@ func (e *Engine) BuildGo(ctx context.Context, ref, pkg string, labels map[string
 		mode int64
 		body []byte
 	}{{"Dockerfile", 0o644, []byte(dockerfile)}, {name, 0o755, body}} {
-		// A fixed time: the same program makes the same layer.
+		// A fixed time, so that the same program makes the same layer.
 		if err := tw.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.body)), ModTime: time.Unix(0, 0)}); err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (e *Engine) BuildGo(ctx context.Context, ref, pkg string, labels map[string
 	return buildOutcome(ref, res.Body)
 }
 
-// buildOutcome reads the progress messages of a build and returns the error among them.
+// buildOutcome reads the progress messages of a build and returns an error that they contain.
 func buildOutcome(ref string, body io.Reader) error {
 	dec := json.NewDecoder(body)
 	for {
@@ -278,6 +278,21 @@ func (e *Engine) Publisher(ctx context.Context, port int) string {
 		}
 	}
 	return ""
+}
+
+// MountedFile returns a file of a container that is in one of its mounts.
+func (e *Engine) MountedFile(ctx context.Context, id, path string) (string, error) {
+	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, m := range res.Container.Mounts {
+		if rest, ok := strings.CutPrefix(path, m.Destination); ok && (rest == "" || rest[0] == '/') {
+			data, err := os.ReadFile(m.Source + rest)
+			return string(data), err
+		}
+	}
+	return "", fmt.Errorf("%s is in no mount of container %s", path, id)
 }
 
 // Environment returns the environment of a container, as "NAME=value".

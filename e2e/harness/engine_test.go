@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Two test runs build different images. The end of one run does not remove the image of the other, and
-// an image of a killed run is removed after some time.
+// TestEachRunHasItsOwnImage: two test runs build different images. When one run ends, the image of the other
+// stays. An image of a killed run is removed after some time.
 func TestEachRunHasItsOwnImage(t *testing.T) {
 	ctx := t.Context()
 	e, err := OpenEngine(ctx)
@@ -21,24 +21,24 @@ func TestEachRunHasItsOwnImage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = e.RemoveImage(context.WithoutCancel(ctx), ref) }) // if the test fails
+		t.Cleanup(func() { _ = e.RemoveImage(context.WithoutCancel(ctx), ref) }) // the cleanup removes the image if the test fails
 		return ref
 	}
 	one, two := build(), build()
 	if one == two {
-		t.Errorf("both runs have the image %s", one)
+		t.Errorf("two test runs built the same image %s", one)
 	}
 	if err := e.RemoveImage(ctx, one); err != nil {
 		t.Error(err)
 	}
 	if e.HasImage(ctx, one) || !e.HasImage(ctx, two) {
-		t.Errorf("after the removal of %s: exists %v; %s exists %v", one, e.HasImage(ctx, one), two, e.HasImage(ctx, two))
+		t.Errorf("after the removal of image %s it exists: %v, want false; the image of the other run, %s, exists: %v, want true", one, e.HasImage(ctx, one), two, e.HasImage(ctx, two))
 	}
 	left := runLabel + "=" + two[len("persys/harness:test-"):]
 	if err := e.removeLeft(ctx, left, time.Now().Add(-time.Hour)); err != nil || !e.HasImage(ctx, two) {
-		t.Errorf("a new image is removed as an old one: %v", err)
+		t.Errorf("removeLeft removed an image that is younger than its limit, or failed: %v", err)
 	}
 	if err := e.removeLeft(ctx, left, time.Now().Add(time.Hour)); err != nil || e.HasImage(ctx, two) {
-		t.Errorf("an old image is not removed: %v", err)
+		t.Errorf("removeLeft kept an image that is older than its limit, or failed: %v", err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// maxMetrics is the number of bytes of /metrics that are read at most.
+// maxMetrics bounds the bytes of /metrics that are read.
 const maxMetrics = 8 << 20
 
 // Metrics returns the text of /metrics at addr (host:port).

@@ -20,7 +20,7 @@ import (
 // Part is a third-party server beside the cluster.
 type Part struct {
 	*Process
-	Addr string // host:port of its service
+	Addr string // address of the service as host:port
 }
 
 // Etcd prepares an etcd with one member and its data below dir.
@@ -88,7 +88,7 @@ func CoreDNSFrom(ctx context.Context, dir, file string, env map[string]string) (
 func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
 	return testbed.Poll(ctx, limit, p.Name+" serving", func(ctx context.Context) error {
 		if !p.Running() {
-			return testbed.Final(fmt.Errorf("it has ended:\n%s", p.Tail(10)))
+			return testbed.Final(fmt.Errorf("the server has ended:\n%s", p.Tail(10)))
 		}
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -113,7 +113,7 @@ func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
 func WaitListening(ctx context.Context, p *Part, limit time.Duration) error {
 	return testbed.Poll(ctx, limit, p.Name+" listening", func(ctx context.Context) error {
 		if !p.Running() {
-			return testbed.Final(fmt.Errorf("it has ended:\n%s", p.Tail(10)))
+			return testbed.Final(fmt.Errorf("the server has ended:\n%s", p.Tail(10)))
 		}
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()

@@ -7,15 +7,15 @@ import (
 	"strconv"
 )
 
-// Ports are chosen below the kernel's ephemeral range (from 32768 by default), so
-// that no outgoing connection takes a port between the check and the bind.
+// Ports are chosen below the kernel's ephemeral range (by default from 32768), so that no outgoing
+// connection can take a port between the check and the bind.
 const (
 	firstPort = 20000
 	lastPort  = 31999
 )
 
-// ports chooses ports of 127.0.0.1 that are free for TCP and UDP. Another program may
-// take one before the caller binds it; the caller then tries again with other ports.
+// ports chooses ports of 127.0.0.1 that are free for TCP and UDP. Another program may take such a port
+// before the caller binds it. Then the caller tries again with other ports.
 type ports struct{ used map[int]bool }
 
 func (p *ports) take() (int, error) {
@@ -30,7 +30,7 @@ func (p *ports) take() (int, error) {
 		p.used[port] = true
 		return port, nil
 	}
-	return 0, fmt.Errorf("no free port among 200 drawn from %d to %d", firstPort, lastPort)
+	return 0, fmt.Errorf("no free port among 200 random ones from %d to %d", firstPort, lastPort)
 }
 
 func free(port int) bool {

@@ -17,23 +17,24 @@ import (
 	"time"
 )
 
-// Process is a program that can be started again and again with the same command
-// line. Its methods are safe for concurrent use.
+// Process is a program that can be started repeatedly with the same command line. Its methods are safe for
+// concurrent use.
 type Process struct {
 	Name string
 	Path string
 	Args []string
-	Env  []string // complete environment
+	Env  []string // complete environment of the process
 	Dir  string   // working directory; default: that of this process
 	Log  string   // path of the file with the output of all runs
-	GID  uint32   // group id; 0: that of this process
-	// Clock is the offset of the program's clock; a positive one is ahead. See CanShiftClock.
+	GID  uint32   // group id; 0 means that of this process
+	// Clock is the offset of the program's clock. With a positive offset the clock is ahead. See
+	// CanShiftClock.
 	Clock time.Duration
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the last started process has exited
-	err  error         // error of the last run
+	err  error         // error with which the last run ended
 }
 
 // Start starts the program. It must not be running.
@@ -50,8 +51,8 @@ func (p *Process) Start() error {
 	cmd := exec.Command(p.Path, p.Args...)
 	cmd.Env, cmd.Dir = p.Env, p.Dir
 	cmd.Stdout, cmd.Stderr = out, out
-	// A process group of its own, so that Ctrl-C on a terminal does not reach it; and
-	// the kernel kills it when this process dies.
+	// The program gets a process group of its own, so that Ctrl-C on a terminal does not reach it. The
+	// kernel kills it when this process dies.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.SysProcAttr.Ptrace = p.Clock != 0
 	if p.GID != 0 {
@@ -60,7 +61,8 @@ func (p *Process) Start() error {
 	started := make(chan error)
 	done := make(chan struct{})
 	go func() {
-		// The kernel sends Pdeathsig when the thread that forked ends, so keep the thread.
+		// The kernel sends Pdeathsig when the thread that forked ends, so this goroutine stays on its
+		// thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer out.Close()
@@ -127,7 +129,7 @@ func (p *Process) signal(sig syscall.Signal) error {
 	if p.done == nil || closed(p.done) {
 		return fmt.Errorf("%s is not running", p.Name)
 	}
-	// To the whole group. The process has not been waited for, so its id is not reused.
+	// Signal the whole group. The process has not been waited for, so its id cannot have been reused.
 	if err := syscall.Kill(-p.cmd.Process.Pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("%s: %s: %w", p.Name, sig, err)
 	}
@@ -146,7 +148,7 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Pause sends SIGSTOP: the program keeps its memory and its connections, and does nothing.
+// Pause sends SIGSTOP. The program keeps its memory and its connections but does not run.
 func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
 
 // Continue sends SIGCONT.
@@ -155,8 +157,8 @@ func (p *Process) Continue() error { return p.signal(syscall.SIGCONT) }
 // Interrupt sends SIGINT, as Ctrl-C does.
 func (p *Process) Interrupt() error { return p.signal(syscall.SIGINT) }
 
-// Terminate sends SIGTERM and waits until the program has exited. After limit it
-// sends SIGKILL and returns an error, as it does if the program fails.
+// Terminate sends SIGTERM and waits until the program has exited. If it does not exit within limit,
+// Terminate sends SIGKILL. It returns an error in that case and if the program fails.
 func (p *Process) Terminate(limit time.Duration) error {
 	if !p.Running() {
 		return nil
@@ -208,7 +210,7 @@ func (p *Process) Restart() error {
 	return p.Start()
 }
 
-// maxTail is the number of bytes that Tail reads at most.
+// maxTail bounds the bytes that Tail reads.
 const maxTail = 64 << 10
 
 // Tail returns the last lines of the output, at most n.
@@ -237,8 +239,8 @@ func (p *Process) Output() (string, error) {
 	return string(text), err
 }
 
-// alarms match output that fails every test. The last one matches the stack trace that a program logs
-// of a panic that it recovered from.
+// alarms match output that fails every test. The last one matches the stack trace that a program logs when
+// it recovers from a panic.
 var alarms = []*regexp.Regexp{
 	regexp.MustCompile("WARNING: DATA RACE"), regexp.MustCompile("(?m)^panic: "), regexp.MustCompile("fatal error: "), regexp.MustCompile(`\[running\]:`),
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Alarms finds races, crashes and recovered panics in the output of a program.
+// TestAlarmsFindRacesAndPanics: Alarms finds races, crashes and recovered panics in the output of a program.
 func TestAlarmsFindRacesAndPanics(t *testing.T) {
 	survived := func(handler func(*strings.Builder) slog.Handler) string {
 		var b strings.Builder

@@ -15,7 +15,7 @@ import (
 // Run is one run of a container, according to the events of the Docker engine.
 type Run struct {
 	Workload, Node, Container string
-	From, To                  time.Time // To is zero while it runs
+	From, To                  time.Time // start and end of the run; To is zero while it lasts
 }
 
 // Runs records the runs of the containers of a cluster.

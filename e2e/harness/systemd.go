@@ -20,19 +20,19 @@ import (
 var systemdScript string
 
 // Systemd is a set of namespaces with systemd as process 1. It shares the network, the clock and the
-// Docker engine of this machine. Its files are a copy-on-write view of this machine's files, without
-// units that start by themselves. Its processes and control groups are its own.
+// Docker engine of this machine. Its file system is a copy-on-write view of this machine's files, without
+// the units that would start. Its processes and control groups are its own.
 type Systemd struct {
 	init  *exec.Cmd
-	group string // its control group, as a folder
+	group string // folder of the unit's control group
 	log   string
 }
 
-// BootSystemd starts a systemd and returns when it answers. Files go below dir. It needs root, systemd
-// and a mounted cgroup2; the error names the missing one.
+// BootSystemd starts a systemd and returns when it answers. Files go below dir. It needs root, systemd and
+// a mounted cgroup2. The error names the missing requirement.
 func BootSystemd(ctx context.Context, dir string) (s *Systemd, err error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("starting a systemd as process 1 of new namespaces takes root")
+		return nil, errors.New("starting systemd as process 1 of new namespaces needs root")
 	}
 	unified, err := cgroup2()
 	if err != nil {
@@ -60,8 +60,8 @@ func BootSystemd(ctx context.Context, dir string) (s *Systemd, err error) {
 		return s, err
 	}
 	defer out.Close()
-	// The command is process 1 of its namespace and stays it through every exec. The control group in which
-	// it starts becomes the root of its cgroup namespace.
+	// The command is process 1 of its namespace, and stays so through every exec. The control group in
+	// which it starts becomes the root of its cgroup namespace.
 	cmd := exec.Command("unshare", "--cgroup", "--mount", "--uts", "--ipc", "sh", "-ec", systemdScript, "sh", filepath.Join(dir, "systemd"))
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -144,7 +144,7 @@ func (s *Systemd) Log() string {
 // Close kills all processes of the systemd machine and removes its control groups.
 func (s *Systemd) Close() error {
 	if s.init != nil {
-		_ = s.init.Process.Kill() // the death of process 1 kills all others of its namespace
+		_ = s.init.Process.Kill() // the death of process 1 kills all other processes of its namespace
 		_ = s.init.Wait()
 	}
 	return testbed.Poll(context.Background(), 10*time.Second, "the end of "+s.group, func(context.Context) error {

@@ -38,7 +38,7 @@ func (c *Cluster) OpenTerminal(ctx context.Context, env []string, rows, columns 
 	if err := t.Run(cmd); err != nil {
 		return nil, errors.Join(err, t.tty.Close(), t.master.Close())
 	}
-	return t, t.tty.Close() // so that the terminal closes when the program exits
+	return t, t.tty.Close() // close the program's end of the terminal in this process, so that the terminal closes when the program exits
 }
 
 // NewTerminal opens a terminal without a program.
@@ -51,7 +51,7 @@ func NewTerminal(rows, columns uint16) (*Terminal, error) {
 	go func() {
 		defer close(t.done)
 		buf := make([]byte, 4096)
-		for { // until the other end is closed everywhere
+		for { // Read fails when all processes have closed the other end of the terminal
 			n, err := master.Read(buf)
 			t.mu.Lock()
 			t.out.Write(buf[:n])
@@ -127,7 +127,7 @@ func (t *Terminal) Screen() string {
 func (t *Terminal) Shows(ctx context.Context, limit time.Duration, text string) error {
 	return testbed.Poll(ctx, limit, fmt.Sprintf("the terminal to show %q", text), func(context.Context) error {
 		if s := t.Screen(); !strings.Contains(s, text) {
-			return fmt.Errorf("it shows %q", s)
+			return fmt.Errorf("the terminal shows %q", s)
 		}
 		return nil
 	})
@@ -160,6 +160,6 @@ func (t *Terminal) Hide() error {
 	if err := t.tty.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return err
 	}
-	<-t.done // the last output is read
+	<-t.done // wait until the program's last output has been read
 	return t.master.Close()
 }

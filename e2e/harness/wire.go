@@ -7,63 +7,37 @@ import (
 	"net"
 	"os/exec"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
-// Wire cuts the loopback network of a network namespace between two programs, for
-// single ports. Every program runs under a group id of its own, by which the packet
-// filter of the kernel recognizes the sender. Packets of other senders, such as the
-// test itself, always pass.
+// Wire cuts the loopback network of a network namespace between two programs, for single ports. Every
+// program runs under a group id of its own, by which the kernel's packet filter recognizes the sender.
+// Packets of other senders, such as the test itself, always pass.
 //
-// The rules exist in the namespace only and end with it; the packet filter of the
-// machine is not changed. The caller creates the namespace (CLONE_NEWNET) before it
-// opens a Wire.
+// The rules exist only in the namespace and end with it; the packet filter of the machine is not changed.
+// The caller must be in the namespace, with the loopback device up, before it opens a Wire.
 type Wire struct{ groups uint32 }
 
-// firstGroup is above all group ids that Debian assigns.
+// firstGroup is higher than all group ids that Debian assigns.
 const firstGroup = 60500
 
-// How says what the sender notices of a cut.
+// How is the way in which a port is cut, as the sender notices it.
 type How string
 
 const (
-	// Silence drops packets, as when the other machine is cut off.
+	// Silence drops packets, as if the other machine were cut off.
 	Silence How = "DROP"
-	// Refusal resets connections and refuses new ones, as when no program of the
-	// other machine listens.
+	// Refusal resets connections and refuses new ones, as if no program of the other machine were
+	// listening.
 	Refusal How = "REJECT --reject-with tcp-reset"
 )
 
-// OpenWire brings up the loopback device of this namespace and checks that the packet filter can match
-// groups.
+// OpenWire checks that the packet filter can match groups.
 func OpenWire(ctx context.Context) (*Wire, error) {
-	if err := RaiseLoopback(); err != nil {
-		return nil, err
-	}
 	w := &Wire{}
 	if err := w.add(ctx, Silence, firstGroup-1, "127.0.0.1:9"); err != nil {
 		return nil, err
 	}
 	return w, w.Heal(ctx)
-}
-
-// RaiseLoopback brings up the loopback device of this network namespace, which is down in a new one.
-func RaiseLoopback() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("a socket to bring up lo: %w", err)
-	}
-	defer unix.Close(fd)
-	lo, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
-		return fmt.Errorf("bringing up lo: %w", err)
-	}
-	return nil
 }
 
 // Own gives each program a group id. The programs must not run yet.
@@ -76,8 +50,8 @@ func (w *Wire) Own(programs ...*Process) {
 	}
 }
 
-// Cut blocks the packets of a program to addresses (host:port) over TCP and UDP; over
-// UDP always in silence. Connections that others have opened to the program stay.
+// Cut blocks the packets that a program sends to addresses (host:port) over TCP and UDP. Over UDP packets
+// are always dropped silently. Connections that others have opened to the program stay.
 func (w *Wire) Cut(ctx context.Context, how How, from *Process, to ...string) error {
 	if from.GID == 0 {
 		return fmt.Errorf("%s has no group id: call Own first", from.Name)
@@ -126,7 +100,7 @@ func (w *Wire) Heal(ctx context.Context) error {
 func filter(ctx context.Context, input, name string, args ...string) error {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		path = "/usr/sbin/" + name // often not in PATH
+		path = "/usr/sbin/" + name // PATH often lacks /usr/sbin
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdin = strings.NewReader(input)

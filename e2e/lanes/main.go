@@ -82,7 +82,7 @@ func run(ctx context.Context, opt options) (err error) {
 	r := &runner{binary: binary, dir: filepath.Join(root, "e2e"), builds: dir, namespaces: canUnshare(ctx), out: os.Stdout}
 	p := arrange(names, rules, opt)
 	if !r.namespaces {
-		fmt.Println("e2e: no network namespaces here (they take root): the tests run one after another in the network of this machine")
+		fmt.Println("e2e: this process may not make network namespaces (that takes root): the tests run one after another in the network of this machine")
 		p = p.inOrder()
 	}
 	for _, name := range p.left {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// lane says how a test runs. In the default lane, which has no name, several tests run at a time, each in
-// a network namespace of its own.
+// lane says how a test runs. In the default lane, which has no name, several tests run at the same time,
+// each in a network namespace of its own.
 type lane string
 
 const (
@@ -18,14 +18,14 @@ const (
 	laneEarly lane = "early"
 	// laneHost runs one test after another in the network of the machine, where Docker publishes ports.
 	laneHost lane = "host"
-	// laneFull is laneEarly with make test-full, and is left out otherwise.
+	// laneFull is for tests that only make test-full runs. They start first, like those of laneEarly.
 	laneFull lane = "full"
 )
 
 // lanes are the lanes that lanes.txt may name.
 var lanes = []lane{laneEarly, laneHost, laneFull}
 
-// rule is one line of lanes.txt.
+// rule is one line of lanes.txt: the lane of one test and the reason.
 type rule struct {
 	lane   lane
 	reason string
@@ -69,12 +69,13 @@ func readRules(path string, tests []string) (map[string]rule, error) {
 
 // plan is the order of the tests.
 type plan struct {
-	namespaced []string // several at a time, in this order
-	host       []string // in the network of the machine, one after another
-	left       []string // not run: the lane "full" without -full
+	namespaced []string // tests that run at the same time in network namespaces, started in this order
+	host       []string // tests that run one after another in the network of the machine
+	left       []string // tests that do not run: those of the lane "full" without -full
 }
 
-// arrange keeps the order of the source in each lane.
+// arrange sorts the tests into a plan by their lanes. In each lane they stay in the order of the source
+// files.
 func arrange(tests []string, rules map[string]rule, opt options) plan {
 	var p plan
 	var early []string
@@ -101,11 +102,11 @@ func arrange(tests []string, rules map[string]rule, opt options) plan {
 	return p
 }
 
-// inOrder is the plan for a machine on which no namespaces can be made.
+// inOrder is the plan for a machine on which network namespaces cannot be made.
 func (p plan) inOrder() plan {
 	return plan{host: slices.Concat(p.host, p.namespaced), left: p.left}
 }
 
-// workersFor is the default number of namespaced tests at a time; the lane host runs beside them. More
-// tests would delay each other's heartbeats and elections.
+// workersFor returns how many tests with namespaces run at the same time by default; the lane host runs
+// besides. More tests would delay each other's heartbeats and elections.
 func workersFor() int { return min(max(2, runtime.NumCPU()), 8) }

@@ -49,11 +49,12 @@ func TestTestsAreArrangedByLane(t *testing.T) {
 	}
 	p := arrange(tests, rules, options{}).inOrder()
 	if want := []string{"TestDocker", "TestLong", "TestA", "TestB"}; len(p.namespaced) > 0 || !reflect.DeepEqual(p.host, want) {
-		t.Errorf("without namespaces: %+v, want %v one after another", p, want)
+		t.Errorf("without network namespaces the plan is %+v, want the tests %v one after another", p, want)
 	}
 }
 
-// lanes.txt is valid, and every test that takes the Docker engine is in the lane host.
+// TestLanesFileMatchesTheTests: lanes.txt is valid, and every test that takes the Docker engine is in the
+// lane host.
 func TestLanesFileMatchesTheTests(t *testing.T) {
 	files, err := filepath.Glob("../*_test.go")
 	if err != nil || len(files) == 0 {
@@ -88,7 +89,7 @@ func TestLanesFileMatchesTheTests(t *testing.T) {
 	}
 	for _, name := range tests {
 		if docker[name] && rules[name].lane != laneHost {
-			t.Errorf("%s calls theEngine: list it in e2e/lanes.txt with the lane %s", name, laneHost)
+			t.Errorf("test %s uses the Docker engine of the machine: list it in e2e/lanes.txt with the lane %s", name, laneHost)
 		}
 	}
 }

@@ -22,8 +22,8 @@ import (
 // testLimit is how long one test may take; the longest takes two minutes on an idle machine.
 const testLimit = 15 * time.Minute
 
-// build builds into dir all that the tests run: the three sets of programs, servers of other projects,
-// and the test binary.
+// build builds everything that the tests run into dir: the three sets of programs, servers of other
+// projects, and the test binary.
 func build(ctx context.Context, root, dir string) (string, error) {
 	for name, opt := range harness.Sets(dir) {
 		if _, err := harness.Build(ctx, opt); err != nil {
@@ -62,15 +62,15 @@ func canUnshare(ctx context.Context) bool {
 
 // runner runs tests, each in a process of its own.
 type runner struct {
-	binary     string // the test binary
-	dir        string // folder of the package, the working directory of its tests
-	builds     string // folder of the programs
+	binary     string // path of the test binary
+	dir        string // folder of the package, in which its tests run
+	builds     string // folder of the built programs
 	namespaces bool
 	out        io.Writer
 
 	mu     sync.Mutex
 	failed []string
-	spent  time.Duration // sum over all tests
+	spent  time.Duration // sum of the times that the tests took
 	count  int
 }
 
@@ -109,7 +109,7 @@ func (r *runner) all(ctx context.Context, p plan, workers int) error {
 	return ctx.Err()
 }
 
-// one runs a test and prints one line, or all of its output if it fails.
+// one runs one test. It prints one line if the test passes, and all of the output if it fails.
 func (r *runner) one(ctx context.Context, name string, namespace bool) {
 	if ctx.Err() != nil {
 		return
@@ -119,7 +119,7 @@ func (r *runner) one(ctx context.Context, name string, namespace bool) {
 	cmd.Env = append(os.Environ(), harness.BuildsEnv+"="+r.builds)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if namespace {
-		cmd.Env = append(cmd.Env, harness.NamespaceEnv+"=1")
+		cmd.Env = append(cmd.Env, testbed.NetworkEnv+"=1")
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }

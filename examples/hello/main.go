@@ -1,5 +1,5 @@
-// Command hello is the small web server that the demo and the quick start
-// deploy. Its page names the container, which shows when a workload moves.
+// Command hello is the small web server that the demo and the quick start deploy. Its page shows the name
+// of the container, so a user sees when the workload moves.
 package main
 
 import (

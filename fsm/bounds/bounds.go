@@ -1,9 +1,12 @@
-// Package bounds checks the fields of commands: ids, amounts, ports and lengths. It does not read
-// the state. Package fsm checks a command against the present state.
+// Package bounds checks the fields of commands: ids, sizes of resources, ports and lengths of texts. It does
+// not read the state. Package fsm checks a command against the present state.
 package bounds
 
 import (
 	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -15,12 +18,18 @@ const (
 	MaxCPU     = 1_000_000_000     // millicores
 	MaxMemory  = 1_000_000_000_000 // MiB
 	MaxDisk    = 1_000_000_000_000 // GB
-	MaxSpec    = 1 << 20           // bytes; RULES limits the spec in a request to 512 KiB before sealing
+	MaxSpec    = 1 << 20           // bytes; docs/RULES.md limits the specification in a request to 512 KiB before it is sealed
 	maxContent = 256               // bytes
+
+	MaxLocalData = 64  // maximum number of local data entries in a demand
+	MaxDataName  = 160 // bytes
 )
 
-// IDRule is the pattern that ValidID checks (RULES, "Ids").
+// IDRule is the pattern that ValidID checks (docs/RULES.md, "Ids").
 const IDRule = "[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
+
+// MaxPriority is the highest priority of a workload; the lowest is -MaxPriority.
+const MaxPriority = 1000
 
 // ValidID reports whether id is a valid id of a workload, node or group.
 func ValidID(id string) bool {
@@ -39,7 +48,7 @@ func ValidID(id string) bool {
 	return true
 }
 
-// PutsFault describes the first invalid field of a PutWorkloads command; "" if all are valid.
+// PutsFault describes the first invalid field of a PutWorkloads command; "" if every field is valid.
 func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 	if len(puts) == 0 && group == "" {
 		return "workloads: at least one is needed"
@@ -64,8 +73,23 @@ func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 	return ""
 }
 
-// PutFault describes the first invalid field of one workload; "" if all are valid. It does not
-// check the id.
+// MaxBundle is the maximum size of a sealed bundle in bytes. It has room for an archive of 512 KiB, which
+// sealing makes larger, and fits into a command and into a record of the mirror.
+const MaxBundle = 768 << 10
+
+// BundleFault describes why a bundle cannot be stored; "" if it can.
+func BundleFault(digest string, data []byte) string {
+	switch {
+	case len(digest) != 64 || strings.Trim(digest, "0123456789abcdef") != "":
+		return fmt.Sprintf("bundles: %.64q is not a digest of 64 hex digits", digest)
+	case len(data) == 0 || len(data) > MaxBundle:
+		return fmt.Sprintf("bundles: %s has %d bytes, must have 1 to %d", digest, len(data), MaxBundle)
+	}
+	return ""
+}
+
+// PutFault describes the first invalid field of one put; "" if every field is valid. It does
+// not check the id.
 func PutFault(p *commandv1.WorkloadPut, group string) string {
 	d := p.GetDemand()
 	switch {
@@ -81,8 +105,10 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 		return fmt.Sprintf("demand.type: %q is not a workload type", d.GetType())
 	case d.GetGroup() != "" && !ValidID(d.GetGroup()):
 		return fmt.Sprintf("demand.group: %q does not match %s", d.GetGroup(), IDRule)
+	case group != "" && p.GetIfRevision() != "":
+		return fmt.Sprintf("if_revision: %.64q, the members of a group have revisions of their own", p.GetIfRevision())
 	case group != "" && d.GetGroup() != group:
-		return fmt.Sprintf("demand.group: %q, the command is for group %q", d.GetGroup(), group)
+		return fmt.Sprintf("demand.group: is %q, but the command is for group %q", d.GetGroup(), group)
 	}
 	for _, q := range [...]struct {
 		field string
@@ -110,17 +136,162 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 		if p.GetProtocol() != "tcp" && p.GetProtocol() != "udp" {
 			return fmt.Sprintf("demand.host_ports[%d].protocol: %q is none of tcp, udp", i, p.GetProtocol())
 		}
+		if a := p.GetAddress(); a != "" {
+			if ip, err := netip.ParseAddr(a); err != nil || ip.IsUnspecified() || ip.String() != a {
+				return fmt.Sprintf("demand.host_ports[%d].address: %q is not the address of one host", i, a)
+			}
+		}
 		for j := range i {
-			if ports[j].GetPort() == p.GetPort() && ports[j].GetProtocol() == p.GetProtocol() {
+			if ports[j].GetPort() == p.GetPort() && ports[j].GetProtocol() == p.GetProtocol() && ports[j].GetAddress() == p.GetAddress() {
 				return fmt.Sprintf("demand.host_ports[%d]: %d/%s is there twice", i, p.GetPort(), p.GetProtocol())
 			}
 		}
 	}
+	if fault := asksFault(d.GetAsks()); fault != "" {
+		return fault
+	}
+	if n := len(d.GetLocalData()); n > MaxLocalData {
+		return fmt.Sprintf("demand.local_data: has %d entries, at most %d", n, MaxLocalData)
+	}
+	for i, l := range d.GetLocalData() {
+		if n := len(l.GetName()); n == 0 || n > MaxDataName {
+			return fmt.Sprintf("demand.local_data[%d].name: has %d bytes, must have 1 to %d", i, n, MaxDataName)
+		}
+		if p := l.GetPool(); p != "" && !ValidID(p) {
+			return fmt.Sprintf("demand.local_data[%d].pool: %.64q does not match %s", i, p, IDRule)
+		}
+	}
+	if fault := macsFault(d.GetMacAddresses()); fault != "" {
+		return fault
+	}
+	if d.GetJob() != nil && len(d.GetLocalData()) > 0 {
+		return "demand.local_data: a job has none, because it leaves its node when it ends"
+	}
+	if fault := jobFault(d.GetJob()); fault != "" {
+		return fault
+	}
+	if fault := templateFault(p, group); fault != "" {
+		return fault
+	}
 	for i, c := range d.GetConstraints() {
-		switch c.GetOp() {
-		case "=", "!=", "in", "not-in", "exists", "not-exists":
-		default:
+		if !validOp(c.GetOp()) {
 			return fmt.Sprintf("demand.constraints[%d].op: %q is none of =, !=, in, not-in, exists, not-exists", i, c.GetOp())
+		}
+	}
+	return placementFault(d)
+}
+
+func validOp(op string) bool {
+	switch op {
+	case "=", "!=", "in", "not-in", "exists", "not-exists":
+		return true
+	}
+	return false
+}
+
+// MaxMACs is the maximum number of Ethernet addresses that one workload may have.
+const MaxMACs = 64
+
+var macPattern = regexp.MustCompile(`^[0-9a-f]{2}(:[0-9a-f]{2}){5}$`)
+
+func macsFault(macs []string) string {
+	if len(macs) > MaxMACs {
+		return fmt.Sprintf("demand.mac_addresses: has %d entries, at most %d", len(macs), MaxMACs)
+	}
+	for i, s := range macs {
+		switch {
+		case !macPattern.MatchString(s):
+			return fmt.Sprintf("demand.mac_addresses[%d]: %.64q is not like 52:54:00:12:34:56", i, s)
+		case strings.ContainsRune("13579bdf", rune(s[1])) || s == "00:00:00:00:00:00": // exclude multicast addresses: their second digit is odd
+			return fmt.Sprintf("demand.mac_addresses[%d]: %s is not the address of one machine", i, s)
+		case i > 0 && macs[i-1] >= s:
+			return fmt.Sprintf("demand.mac_addresses[%d]: %s must be after %s", i, s, macs[i-1])
+		}
+	}
+	return ""
+}
+
+// Limits of the settings of a job.
+const (
+	MaxSuccessCodes = 32
+	MaxJobSeconds   = 366 * 24 * 3600 // of deadline and ttl
+	MaxParallelism  = 1_000_000
+)
+
+// jobFault describes the first invalid setting of a job; "" if every setting is valid.
+func jobFault(j *commandv1.Job) string {
+	const most = MaxJobSeconds * int64(1e9)
+	switch {
+	case j.GetDeadline() < 0 || j.GetDeadline() > most:
+		return fmt.Sprintf("demand.job.deadline: %d ns is not in 0..%d", j.GetDeadline(), most)
+	case j.GetTtl() < 0 || j.GetTtl() > most:
+		return fmt.Sprintf("demand.job.ttl: %d ns is not in 0..%d", j.GetTtl(), most)
+	case j.GetParallelism() > MaxParallelism:
+		return fmt.Sprintf("demand.job.parallelism: %d is more than %d", j.GetParallelism(), MaxParallelism)
+	case len(j.GetSuccessCodes()) > MaxSuccessCodes:
+		return fmt.Sprintf("demand.job.success_codes: has %d entries, at most %d", len(j.GetSuccessCodes()), MaxSuccessCodes)
+	case !slices.IsSorted(j.GetSuccessCodes()):
+		return fmt.Sprintf("demand.job.success_codes: %v is not sorted", j.GetSuccessCodes())
+	}
+	return ""
+}
+
+// Limits of templates and of their runs.
+const (
+	MaxRunKey     = 128  // bytes
+	MaxKeptRuns   = 1000 // of keep_succeeded and keep_failed
+	MaxSchedule   = 256  // bytes
+	maxZone       = 64   // bytes
+	MaxTemplateID = 112  // bytes; the ids of runs add at most 16
+)
+
+// templateFault describes the first invalid setting of a template; "" if all are valid.
+func templateFault(p *commandv1.WorkloadPut, group string) string {
+	m := p.GetDemand().GetTemplate()
+	if m == nil {
+		return ""
+	}
+	c := m.GetCron()
+	switch {
+	case m.GetKind() != "cron" && m.GetKind() != "dispatch" && m.GetKind() != "system":
+		return fmt.Sprintf("demand.template.kind: %.64q is none of cron, dispatch, system", m.GetKind())
+	case (m.GetKind() == "cron") != (c != nil):
+		return fmt.Sprintf("demand.template.cron: must be there with the kind cron, and only then; the kind is %s", m.GetKind())
+	case p.GetDemand().GetJob() == nil && m.GetKind() != "system":
+		return "demand.template: must have the settings of a job"
+	case group != "":
+		return "demand.template: is not for members of a group"
+	case len(p.GetId()) > MaxTemplateID:
+		return fmt.Sprintf("id: %q may have at most %d characters, because the ids of its runs are longer", p.GetId(), MaxTemplateID)
+	case c == nil:
+		return ""
+	case c.GetSchedule() == "" || len(c.GetSchedule()) > MaxSchedule:
+		return fmt.Sprintf("demand.template.cron.schedule: has %d bytes, must have 1 to %d", len(c.GetSchedule()), MaxSchedule)
+	case len(c.GetTimeZone()) > maxZone:
+		return fmt.Sprintf("demand.template.cron.time_zone: has %d bytes, at most %d", len(c.GetTimeZone()), maxZone)
+	case c.GetConcurrency() != "allow" && c.GetConcurrency() != "forbid" && c.GetConcurrency() != "replace":
+		return fmt.Sprintf("demand.template.cron.concurrency: %.64q is none of allow, forbid, replace", c.GetConcurrency())
+	case c.GetStartingDeadline() < 0 || c.GetStartingDeadline() > MaxJobSeconds*int64(1e9):
+		return fmt.Sprintf("demand.template.cron.starting_deadline: %d ns is not in 0..%d", c.GetStartingDeadline(), MaxJobSeconds*int64(1e9))
+	case c.GetKeepSucceeded() > MaxKeptRuns || c.GetKeepFailed() > MaxKeptRuns:
+		return fmt.Sprintf("demand.template.cron: keeps %d and %d runs, at most %d each", c.GetKeepSucceeded(), c.GetKeepFailed(), MaxKeptRuns)
+	}
+	return ""
+}
+
+// Limits of the asks of one workload: the privileges that its specification asks for.
+const (
+	maxAsks    = 4096
+	maxAskText = 4096 // maximum length of each text of an ask, in bytes
+)
+
+func asksFault(asks []*commandv1.Ask) string {
+	if len(asks) > maxAsks {
+		return fmt.Sprintf("demand.asks: %d entries, at most %d", len(asks), maxAsks)
+	}
+	for i, a := range asks {
+		if a.GetRule() == "" || len(a.GetRule()) > 64 || len(a.GetValue()) > maxAskText || len(a.GetField()) > maxAskText {
+			return fmt.Sprintf("demand.asks[%d]: %.64q has no rule, or a text of more than %d bytes", i, a.GetRule(), maxAskText)
 		}
 	}
 	return ""
@@ -129,7 +300,7 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 // maxPortNames is the largest number of named ports of one workload.
 const maxPortNames = 512
 
-// PortNamesFault describes the first invalid named port in puts; "" if all are valid.
+// PortNamesFault describes the first invalid named port in puts; "" if every one is valid.
 func PortNamesFault(puts []*commandv1.WorkloadPut) string {
 	for _, put := range puts {
 		names := put.GetDemand().GetPortNames()
@@ -169,14 +340,14 @@ func ValidServiceName(s string) bool {
 	return letter
 }
 
-// Limits of the facts in a registration.
+// Limits of the facts that an agent sends when it registers its node.
 const (
-	maxFacts    = 256  // entries of each list
-	maxFactText = 1024 // bytes of each string
+	maxFacts    = 256  // maximum number of entries in each list of a registration
+	maxFactText = 1024 // maximum length of each string of a registration, in bytes
 )
 
-// OversizedNode describes the first list or text of a registration that exceeds its limit; "" if
-// none does.
+// OversizedNode describes the first list or text in a node's registration that exceeds its
+// limit; "" if none does.
 func OversizedNode(b *commandv1.RegisterNode) string {
 	for _, l := range [...]struct {
 		field   string
@@ -216,7 +387,7 @@ func OversizedNode(b *commandv1.RegisterNode) string {
 	return long
 }
 
-// NodeFault describes the first invalid field of a RegisterNode command; "" if all are valid.
+// NodeFault describes the first invalid field of a RegisterNode command; "" if every field is valid.
 func NodeFault(b *commandv1.RegisterNode) string {
 	switch {
 	case !ValidID(b.GetId()):

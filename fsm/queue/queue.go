@@ -1,45 +1,43 @@
-// Package queue implements a first-in, first-out queue of records that is cheap to copy. Records
-// are stored in blocks of fixed size. Append needs no search and little memory, and copies share
-// the blocks.
+// Package queue implements a first-in, first-out queue of records that is cheap to copy. Records are stored
+// in blocks of fixed size. Append needs no search and little memory. Copies of a queue share the blocks.
 package queue
 
 import "slices"
 
-// Queue holds the records of one state. The zero value is an empty queue. Append and Drop change a
-// queue, but no copy of it. A queue that other goroutines read must be copied before it is changed.
-// Only one goroutine at a time may change the queues of one lineage: a queue and everything made
-// from it with Copy.
+// Queue holds the records of one state. The zero value is an empty queue. Append and Drop change a queue, but
+// no copy of it. A queue that other goroutines read must be copied before it is changed. Only one goroutine
+// at a time may change the queues of one lineage: a queue, its copies, and their copies.
 type Queue[V any] struct {
-	blocks []*block[V] // all but the last are full; the slice is never changed in place
-	skip   int         // dropped records of the first block
-	tail   int         // records of the last block that belong to this queue
+	blocks []*block[V] // all blocks but the last are full; the slice is never changed in place
+	skip   int         // number of records in the first block that were dropped
+	tail   int         // number of records in the last block that belong to this queue
 }
 
-// block holds consecutive records. Records below filled never change. Only a queue whose tail
-// equals filled may append to the block.
+// block holds consecutive records of a queue. The first `filled` records never change. Only a
+// queue whose tail equals filled may append to the block.
 type block[V any] struct {
 	records [size]V
 	filled  int
 }
 
-// size is the number of records per block. One live record pins its whole block.
+// size is the number of records per block. One live record keeps its whole block in memory.
 const size = 64
 
-// Copy returns a copy of the same lineage, which may be changed. It shares the blocks, so its cost
-// does not depend on the length of the queue.
+// Copy returns a copy of the same lineage (see Queue). The copy may be changed. It shares the
+// blocks, so the cost of Copy does not depend on the length of the queue.
 func (q *Queue[V]) Copy() *Queue[V] {
 	c := *q
 	return &c
 }
 
-// Clone returns a copy in a new lineage. It copies the last block.
+// Clone returns a copy that begins a new lineage (see Queue). It copies the last block.
 func (q *Queue[V]) Clone() *Queue[V] {
 	c := q.Copy()
 	c.part()
 	return c
 }
 
-// part replaces the last block with a copy that only this queue appends to.
+// part gives the queue its own copy of the last block, to which no other queue appends.
 func (q *Queue[V]) part() {
 	if n := len(q.blocks); n > 0 {
 		mine := &block[V]{filled: q.tail}
@@ -48,7 +46,7 @@ func (q *Queue[V]) part() {
 	}
 }
 
-// Len returns the number of records.
+// Len returns the number of records in the queue.
 func (q *Queue[V]) Len() int {
 	if len(q.blocks) == 0 {
 		return 0
@@ -67,7 +65,7 @@ func (q *Queue[V]) Append(v V) *V {
 	if n := len(q.blocks); n == 0 || q.tail == size {
 		q.blocks, q.tail = append(slices.Clip(q.blocks), &block[V]{}), 0
 	} else if q.blocks[n-1].filled != q.tail {
-		q.part() // another copy has appended to this block
+		q.part() // another copy of the queue has appended to this block
 	}
 	last := q.blocks[len(q.blocks)-1]
 	kept := &last.records[q.tail]

@@ -18,8 +18,9 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue[int], want []int) {
 	}
 }
 
-// TestQueue compares queues, their copies and their clones with slices after random steps.
-func TestQueue(t *testing.T) {
+// TestQueueMatchesSlice: after random steps, queues, their copies and their clones have the same records as
+// slices.
+func TestQueueMatchesSlice(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		type pair struct {
 			q    *Queue[int]
@@ -30,7 +31,7 @@ func TestQueue(t *testing.T) {
 		for range rapid.IntRange(1, 100).Draw(rt, "steps") {
 			p := &all[rapid.IntRange(0, len(all)-1).Draw(rt, "which")]
 			switch rapid.IntRange(0, 5).Draw(rt, "step") {
-			case 0: // a copy does not change with its origin
+			case 0: // a change of a queue must not change its copy
 				if len(all) < 6 {
 					all = append(all, pair{p.q.Copy(), slices.Clone(p.want)})
 				}
@@ -46,7 +47,7 @@ func TestQueue(t *testing.T) {
 				for range rapid.IntRange(1, 2*size).Draw(rt, "many") {
 					next++
 					if kept := p.q.Append(next); *kept != next {
-						rt.Fatalf("%d is kept as %d", next, *kept)
+						rt.Fatalf("Append of %d stored %d", next, *kept)
 					}
 					p.want = append(slices.Clip(p.want), next)
 				}
@@ -58,8 +59,8 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestReaders reads copies while later copies and clones are written. It is for the race detector.
-func TestReaders(t *testing.T) {
+// TestReadersOfCopiesSeeNoWrites reads copies while later copies and clones are written. It is for the race detector.
+func TestReadersOfCopiesSeeNoWrites(t *testing.T) {
 	q := &Queue[int]{}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -71,7 +72,7 @@ func TestReaders(t *testing.T) {
 			published := q
 			wg.Go(func() {
 				if n := published.Len(); *published.At(n - 1) != i {
-					t.Errorf("the last of %d is %d, want %d", n, *published.At(n - 1), i)
+					t.Errorf("the newest of %d records is %d, want %d", n, *published.At(n - 1), i)
 				}
 			})
 			other := q.Clone()

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Amounts are the resources that workloads demand, or the limits of a namespace. As a limit, 0
-// means any amount.
+// Amounts are amounts of CPU, memory and disk and a number of workloads: the demand of workloads, or the
+// limits of a namespace. As a limit, 0 means unlimited.
 type Amounts struct {
 	CPU       int64 // millicores
 	Memory    int64 // MiB
@@ -16,11 +16,11 @@ type Amounts struct {
 	Workloads int64
 }
 
-// Max is the largest limit of each amount. It is far above the size of any cluster, and low enough
+// Max is the largest value that a limit may have. It is far above the size of any cluster, and low enough
 // that sums of demands do not overflow.
 const Max = 1 << 50
 
-// kinds lists the amounts and the names of their fields.
+// kinds lists the resources that a quota limits, each with the name of its field.
 var kinds = [...]struct {
 	name string
 	of   func(*Amounts) *int64
@@ -31,18 +31,17 @@ var kinds = [...]struct {
 	{"workloads", func(a *Amounts) *int64 { return &a.Workloads }},
 }
 
-// Plus returns a+b.
+// Plus returns the sum of amounts a and b for each resource.
 func (a Amounts) Plus(b Amounts) Amounts {
 	return Amounts{CPU: a.CPU + b.CPU, Memory: a.Memory + b.Memory, Disk: a.Disk + b.Disk, Workloads: a.Workloads + b.Workloads}
 }
 
-// Minus returns a-b.
+// Minus returns the difference of amounts a and b for each resource.
 func (a Amounts) Minus(b Amounts) Amounts {
 	return Amounts{CPU: a.CPU - b.CPU, Memory: a.Memory - b.Memory, Disk: a.Disk - b.Disk, Workloads: a.Workloads - b.Workloads}
 }
 
-// Fault describes the first amount that is not a valid limit ("quota.cpu_millicores: …"); "" if
-// all are valid.
+// Fault describes the first limit that is invalid ("quota.cpu_millicores: …"); "" if every limit is valid.
 func (a Amounts) Fault() string {
 	for _, k := range kinds {
 		if v := *k.of(&a); v < 0 || v > Max {
@@ -52,7 +51,7 @@ func (a Amounts) Fault() string {
 	return ""
 }
 
-// Over reports whether any amount of a exceeds its limit.
+// Over reports whether amounts a exceed the limit of any resource.
 func (a Amounts) Over(limit Amounts) bool {
 	for _, k := range kinds {
 		if most := *k.of(&limit); most > 0 && *k.of(&a) > most {
@@ -62,8 +61,8 @@ func (a Amounts) Over(limit Amounts) bool {
 	return false
 }
 
-// Excess describes the amounts that exceed their limit if used grows by asked; "" if none does.
-// An amount that does not grow is never reported, even if it is above its limit, so that a
+// Excess describes the resources that exceed their limit if the use grows from used by asked; "" if none
+// does. A resource whose use does not grow is never reported, even if it is above its limit, so that a
 // namespace whose quota was lowered can still shrink.
 func Excess(used, asked, limit Amounts) string {
 	var over []string

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestExcess(t *testing.T) {
+func TestExcessNamesExceededLimits(t *testing.T) {
 	limit := Amounts{CPU: 4000, Memory: 1024, Workloads: 3}
 	for name, c := range map[string]struct {
 		used, asked Amounts
@@ -20,25 +20,25 @@ func TestExcess(t *testing.T) {
 		"an amount above its limit may not grow":   {Amounts{CPU: 9000}, Amounts{CPU: 1}, "cpu_millicores: 9000 used, 1 more asked for, limit 4000"},
 	} {
 		if got := Excess(c.used, c.asked, limit); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
+			t.Errorf("%s: Excess returned the refusal %q, want %q (empty: within the quota)", name, got, c.want)
 		}
 	}
 }
 
-func TestAmounts(t *testing.T) {
+func TestArithmeticOfAmounts(t *testing.T) {
 	a, b := Amounts{1, 2, 3, 4}, Amounts{10, 20, 30, 40}
 	if got := a.Plus(b).Minus(a); got != b {
-		t.Errorf("a+b-a is %v", got)
+		t.Errorf("a.Plus(b).Minus(a) is %v, want b", got)
 	}
 	if (Amounts{CPU: 5}).Over(Amounts{Memory: 1}) || !(Amounts{Memory: 2}).Over(Amounts{Memory: 1}) {
-		t.Error("only what has a limit can be over it")
+		t.Error("Over must return true for a resource above its limit, and false for a resource without a limit")
 	}
 	for field, a := range map[string]Amounts{"quota.cpu_millicores: -1": {CPU: -1}, "quota.workloads: 1125899906842625": {Workloads: Max + 1}} {
 		if got := a.Fault(); !strings.HasPrefix(got, field+" is not in 0..") {
-			t.Errorf("fault %q, want %q", got, field)
+			t.Errorf("Fault is %q, want a text about %q", got, field)
 		}
 	}
 	if got := a.Fault(); got != "" {
-		t.Errorf("fault %q", got)
+		t.Errorf("Fault must accept the largest limits, but returned %q", got)
 	}
 }

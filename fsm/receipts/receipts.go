@@ -15,27 +15,27 @@ import (
 // Receipt is the answer to one request.
 type Receipt struct {
 	Seq     uint64   // position in the queue
-	Request [16]byte // a UUIDv7
+	Request [16]byte // request id, a UUIDv7
 	At      int64    // when the request was applied, Unix nanoseconds
-	Answer  []byte   // must not be changed
+	Answer  []byte   // the encoded answer; must not be changed
 }
 
-// Queue holds the receipts of one state. Use New. Append and Drop change a queue, but no copy of
-// it. A queue that other goroutines read must be copied before it is changed. Only one goroutine
-// at a time may change the queues of one lineage: a queue and everything made from it with Copy.
+// Queue holds the receipts of one state. Use New. Append and Drop change a queue, but no copy of it. A queue
+// that other goroutines read must be copied before it is changed. Only one goroutine at a time may change the
+// queues of one lineage: a queue, its copies, and their copies.
 type Queue struct {
-	blocks *btree.Map[uint64, *block] // by the sequence number of their first receipt
+	blocks *btree.Map[uint64, *block] // blocks, keyed by the sequence number of their first receipt
 	index  *btree.BTreeG[place]
-	// The next seven fields are valid if the queue is not empty.
+	// The next seven fields are meaningful only if the queue is not empty.
 	oldest Receipt
 	first  *block
-	second uint64 // first Seq of the block after first; 0 = there is none
-	skip   int    // bytes in first up to the end of oldest
+	second uint64 // sequence number of the first receipt in the second block; 0 = there is no second block
+	skip   int    // offset in the first block of the end of the oldest receipt
 	last   *block
-	tail   int // bytes in last that belong to this queue
-	bytes  int // size of all receipts
+	tail   int // number of bytes of the last block that belong to this queue
+	bytes  int // size of all receipts in bytes
 
-	next uint64 // Seq of the next receipt; 0 if there has been none
+	next uint64 // sequence number of the next receipt; 0 if no receipt was ever added
 }
 
 // block holds consecutive receipts. Written bytes never change. Only a queue whose tail equals
@@ -48,7 +48,7 @@ type block struct {
 // blockSize is the size of a block in bytes. It holds about a hundred answers about one workload.
 const blockSize = 16 << 10
 
-// place is an entry of the index: a request id and the Seq of its receipt.
+// place is an index entry: a request id and the sequence number of its receipt.
 type place struct {
 	high, low uint64 // the request id
 	seq       uint64
@@ -73,14 +73,15 @@ func New() *Queue {
 	}
 }
 
-// Copy returns a copy of the same lineage, which may be changed. It shares the blocks and is cheap.
+// Copy returns a copy of the same lineage (see Queue). The copy may be changed. Copy is cheap,
+// because the copy shares the blocks.
 func (q *Queue) Copy() *Queue {
 	c := *q
 	c.blocks, c.index = q.blocks.Copy(), q.index.Copy()
 	return &c
 }
 
-// Clone returns a copy in a new lineage. It copies every receipt.
+// Clone returns a copy that begins a new lineage (see Queue). It copies every receipt.
 func (q *Queue) Clone() *Queue {
 	c := New()
 	q.Scan(c.Append)
@@ -156,7 +157,7 @@ func (q *Queue) Drop() {
 	q.skip += size
 }
 
-// begin sets first and second from blocks.
+// begin sets the fields first and second after the first block has changed.
 func (q *Queue) begin() {
 	q.first, q.second = nil, 0
 	q.blocks.Scan(func(seq uint64, b *block) bool {
@@ -172,12 +173,12 @@ func (q *Queue) begin() {
 // headSize is the size of the fields before the length of the answer: request id and time.
 const headSize = 16 + 8
 
-// size returns the bytes that r takes in a block.
+// size returns the number of bytes that receipt r needs in a block.
 func (r *Receipt) size() int {
 	return headSize + protowire.SizeBytes(len(r.Answer))
 }
 
-// read decodes the receipt at the beginning of b and returns its size in bytes.
+// read decodes the receipt at the beginning of b. It also returns the encoded size in bytes.
 func read(b []byte, seq uint64) (r Receipt, size int) {
 	r.Seq, r.Request, r.At = seq, [16]byte(b), int64(binary.LittleEndian.Uint64(b[16:]))
 	length, n := binary.Uvarint(b[headSize:])

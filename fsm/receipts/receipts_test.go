@@ -11,7 +11,7 @@ import (
 )
 
 func request(n uint64) (id [16]byte) {
-	binary.BigEndian.PutUint64(id[:], n>>3) // groups of 8 ids share their first half
+	binary.BigEndian.PutUint64(id[:], n>>3) // in each group of 8 request ids, the ids have the same first half
 	binary.BigEndian.PutUint64(id[8:], n)
 	return id
 }
@@ -24,19 +24,19 @@ func receipt(seq, n uint64, size int) Receipt {
 	return Receipt{Seq: seq, Request: request(n), At: int64(n) * 7, Answer: answer}
 }
 
-// holds compares the contents of a queue with want.
+// holds fails the test unless the queue contains exactly the receipts in want.
 func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 	if q.Len() != len(want) {
-		t.Fatalf("%d receipts, want %d", q.Len(), len(want))
+		t.Fatalf("the queue has %d receipts, want %d", q.Len(), len(want))
 	}
 	same := func(what string, a, b Receipt) {
 		if a.Seq != b.Seq || a.Request != b.Request || a.At != b.At || !slices.Equal(a.Answer, b.Answer) {
-			t.Fatalf("%s is receipt %d of %x at %d: %x\nwant %d of %x at %d: %x", what, a.Seq, a.Request, a.At, a.Answer, b.Seq, b.Request, b.At, b.Answer)
+			t.Fatalf("%s returned receipt %d of request %x at %d: %x\nwant %d of %x at %d: %x", what, a.Seq, a.Request, a.At, a.Answer, b.Seq, b.Request, b.At, b.Answer)
 		}
 	}
 	oldest, ok := q.Oldest()
 	if ok != (len(want) > 0) {
-		t.Fatalf("there is an oldest receipt: %t, among %d", ok, len(want))
+		t.Fatalf("Oldest returned ok = %t, want it true only if the queue has receipts; it has %d", ok, len(want))
 	}
 	if ok {
 		same("the oldest", oldest, want[0])
@@ -54,19 +54,20 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 		return true
 	})
 	if i != len(want) {
-		t.Fatalf("Scan visits %d receipts of %d", i, len(want))
+		t.Fatalf("Scan visited %d receipts, want %d", i, len(want))
 	}
 	for _, r := range want {
 		got, ok := q.Get(r.Request)
 		if !ok {
-			t.Fatalf("receipt %d is not found by its request", r.Seq)
+			t.Fatalf("Get must find receipt %d by its request id, but did not", r.Seq)
 		}
 		same("what is found", got, r)
 	}
 }
 
-// TestQueue compares queues, their copies and their clones with slices after random steps.
-func TestQueue(t *testing.T) {
+// TestReceiptQueueMatchesSlice: after random steps, queues, their copies and their clones have the same
+// receipts as slices.
+func TestReceiptQueueMatchesSlice(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		type pair struct {
 			q    *Queue
@@ -79,7 +80,7 @@ func TestQueue(t *testing.T) {
 			i := rapid.IntRange(0, len(all)-1).Draw(rt, "which")
 			p := &all[i]
 			switch rapid.IntRange(0, 9).Draw(rt, "step") {
-			case 0: // a copy does not change with its origin; both are used further
+			case 0: // a change of a queue must not change its copy; later steps use both
 				if len(all) < 5 {
 					all = append(all, pair{p.q.Copy(), slices.Clone(p.want)})
 				}
@@ -95,10 +96,10 @@ func TestQueue(t *testing.T) {
 					known := rapid.SampledFrom(p.want).Draw(rt, "known")
 					known.Seq = p.want[len(p.want)-1].Seq + 1
 					if p.q.Append(known) {
-						rt.Fatalf("a request is taken in twice")
+						rt.Fatalf("Append must refuse a second receipt for the same request")
 					}
 					if p.q.Append(receipt(known.Seq+1, 1<<40, 1)) {
-						rt.Fatalf("a receipt is taken in out of its turn")
+						rt.Fatalf("Append must refuse a sequence number that does not follow the last one")
 					}
 				}
 			default:
@@ -111,7 +112,7 @@ func TestQueue(t *testing.T) {
 					size := rapid.SampledFrom([]int{0, 1, 80, 200, 3000, blockSize}).Draw(rt, "size")
 					r := receipt(next, seq*2654435761%(1<<32), size)
 					if !p.q.Append(r) {
-						rt.Fatalf("receipt %d is refused", next)
+						rt.Fatalf("Append must accept receipt %d, but refused it", next)
 					}
 					p.want = append(slices.Clip(p.want), r)
 				}
@@ -123,7 +124,7 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-func TestScanEnds(t *testing.T) {
+func TestScanStopsWhenTold(t *testing.T) {
 	q := New()
 	for i := range uint64(1000) {
 		q.Append(receipt(i+1, i, 100))
@@ -132,13 +133,12 @@ func TestScanEnds(t *testing.T) {
 		n := 0
 		q.Scan(func(Receipt) bool { n++; return n < stop })
 		if n != stop {
-			t.Errorf("Scan visits %d receipts, was to stop after %d", n, stop)
+			t.Errorf("Scan visited %d receipts, want a stop after %d", n, stop)
 		}
 	}
 }
 
-// TestReadersBesideAWriter reads a copy while the next one is written. It is for the race
-// detector.
+// TestReadersBesideAWriter reads a copy while the next copy is written. It is for the race detector.
 func TestReadersBesideAWriter(t *testing.T) {
 	q := New()
 	done := make(chan error, 64)
@@ -163,7 +163,7 @@ func TestReadersBesideAWriter(t *testing.T) {
 				})
 				var err error
 				if n != seen.Len() {
-					err = fmt.Errorf("%d receipts read, %d counted", n, seen.Len())
+					err = fmt.Errorf("Scan visited %d receipts, but Len returned %d", n, seen.Len())
 				}
 				done <- err
 			}()
@@ -201,17 +201,17 @@ func TestTrimByBytes(t *testing.T) {
 	for i := range uint64(10) {
 		q.Append(receipt(i+1, 8*i, 1000))
 		if q.Trim(1, keep); q.Len() != int(i)+1 {
-			t.Fatalf("%d receipts, want all %d", q.Len(), i+1)
+			t.Fatalf("Trim left %d receipts, want all %d", q.Len(), i+1)
 		}
 	}
 	before := q.Copy()
 	q.Append(receipt(11, 88, 2000))
 	q.Trim(1, keep)
 	if oldest, _ := q.Oldest(); oldest.Seq != 3 || q.Len() != 9 {
-		t.Errorf("the oldest of %d is %d, want 3 of 9", q.Len(), oldest.Seq)
+		t.Errorf("the oldest of %d receipts has Seq %d, want Seq 3 of 9 receipts", q.Len(), oldest.Seq)
 	}
 	if before.Len() != 10 || before.Bytes() != keep.MaxBytes {
-		t.Errorf("the copy has %d receipts of %d bytes", before.Len(), before.Bytes())
+		t.Errorf("the copy has %d receipts of %d bytes, want 10 of MaxBytes as before Trim", before.Len(), before.Bytes())
 	}
 	keep.MaxBytes = 0
 	for i := range uint64(100) {
@@ -219,6 +219,6 @@ func TestTrimByBytes(t *testing.T) {
 		q.Trim(1, keep)
 	}
 	if q.Len() != 109 {
-		t.Errorf("%d receipts without a bound of bytes, want 109", q.Len())
+		t.Errorf("without MaxBytes Trim left %d receipts, want 109", q.Len())
 	}
 }

@@ -12,7 +12,7 @@ import (
 type Retention struct {
 	MinAge, MaxAge time.Duration
 	Min, Max       int
-	MaxBytes       int // 0 = no limit
+	MaxBytes       int // largest size of all receipts in bytes; 0 = no limit
 }
 
 // Default returns the retention that every cluster uses.
@@ -25,17 +25,17 @@ func MintedAt(request [16]byte) int64 {
 	return int64(binary.BigEndian.Uint64(request[:8]) >> 16)
 }
 
-// requeueMax is the largest number of receipts that one Trim moves to the end of the queue.
+// requeueMax is the largest number of receipts that one call of Trim moves to the end of the queue.
 const requeueMax = 8
 
-// Trim drops the receipts that keep does not retain at now, in Unix nanoseconds. It returns the
-// latest MintedAt of the dropped receipts, in Unix milliseconds; 0 if none was dropped. A request
-// with an id from that time or earlier can no longer be recognised as a repeated one.
+// Trim drops the receipts that need not be kept at the time now, in Unix nanoseconds. It returns
+// the latest MintedAt of the dropped receipts, in Unix milliseconds; 0 if none was dropped. A
+// repeated request with an id from that time or earlier can no longer be recognised.
 func (q *Queue) Trim(now int64, keep Retention) (droppedUntil int64) {
 	for moves := 0; q.Len() > 0 && moves < requeueMax; {
 		oldest := q.oldest
-		// The age of an id from a clock that is ahead counts from its own time, so that
-		// droppedUntil is not in the future.
+		// The client's clock was ahead. Keep the receipt until the time in its id has passed, so that
+		// droppedUntil is never in the future.
 		minted := MintedAt(oldest.Request)
 		age := time.Duration(now - max(oldest.At, minted*1e6))
 		if n := q.Len(); n <= keep.Max && (keep.MaxBytes == 0 || q.bytes <= keep.MaxBytes) && age <= keep.MaxAge && (age <= keep.MinAge || n <= keep.Min) {
@@ -43,9 +43,9 @@ func (q *Queue) Trim(now int64, keep Retention) (droppedUntil int64) {
 		}
 		q.Drop()
 		if minted*1e6 > now {
-			// A limit is exceeded, but dropping this receipt would make the ids that
-			// are minted now look too old. Move it to the end and try the next one.
-			// After requeueMax moves the queue stays above the limit for now.
+			// A limit is exceeded, but if this receipt were dropped, request ids that are made now would
+			// count as too old. Move the receipt to the end of the queue and try the next receipt. After
+			// requeueMax moves, the queue stays above the limit until the next call.
 			oldest.Seq = q.next
 			q.Append(oldest)
 			moves++

@@ -6,19 +6,19 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Conversions between records and the messages of commands and snapshots.
+// Conversions between rollout records and the messages of commands and snapshots.
 
-// PolicyOf converts a policy from its message. The sender has filled in the defaults.
+// PolicyOf converts an update policy from its protobuf message. The sender has filled in the defaults.
 func PolicyOf(m *commandv1.UpdatePolicy) Policy {
 	return Policy{int(m.GetMaxParallel()), m.GetMinHealthy(), m.GetHealthyDeadline(), m.GetAutoRevert()}
 }
 
-// PB converts a policy to its message.
+// PB converts an update policy to its protobuf message.
 func (p Policy) PB() *commandv1.UpdatePolicy {
 	return &commandv1.UpdatePolicy{MaxParallel: int32(p.MaxParallel), MinHealthy: p.MinHealthy, HealthyDeadline: p.Deadline, AutoRevert: p.AutoRevert}
 }
 
-// Fault describes the first invalid field of a policy; "" if all are valid.
+// Fault describes the first invalid field of an update policy; "" if every field is valid.
 func (p Policy) Fault() string {
 	const day = 24 * 3600 * 1e9
 	switch {
@@ -30,7 +30,7 @@ func (p Policy) Fault() string {
 	return ""
 }
 
-// PB converts a record to its message.
+// PB converts a rollout record to its protobuf message.
 func (r *Rollout) PB() *commandv1.RolloutRecord {
 	m := &commandv1.RolloutRecord{
 		Group: r.Group, Id: &commandv1.Generation{Incarnation: r.Incarnation, Sequence: r.Sequence}, Policy: r.Policy.PB(),
@@ -44,8 +44,8 @@ func (r *Rollout) PB() *commandv1.RolloutRecord {
 	return m
 }
 
-// Of converts a record from its message. It does not check the specifications of the members;
-// package fsm does.
+// Of converts a rollout record from its protobuf message. It does not check the specifications of
+// the members; package fsm does.
 func Of(m *commandv1.RolloutRecord) *Rollout {
 	r := &Rollout{
 		Group: m.GetGroup(), Incarnation: m.GetId().GetIncarnation(), Sequence: m.GetId().GetSequence(), Policy: PolicyOf(m.GetPolicy()),

@@ -1,9 +1,9 @@
 // Package rollout updates the members of a group a few at a time (ADR 25).
 //
-// A Rollout records which members wait for their turn and their new specifications. The present
-// state of a member is not part of it: functions read it through Look from the record of the
-// workload. The leader proposes the result of Next. The state machine checks every proposal with
-// Allows, so that a late or wrong proposal cannot make too many members unavailable.
+// A Rollout records which members wait for their turn and their new specifications. A Rollout does not
+// contain the present state of the members. The functions get that state from the records of the workloads,
+// by a callback of type Look. The leader calls Next and proposes its result. The state machine checks every
+// proposal with Allows, so that a late or wrong proposal cannot make too many members unavailable.
 package rollout
 
 import (
@@ -14,67 +14,73 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Phase is the phase of an update.
+// Phase is the phase of a rolling update, such as running or paused.
 type Phase string
 
-// The phases. Only a running update changes members.
+// The phases of an update. Only a running update changes members.
 const (
 	Running   Phase = "Running"
 	Paused    Phase = "Paused"
 	Completed Phase = "Completed"
 )
 
-// Policy is the update policy that the user set. Times are in nanoseconds.
+// Policy is the update policy that the user set for a group. Times are in nanoseconds.
 type Policy struct {
-	MaxParallel int   // members that may be unavailable during the update
-	MinHealthy  int64 // a changed member settles after it was available for this time
+	MaxParallel int   // maximum number of members that may be unavailable during the update
+	MinHealthy  int64 // a changed member counts as settled after it was available for this time
 	Deadline    int64 // a changed member must settle within this time
-	AutoRevert  bool  // after a failure, return to Former instead of pausing
+	AutoRevert  bool  // after a failure, return the group to its former specifications instead of pausing
 }
 
-// Rollout is the last update of one group. A published Rollout is never changed.
+// Rollout is the record of the last member-by-member update of one group. A published Rollout is never
+// changed.
 type Rollout struct {
 	Group string
-	// Incarnation and Sequence are the generation of the command that began the update. They
+	// Incarnation and Sequence are the generation of the command that began the update. Together they
 	// identify the update.
 	Incarnation, Sequence uint64
 	Policy                Policy
 	Phase                 Phase
 	Reason                string // why the update is paused, or how it ended
 	Members               []Member
-	// Former holds the members of the group as they were when it last was as its user wanted.
-	// FormerRan is set if any of them was available then. Without FormerRan, a failure does
-	// not return the group to Former.
+	// Former holds the specifications that the group's members had before the update, for a rollback. If an
+	// update begins while another one is unfinished, it takes over the Former of the other. FormerRan says
+	// that at least one member was available with these specifications; otherwise a failed update is not
+	// rolled back.
 	Former    []*commandv1.WorkloadPut
 	FormerRan bool
-	Reverting bool // the update returns the group to Former
+	Reverting bool // this update is a revert: it returns the group to its former specifications
 	// Unix nanoseconds. ProgressAt is the time at which a member was last changed or settled.
 	StartedAt, ProgressAt, EndedAt int64
 	By                             string
 }
 
-// Member is one workload of the group.
+// Member is one workload of the group that is updated.
 type Member struct {
 	ID string
-	// Content is the content hash that the update expects. If the member has another one, a
-	// user has changed it, and the update skips it.
+	// Content is the content hash that the update expects in the member's record. If the record has
+	// another hash, a user has changed the member, and the update skips the member.
 	Content string
-	Put     *commandv1.WorkloadPut // its new specification; nil once the member has it
-	TakenAt int64                  // when the member got the new specification, Unix nanoseconds
-	Settled bool                   // the member has been available with it for MinHealthy
+	Put     *commandv1.WorkloadPut // the new specification of the member; nil once the member has it
+	// TakenAt is when the deadline of the member began, Unix nanoseconds. The deadline begins when the member
+	// gets the new specification, and again when its agent has carried out the order.
+	TakenAt int64
+	Settled bool // the member has been available with the new specification for MinHealthy
 }
 
-// Seen is the present state of a member.
+// Seen is what an update needs to know about the present state of a member.
 type Seen struct {
-	There     bool // it exists and is not being deleted
-	Stopped   bool // stopped by request, so it does not count as unavailable
+	There     bool // the workload exists and is not being deleted
+	Stopped   bool // a user stopped the member, so it does not count as unavailable
 	Content   string
-	Available bool   // it runs by its present order and, if it has health checks, is healthy
-	Since     int64  // Unix nanoseconds; it has not changed since
-	GivenUp   string // why it was given up; "" = it was not given up
+	Available bool   // the workload runs its present order and is healthy, if it has health checks
+	Since     int64  // time of the last change of the workload's record, Unix nanoseconds
+	GivenUp   string // why the planner gave up starting the member; "" = the planner has not given up
+	Working   string // the step of the present order that the agent is carrying out or waits for; "" = none
+	Why       string // why the member is not available; "" if unknown
 }
 
-// Look returns the present state of a member.
+// Look returns the present state of a member by its workload id.
 type Look func(id string) Seen
 
 // Decision is the next step of an update. If Failure, Complete, Settled and Take are all unset,
@@ -84,11 +90,11 @@ type Decision struct {
 	Complete      bool
 	Failure       string
 	Revert        bool
-	WakeAt        int64  // Unix nanoseconds; 0 = only after a change of a member
-	Waits         string // for users: the cause for which a running update waits
+	WakeAt        int64  // when to look again, Unix nanoseconds; 0 = only after a change of a member
+	Waits         string // why a running update waits, as a text for users
 }
 
-// Idle reports whether there is nothing to propose.
+// Idle reports whether the decision has nothing to propose.
 func (d *Decision) Idle() bool {
 	return len(d.Settled) == 0 && len(d.Take) == 0 && !d.Complete && d.Failure == ""
 }
@@ -100,8 +106,8 @@ func (r *Rollout) Clone() *Rollout {
 	return &c
 }
 
-// State returns the state of a member in the update, as one word for users. "Left" means that the
-// member was deleted or changed by a user, so the update skips it.
+// State returns the state of a member in the update as one word for users. "Left" means that a user deleted
+// or changed the member, so that the update skips it.
 func (m *Member) State(s Seen) string {
 	switch {
 	case !s.There || s.Content != m.Content:
@@ -116,16 +122,16 @@ func (m *Member) State(s Seen) string {
 	return "Updated"
 }
 
-// Alone reports whether a user has changed, created or deleted the member outside the update. An
-// automatic revert skips such a member.
+// Alone reports whether a user has changed, created or deleted the member outside of the update. An
+// automatic revert does not touch such a member.
 func (r *Rollout) Alone(look Look, id string) bool {
 	s := look(id)
 	i := slices.IndexFunc(r.Members, func(m Member) bool { return m.ID == id })
 	return i < 0 && s.There || i >= 0 && r.Members[i].State(s) == "Left"
 }
 
-// Turn describes the position of a member in the update, for users; "" if the member is not part
-// of it or the update is completed.
+// Turn describes for users the position of a member in the update; "" if the member is not part of it or the
+// update is completed.
 func (r *Rollout) Turn(look Look, id string) string {
 	i := slices.IndexFunc(r.Members, func(m Member) bool { return m.ID == id })
 	if i < 0 || r.Phase == Completed {
@@ -143,10 +149,9 @@ func (r *Rollout) CanRevert() bool {
 	return r.Policy.AutoRevert && r.FormerRan && !r.Reverting && len(r.Former) > 0
 }
 
-// Next returns the next step of the update. Every unavailable member counts against MaxParallel,
-// for whatever cause, so an update also waits for members that a drain or a lost node made
-// unavailable. Waiting members that are already unavailable go first, because changing them makes
-// no other member unavailable.
+// Next returns the next step of the update. Every unavailable member counts against MaxParallel, whatever
+// the cause, so an update also waits for members that are unavailable because of a drain or a lost node.
+// Unavailable members are updated first, because changing them makes no other member unavailable.
 func (r *Rollout) Next(look Look, now int64) (d Decision) {
 	if r.Phase != Running {
 		return d
@@ -161,8 +166,15 @@ func (r *Rollout) Next(look Look, now int64) (d Decision) {
 			continue
 		case s.GivenUp != "":
 			d.Failure = m.ID + " was given up: " + s.GivenUp
+		case s.Working != "":
+			d.Waits = m.ID + ": " + s.Working
+			left++
+			continue
 		case due <= now:
 			d.Failure = fmt.Sprintf("%s was not healthy for %d s within %d s", m.ID, r.Policy.MinHealthy/1e9, r.Policy.Deadline/1e9)
+			if s.Why != "" && !s.Available {
+				d.Failure = fmt.Sprintf("%s: %s (for %d s)", m.ID, s.Why, r.Policy.Deadline/1e9)
+			}
 		default:
 			d.Waits = m.ID + " to be healthy for " + fmt.Sprint(r.Policy.MinHealthy/1e9) + " s"
 			d.wake(due)
@@ -190,9 +202,16 @@ func (r *Rollout) Next(look Look, now int64) (d Decision) {
 	d.Complete = !waiting && left == 0
 	if waiting && left == 0 && len(d.Take) == 0 && len(d.Settled) == 0 {
 		d.Waits = fmt.Sprintf("%s to be available again: at most %d may be missing", c.missed, r.Policy.MaxParallel)
-		if due := r.ProgressAt + r.Policy.Deadline; due <= now {
+		due := r.ProgressAt + r.Policy.Deadline
+		switch s := look(c.missed); {
+		case s.Working != "":
+			d.Waits += ": " + s.Working
+		case due <= now:
 			d.Failure, d.Revert = "waited too long for "+d.Waits, c.ours && r.CanRevert()
-		} else {
+			if s.Why != "" {
+				d.Failure += ": " + s.Why
+			}
+		default:
 			d.wake(due)
 		}
 	}
@@ -205,8 +224,8 @@ func (d *Decision) wake(at int64) {
 	}
 }
 
-// Allows returns the cause for which the members in take must not be changed now; "" if they may
-// be. The caller marks the members that settle in the same step as settled before the call.
+// Allows returns why the members in take must not be changed now; "" if they may be. If members settle in the
+// same step, the caller marks them as settled before the call.
 func (r *Rollout) Allows(look Look, take []string) string {
 	c := r.count(look)
 	updating, out := len(c.updating), c.out
@@ -235,13 +254,13 @@ func (r *Rollout) Holds(look Look, id string) bool {
 	return r.Phase == Running && look(id).Available && r.count(look).out >= r.Policy.MaxParallel
 }
 
-// counted is the present state of the group.
+// counted holds the members of the group, counted by their present state.
 type counted struct {
 	updating             []*Member // changed members that have not settled
-	stopped, down, ready []string  // waiting members: stopped by request, unavailable, available
+	stopped, down, ready []string  // members that wait for their turn, by condition: stopped by request, unavailable, available
 	out                  int       // number of members that are unavailable or have not settled
-	missed               string    // the first member that out counts
-	ours                 bool      // missed has its new specification
+	missed               string    // id of the first member counted in out
+	ours                 bool      // the unavailable member has its new specification already
 }
 
 func (r *Rollout) count(look Look) (c counted) {

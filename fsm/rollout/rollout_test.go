@@ -13,8 +13,9 @@ import (
 
 const second = int64(1e9)
 
-// members parses a text such as "web-0:waiting,up web-1:updating,down web-2:updated,up": the phase
-// of each member in the rollout record, and its condition in the state. All times are second 100.
+// members returns the rollout record and the state that a text describes, such as "web-0:waiting,up
+// web-1:updating,down web-2:updated,up": for each member its phase in the record, and its condition in the
+// state. All times are second 100.
 func members(text string) (*Rollout, Look) {
 	r := &Rollout{
 		Group: "web", Phase: Running, Policy: Policy{MaxParallel: 1, MinHealthy: 10 * second, Deadline: 60 * second, AutoRevert: true},
@@ -55,7 +56,7 @@ func members(text string) (*Rollout, Look) {
 	return r, func(id string) Seen { return seen[id] }
 }
 
-// line formats a decision in one line.
+// line formats a decision as one line of text.
 func (d Decision) line() string {
 	var out []string
 	add := func(word string, ids []string) {
@@ -80,7 +81,7 @@ func (d Decision) line() string {
 	return strings.Join(out, "; ")
 }
 
-func TestNext(t *testing.T) {
+func TestNextStepOfAnUpdate(t *testing.T) {
 	for _, c := range []struct {
 		name, group string
 		at          int64 // seconds
@@ -88,13 +89,13 @@ func TestNext(t *testing.T) {
 	}{
 		{"the first member is updated first", "a:waiting,up b:waiting,up", 100, "take a"},
 		{"a member that is down is updated first", "a:waiting,up b:waiting,down", 100, "take b"},
-		{"no other member is updated meanwhile", "a:waiting,up b:updating,down", 101, "wait until 160 for b to be healthy for 10 s"},
+		{"no other member is updated while one is updating", "a:waiting,up b:updating,down", 101, "wait until 160 for b to be healthy for 10 s"},
 		{"a running member has not settled yet", "a:waiting,up b:updating,up", 109, "wait until 110 for b to be healthy for 10 s"},
 		{"a member settles after the minimum healthy time", "a:waiting,up b:updating,up", 110, "settle b; take a"},
 		{"a settled member that is down holds up the rollout", "a:waiting,up b:updated,down", 101, "wait until 160 for b to be available again: at most 1 may be missing"},
 		{"a settled member is down beyond the deadline", "a:waiting,up b:updated,down", 160,
 			"fail: waited too long for b to be available again: at most 1 may be missing; revert"},
-		{"members that the rollout does not own do not hold it up", "a:waiting,up b:waiting,other c:waiting,gone", 160, "take a"},
+		{"changed and deleted members do not hold up the rollout", "a:waiting,up b:waiting,other c:waiting,gone", 160, "take a"},
 		{"the rollout completes with the last member", "a:updated,up b:updating,up", 110, "settle b; complete"},
 		{"a rollout completes when all are updated and one is down", "a:updated,up b:updated,down", 110, "complete"},
 		{"a member misses its deadline", "a:waiting,up b:updating,down", 160, "fail: b was not healthy for 10 s within 60 s; revert"},
@@ -107,62 +108,62 @@ func TestNext(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, look := members(c.group)
 			if got := r.Next(look, c.at*second).line(); got != c.want {
-				t.Errorf("got  %s\nwant %s", got, c.want)
+				t.Errorf("Next decides\n     %s\nwant %s", got, c.want)
 			}
 			r.Phase = Paused
 			if d := r.Next(look, c.at*second); !d.Idle() || d.WakeAt != 0 {
-				t.Errorf("paused it goes on: %s", d.line())
+				t.Errorf("a paused update must propose nothing, but the decision is %s", d.line())
 			}
 		})
 	}
 }
 
-func TestParallel(t *testing.T) {
+func TestNextTakesAsManyAsMaxParallel(t *testing.T) {
 	r, look := members("a:waiting,up b:waiting,up c:waiting,up d:waiting,down")
 	for n, want := range map[int]string{1: "take d", 2: "take d,a", 3: "take d,a,b", 9: "take d,a,b,c"} {
 		r.Policy.MaxParallel = n
 		if got := r.Next(look, 100*second).line(); got != want {
-			t.Errorf("%d at a time: %s, want %s", n, got, want)
+			t.Errorf("with MaxParallel %d the decision is %s, want %s", n, got, want)
 		}
 	}
 }
 
-func TestRevert(t *testing.T) {
+func TestFailedUpdateRevertsIfItCan(t *testing.T) {
 	for name, change := range map[string]func(*Rollout){
-		"nobody asked for it":          func(r *Rollout) { r.Policy.AutoRevert = false },
-		"nothing of it ran":            func(r *Rollout) { r.FormerRan = false },
-		"there is nothing to go to":    func(r *Rollout) { r.Former = nil },
-		"it is the way back already":   func(r *Rollout) { r.Reverting = true },
-		"it failed, and can be undone": nil,
+		"auto_revert is off":                       func(r *Rollout) { r.Policy.AutoRevert = false },
+		"no former member was available":           func(r *Rollout) { r.FormerRan = false },
+		"the former specifications are not stored": func(r *Rollout) { r.Former = nil },
+		"the update is a revert":                   func(r *Rollout) { r.Reverting = true },
+		"a failed update reverts":                  nil,
 	} {
 		r, look := members("a:updating,given-up")
 		if change != nil {
 			change(r)
 		}
 		if d := r.Next(look, 101*second); d.Failure == "" || d.Revert != (change == nil) {
-			t.Errorf("%s: %s", name, d.line())
+			t.Errorf("%s: Next decides %s", name, d.line())
 		}
 	}
 }
 
-func TestHolds(t *testing.T) {
+func TestHoldsKeepsAvailableMembers(t *testing.T) {
 	r, look := members("a:updating,down b:waiting,up c:updated,up")
 	if !r.Holds(look, "b") || !r.Holds(look, "c") || r.Holds(look, "a") {
-		t.Error("what runs is held while one is missing, and what is down is not")
+		t.Error("a running member must be held while another member is down, and the member that is down must not")
 	}
 	if r.Policy.MaxParallel = 2; r.Holds(look, "c") {
-		t.Error("there is room for another")
+		t.Error("Holds must return false while fewer than MaxParallel members are unavailable")
 	}
 	if r.Policy.MaxParallel, r.Phase = 1, Paused; r.Holds(look, "c") {
-		t.Error("a paused update holds nobody")
+		t.Error("Holds must return false for a paused update")
 	}
 }
 
-// TestBoundAndEnd: with random events of the members,
-//   - a rollout makes at most MaxParallel members unavailable;
-//   - Allows permits the decisions of Next, and none that breaks this bound;
-//   - the rollout ends once the events end.
-func TestBoundAndEnd(t *testing.T) {
+// TestUpdateKeepsItsBoundAndEnds applies random events to the members and checks:
+// - a rollout makes at most MaxParallel members unavailable;
+// - Allows permits the decisions of Next, and no decision that breaks this bound;
+// - the rollout ends once the events end.
+func TestUpdateKeepsItsBoundAndEnds(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n, now := rapid.IntRange(1, 6).Draw(rt, "members"), 100*second
 		r := &Rollout{Group: "web", Phase: Running, ProgressAt: now, Policy: Policy{
@@ -193,10 +194,10 @@ func TestBoundAndEnd(t *testing.T) {
 				}
 			}
 			if why := r.Allows(look, d.Take); why != "" {
-				rt.Fatalf("proposed %s and refused: %s", d.line(), why)
+				rt.Fatalf("Allows must permit what Next proposed (%s), but refused: %s", d.line(), why)
 			}
 			if all := ids; r.Policy.MaxParallel < n && len(r.count(look).ready) == n && r.Allows(look, all) == "" {
-				rt.Fatal("all of them at once are let through")
+				rt.Fatal("Allows must refuse a change of all members at once")
 			}
 			before := missed()
 			for i := range r.Members {
@@ -206,7 +207,7 @@ func TestBoundAndEnd(t *testing.T) {
 				}
 			}
 			if got := missed(); got > max(before, r.Policy.MaxParallel) {
-				rt.Fatalf("%s: %d are missing, before it %d", d.line(), got, before)
+				rt.Fatalf("after decision %s %d members are unavailable, before it %d: more than MaxParallel", d.line(), got, before)
 			}
 			if d.Complete {
 				r.Phase = Completed
@@ -245,11 +246,11 @@ func TestBoundAndEnd(t *testing.T) {
 			now += 10 * second
 		}
 		if r.Phase == Running {
-			rt.Fatalf("it has not ended: %+v %s", r.Members, r.Next(look, now).line())
+			rt.Fatalf("the rollout must have ended, but has members %+v and next decision %s", r.Members, r.Next(look, now).line())
 		}
 		for _, m := range r.Members {
 			if s := look(m.ID); r.Phase == Completed && s.There && s.Content == "old" {
-				rt.Fatalf("it has ended, and %s has the old one", m.ID)
+				rt.Fatalf("the rollout is completed, but member %s still has the old content", m.ID)
 			}
 		}
 	})

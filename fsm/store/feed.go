@@ -6,43 +6,43 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Bounds of the feed. The oldest entries are dropped first. A cursor that has not read a dropped
-// entry gets ErrCompacted.
+// Bounds of the change feed. The oldest entries are dropped first. A cursor that has not read a dropped entry
+// gets ErrCompacted.
 const (
 	MaxEntries = 8192
 	MaxChanges = 32_768
-	MaxBytes   = 32 << 20 // estimated size of the records
+	MaxBytes   = 32 << 20 // maximum estimated size of the records in the feed, bytes
 )
 
 // Batch holds all changes between the last position of a cursor and View. It may cover several log
 // entries. Changes are in log order, and View is the state after the last of them.
 type Batch struct {
 	View    fsm.View
-	Index   uint64 // index of View
+	Index   uint64 // log index of View
 	Changes []fsm.Change
 }
 
-// entry holds the changes of one published log entry.
+// entry holds the changes made by one log entry.
 type entry struct {
 	index   uint64
 	changes []fsm.Change
 	bytes   int
 }
 
-// feed is a bounded buffer of the newest entries. It keeps no states, because an old root would
-// pin all its tree nodes in memory.
+// feed is a bounded buffer of the newest entries. It keeps no states, because an old state would keep all its
+// tree nodes in memory.
 type feed struct {
 	entries []entry
-	start   uint64 // position of entries[0]; positions only grow, also at a restore
+	start   uint64 // position of entries[0] in the feed; positions never go back, not even at a restore
 	floor   uint64 // changes up to this index are no longer in the feed
-	changes int    // in entries
-	bytes   int    // estimated size of entries
-	dropped uint64 // entries dropped because of the bounds or of a restore
+	changes int    // total number of changes in all entries
+	bytes   int    // estimated size of all entries in bytes
+	dropped uint64 // number of entries dropped because of the bounds or of a restore
 }
 
 func newFeed(index uint64) feed { return feed{floor: index} }
 
-// add appends an entry and drops the oldest ones beyond the bounds.
+// add appends the changes of one log entry, and drops the oldest entries until the feed is within its bounds.
 func (f *feed) add(index uint64, changes []fsm.Change) {
 	e := entry{index: index, changes: changes, bytes: sizeOf(changes)}
 	f.entries = append(f.entries, e)
@@ -56,7 +56,7 @@ func (f *feed) add(index uint64, changes []fsm.Change) {
 func (f *feed) drop() {
 	e := f.entries[0]
 	f.entries[0] = entry{}
-	f.entries = f.entries[1:] // append sometimes copies the entries to a new array
+	f.entries = f.entries[1:] // the dropped entries are freed when a later append moves the slice to a new array
 	f.start++
 	f.dropped++
 	f.floor = e.index
@@ -71,7 +71,7 @@ func (f *feed) reset(index uint64) {
 	f.entries, f.changes, f.bytes, f.floor = nil, 0, 0, index
 }
 
-// sizeOf estimates the memory that an entry pins, in bytes.
+// sizeOf estimates the bytes of memory that the changes of an entry keep in use.
 func sizeOf(changes []fsm.Change) int {
 	n := 0
 	for i := range changes {
@@ -84,6 +84,8 @@ func sizeOf(changes []fsm.Change) int {
 					n += 500 + len(w.Spec)
 				}
 			}
+		case c.Table == fsm.TableBundle && c.NewBundle() != nil:
+			n += 250 + len(c.NewBundle().Data)
 		case c.Table == fsm.TableNode:
 			n += 1200
 		default:
@@ -95,13 +97,13 @@ func sizeOf(changes []fsm.Change) int {
 
 // Stats are the figures of the store for metrics.
 type Stats struct {
-	Entries   int    // entries in the feed
-	Changes   int    // changes in these entries
-	Bytes     int    // estimated size of the records
-	Dropped   uint64 // entries dropped from the feed
-	Cursors   int    // open cursors
-	Compacted uint64 // number of times that Next returned ErrCompacted
-	Waiters   int    // waiting calls of At
+	Entries   int    // number of entries in the feed
+	Changes   int    // total number of changes in the entries of the feed
+	Bytes     int    // estimated size of the records in the feed, in bytes
+	Dropped   uint64 // number of entries dropped from the feed so far
+	Cursors   int    // number of open cursors
+	Compacted uint64 // number of times that Cursor.Next returned ErrCompacted
+	Waiters   int    // number of calls of Store.At that are waiting
 }
 
 // Stats returns the present figures of the store.
@@ -113,16 +115,16 @@ func (st *Store) Stats() Stats {
 		Cursors: st.cursors, Compacted: st.compacted, Waiters: len(st.waiters)}
 }
 
-// Cursor reads the feed. Only one goroutine may use it; Close may be called by any.
+// Cursor reads the change feed. Only one goroutine may use it, but any goroutine may call Close.
 type Cursor struct {
 	st     *Store
 	pos    uint64 // position of the next entry to read
 	done   chan struct{}
-	closed bool // under st.mu
+	closed bool // set by Close; guarded by st.mu
 }
 
-// Changes returns a cursor over the changes published after an index, usually the index of a View.
-// Errors: ErrCompacted if the feed no longer holds all of them, ErrClosed.
+// Changes returns a cursor over the changes published after an index, usually the index of a View. It returns
+// ErrCompacted if the feed no longer holds all of these changes, or ErrClosed.
 func (st *Store) Changes(after uint64) (*Cursor, error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -144,8 +146,8 @@ func (st *Store) Changes(after uint64) (*Cursor, error) {
 	return c, nil
 }
 
-// Next waits for changes and returns all that were published. Errors: ErrCompacted, ErrClosed, or
-// the cause of the context.
+// Next waits until there are unread changes and returns all of them. It returns ErrCompacted,
+// ErrClosed, or the cause of the end of ctx.
 func (c *Cursor) Next(ctx context.Context) (Batch, error) {
 	for {
 		b, wake, err := c.take()
@@ -162,8 +164,8 @@ func (c *Cursor) Next(ctx context.Context) (Batch, error) {
 	}
 }
 
-// take returns the unread changes. If there are none, it returns a channel that is closed when the
-// feed changes.
+// take returns the unread changes. If there are none, it returns a channel that is closed when changes are
+// added to the feed.
 func (c *Cursor) take() (Batch, <-chan struct{}, error) {
 	st := c.st
 	st.mu.Lock()
@@ -196,7 +198,7 @@ func (c *Cursor) take() (Batch, <-chan struct{}, error) {
 	return b, nil, nil
 }
 
-// Close makes Next return ErrClosed. It may be called more than once.
+// Close makes Next return ErrClosed. A second call does nothing.
 func (c *Cursor) Close() {
 	c.st.mu.Lock()
 	defer c.st.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package store publishes the states of the state machine. It provides the newest state, waiting
-// for an index, and the change feed.
+// Package store publishes the states of the state machine. It provides the newest state, a call that waits
+// until an index is reached, and the change feed.
 //
 // One goroutine writes: it takes State, applies a log entry and calls Publish. All other goroutines
 // read at any time without holding a lock: View loads a pointer to an immutable state atomically.
@@ -17,10 +17,10 @@ import (
 )
 
 var (
-	// ErrCompacted means that the feed no longer holds changes that a cursor has not read,
-	// because the cursor fell too far behind or a snapshot was restored. Take a View, process
-	// all of it, and subscribe again after its index.
-	ErrCompacted = errors.New("the change feed no longer goes back that far: take a view and subscribe again")
+	// ErrCompacted means that the feed no longer holds changes that a cursor has not read, because the cursor
+	// fell too far behind or a snapshot was restored. The reader then takes a View, processes all of it, and
+	// subscribes again after its index.
+	ErrCompacted = errors.New("the change feed no longer has the changes after this index: take a view and subscribe again")
 	// ErrClosed means that the store or the cursor was closed.
 	ErrClosed = errors.New("the store is closed")
 )
@@ -31,11 +31,11 @@ type Store struct {
 
 	mu        sync.Mutex
 	closed    bool
-	published fsm.State // the state after the last entry of feed; root may be one entry newer
+	published fsm.State // the state after the last entry of the feed; the field root may be one entry newer
 	waiters   waiters
 	feed      feed
 	wake      chan struct{} // closed and replaced when the feed changes
-	cursors   int           // open cursors
+	cursors   int           // number of open cursors
 	compacted uint64        // number of times that Next returned ErrCompacted
 }
 
@@ -52,9 +52,9 @@ func (st *Store) View() fsm.View { return *st.root.Load() }
 // State returns the newest published state, for the goroutine that applies the log.
 func (st *Store) State() fsm.State { return *st.root.Load() }
 
-// Publish makes s the newest state and adds the changes that led to it to the feed. It wakes the
-// calls of At that wait for its index, and the cursors. Only the writer may call it. The slice must
-// not be changed afterwards.
+// Publish makes s the newest state and adds the changes that led to it to the feed. It wakes the calls of At
+// that wait for its index, and the cursors. Only the writer may call it. The slice changes must not be
+// modified afterwards.
 func (st *Store) Publish(s fsm.State, changes []fsm.Change) {
 	st.root.Store(&s)
 	index := s.Info().Index
@@ -68,7 +68,7 @@ func (st *Store) Publish(s fsm.State, changes []fsm.Change) {
 	}
 }
 
-// Restore makes s the newest state without changes that lead to it, and empties the feed. Every
+// Restore makes s the newest state and empties the feed, because no changes lead to s. Every
 // cursor gets ErrCompacted.
 func (st *Store) Restore(s fsm.State) {
 	st.root.Store(&s)
@@ -102,9 +102,9 @@ func (st *Store) Close() {
 	st.waiters.releaseAll()
 }
 
-// At waits until the index of the newest state is at least min and returns that state. Errors:
-// ErrClosed, or the cause of the context with the index that was reached. At does not poll, and
-// Publish touches only the waiters that it wakes.
+// At waits until the index of the newest state is at least min and returns that state. It returns ErrClosed,
+// or the cause of the end of ctx with the index that was reached. At does not poll, and the cost of Publish
+// does not grow with the number of calls that go on waiting.
 func (st *Store) At(ctx context.Context, min uint64) (fsm.View, error) {
 	for {
 		if s := st.root.Load(); s.Info().Index >= min {
@@ -115,8 +115,8 @@ func (st *Store) At(ctx context.Context, min uint64) (fsm.View, error) {
 			st.mu.Unlock()
 			return nil, ErrClosed
 		}
-		// Publish stores the root before it takes mu, so this second check under mu
-		// cannot miss a wake-up.
+		// Check again while holding mu. Publish stores the root before it takes mu, so no wake-up is
+		// missed.
 		if s := st.root.Load(); s.Info().Index >= min {
 			st.mu.Unlock()
 			return *s, nil
@@ -137,14 +137,14 @@ func (st *Store) At(ctx context.Context, min uint64) (fsm.View, error) {
 	}
 }
 
-// waiter is one waiting call of At. pos is its index in the heap, -1 once released.
+// waiter is one waiting call of At. pos is its position in the heap of waiters; -1 after the call was woken.
 type waiter struct {
 	min   uint64
 	ready chan struct{}
 	pos   int
 }
 
-// waiters is a heap, ordered by min.
+// waiters is a heap of the waiting calls of At, ordered by min.
 type waiters []*waiter
 
 func (h waiters) Len() int           { return len(h) }
@@ -169,7 +169,7 @@ func (h *waiters) Pop() any {
 	return w
 }
 
-// release wakes the waiters whose min is at most index.
+// release wakes the calls of At whose min is at most index.
 func (h *waiters) release(index uint64) {
 	for len(*h) > 0 && (*h)[0].min <= index {
 		close(heap.Pop(h).(*waiter).ready)

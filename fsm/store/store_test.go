@@ -36,7 +36,7 @@ func (w *writer) apply(c fsm.Command) uint64 {
 	w.index++
 	s, res, changes := w.st.State().Apply(fsm.Meta{Index: w.index, Term: 1}, c)
 	if err := res.Err(); err != nil {
-		w.t.Errorf("apply: %v", err)
+		w.t.Errorf("the log entry must be applied without error, but: %v", err)
 	}
 	w.st.Publish(s, changes)
 	return w.index
@@ -75,7 +75,7 @@ func TestAtReturnsAPastIndexAtOnce(t *testing.T) {
 	index := w.put("web")
 	v, err := w.st.At(soon(t), index)
 	if err != nil || v.Info().Index != index {
-		t.Fatalf("%v, %v", v, err)
+		t.Fatalf("At returned view %v with error %v, want a view at the requested index", v, err)
 	}
 }
 
@@ -94,12 +94,12 @@ func TestAtWakesAtItsIndexAndNotBefore(t *testing.T) {
 		w.put("two")
 		synctest.Wait()
 		if len(got) > 0 {
-			t.Fatalf("woke at index %d", <-got)
+			t.Fatalf("At must wait for index 4, but returned at index %d", <-got)
 		}
-		w.barrier() // index 4; a barrier has no changes and still counts
+		w.barrier() // index 4: a barrier changes no record, but must wake the call that waits for index 4
 		synctest.Wait()
 		if len(got) != 1 || <-got != 4 {
-			t.Fatal("did not wake at index 4")
+			t.Fatal("At must return when index 4 is published, but did not")
 		}
 	})
 }
@@ -111,18 +111,18 @@ func TestAtErrorNamesTheIndex(t *testing.T) {
 		defer cancel()
 		_, err := w.st.At(ctx, 99)
 		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v", err)
+			t.Errorf("At returned error %v, want DeadlineExceeded", err)
 		}
 		if want := "wait for index 99 (at 1)"; err == nil || err.Error()[:len(want)] != want {
-			t.Errorf("error %v does not say %q", err, want)
+			t.Errorf("At: error %v does not contain %q", err, want)
 		}
 		if len(w.st.waiters) != 0 {
-			t.Errorf("%d waiters are left", len(w.st.waiters))
+			t.Errorf("no call of At must be left waiting, but %d are", len(w.st.waiters))
 		}
 	})
 }
 
-func TestManyWaiters(t *testing.T) {
+func TestEveryWaiterWakesAtItsIndex(t *testing.T) {
 	w := open(t)
 	const n = 5000
 	var all sync.WaitGroup
@@ -131,7 +131,7 @@ func TestManyWaiters(t *testing.T) {
 			want := uint64(2 + i%50)
 			v, err := w.st.At(soon(t), want)
 			if err != nil || v.Info().Index < want {
-				t.Errorf("index %d: %v", want, err)
+				t.Errorf("At(%d) must return a view at that index or later, but returned error %v", want, err)
 			}
 		})
 	}
@@ -156,17 +156,17 @@ func TestCloseEndsEveryWait(t *testing.T) {
 		w.st.Close()
 		for range 2 {
 			if err := <-errs; !errors.Is(err, ErrClosed) {
-				t.Errorf("error %v", err)
+				t.Errorf("a waiting call returned error %v, want ErrClosed", err)
 			}
 		}
 		if _, err := w.st.At(t.Context(), 99); !errors.Is(err, ErrClosed) {
-			t.Errorf("At of a closed store: %v", err)
+			t.Errorf("At of a closed store returned error %v, want ErrClosed", err)
 		}
 		if _, err := w.st.Changes(1); !errors.Is(err, ErrClosed) {
-			t.Errorf("Changes of a closed store: %v", err)
+			t.Errorf("Changes of a closed store returned error %v, want ErrClosed", err)
 		}
 		if w.st.View().Info().Index != 1 {
-			t.Error("View of a closed store is gone")
+			t.Error("View of a closed store must still return the newest state, at index 1")
 		}
 	})
 }
@@ -197,19 +197,19 @@ func TestCursorReadsEverythingOnceAndInOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		if b.Index < last || b.View.Info().Index != b.Index {
-			t.Fatalf("batch at %d with a view at %d after %d", b.Index, b.View.Info().Index, last)
+			t.Fatalf("the batch at index %d has a view at index %d and follows a batch at %d; want the view at the batch's index, and growing indexes", b.Index, b.View.Info().Index, last)
 		}
 		last = b.Index
 		got = append(got, ids(b)...)
 		for _, id := range ids(b) {
 			if _, ok := b.View.Workload(id); !ok {
-				t.Fatalf("the view does not show %s, which its changes made", id)
+				t.Fatalf("the View of a batch must have workload %s, which the batch created", id)
 			}
 		}
 	}
 	<-done
 	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("got %v", got)
+		t.Errorf("the cursor returned workloads %v, want all created workloads in order", got)
 	}
 }
 
@@ -225,7 +225,7 @@ func TestCursorStartsAfterItsIndex(t *testing.T) {
 	defer c.Close()
 	b, err := c.Next(soon(t))
 	if err != nil || fmt.Sprint(ids(b)) != "[three]" {
-		t.Errorf("%v, %v", ids(b), err)
+		t.Errorf("Next returned workloads %v, error %v", ids(b), err)
 	}
 }
 
@@ -247,11 +247,11 @@ func TestCursorWaitsForChangesOnly(t *testing.T) {
 		w.barrier()
 		synctest.Wait()
 		if len(got) > 0 {
-			t.Fatal("woke without changes")
+			t.Fatal("Next must wait until there are changes, but returned")
 		}
 		w.put("web")
 		if b := <-got; fmt.Sprint(ids(b)) != "[web]" {
-			t.Errorf("got %v", ids(b))
+			t.Errorf("Next returned workloads %v", ids(b))
 		}
 	})
 }
@@ -266,16 +266,16 @@ func TestCursorEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := c.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v", err)
+			t.Errorf("Next returned error %v", err)
 		}
 		w.put("web")
 		if b, err := c.Next(t.Context()); err != nil || fmt.Sprint(ids(b)) != "[web]" {
-			t.Errorf("after a timeout: %v, %v", ids(b), err)
+			t.Errorf("after a timeout, Next returned workloads %v and error %v, want workload web", ids(b), err)
 		}
 	})
 }
 
-func TestClosedCursor(t *testing.T) {
+func TestClosedCursorReturnsErrClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t)
 		c, err := w.st.Changes(w.index)
@@ -288,13 +288,13 @@ func TestClosedCursor(t *testing.T) {
 		c.Close()
 		c.Close()
 		if err := <-errs; !errors.Is(err, ErrClosed) {
-			t.Errorf("error %v", err)
+			t.Errorf("Next of a closed cursor returned error %v, want ErrClosed", err)
 		}
 	})
 }
 
-// TestStats: the exported metrics follow the feed.
-func TestStats(t *testing.T) {
+// TestStatsFollowTheFeed: the figures of Stats agree with the content of the feed.
+func TestStatsFollowTheFeed(t *testing.T) {
 	w := open(t)
 	cur, err := w.st.Changes(w.index)
 	if err != nil {
@@ -302,11 +302,11 @@ func TestStats(t *testing.T) {
 	}
 	w.put("web")
 	if s := w.st.Stats(); s.Cursors != 1 || s.Entries == 0 || s.Changes == 0 || s.Bytes == 0 || s.Dropped != 0 || s.Compacted != 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("Stats are %+v", s)
 	}
 	fill(w, MaxEntries+1)
 	if _, err := cur.Next(soon(t)); !errors.Is(err, ErrCompacted) {
-		t.Errorf("error %v", err)
+		t.Errorf("Next returned error %v", err)
 	}
 	waiting, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -318,16 +318,16 @@ func TestStats(t *testing.T) {
 	stop()
 	<-done
 	if n := w.st.Stats().Waiters; n != 0 {
-		t.Errorf("%d still wait", n)
+		t.Errorf("no call of At must be left waiting, but %d are", n)
 	}
 	cur.Close()
 	cur.Close()
 	if s := w.st.Stats(); s.Cursors != 0 || s.Entries != MaxEntries || s.Dropped == 0 || s.Compacted != 1 {
-		t.Errorf("%+v", s)
+		t.Errorf("Stats are %+v", s)
 	}
 }
 
-func TestCompacted(t *testing.T) {
+func TestSlowCursorsGetErrCompacted(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		run  func(w *writer)
@@ -359,7 +359,7 @@ func TestCompacted(t *testing.T) {
 			defer cur.Close()
 			c.run(w)
 			if _, err := cur.Next(soon(t)); !errors.Is(err, c.want) {
-				t.Errorf("error %v, want %v", err, c.want)
+				t.Errorf("Next returned error %v, want %v", err, c.want)
 			}
 		})
 	}
@@ -367,10 +367,10 @@ func TestCompacted(t *testing.T) {
 		w := open(t)
 		fill(w, MaxEntries+5)
 		if _, err := w.st.Changes(1); !errors.Is(err, ErrCompacted) {
-			t.Errorf("error %v", err)
+			t.Errorf("Changes returned error %v, want ErrCompacted", err)
 		}
 		if _, err := w.st.Changes(w.st.View().Info().Index); err != nil {
-			t.Errorf("subscribing now: %v", err)
+			t.Errorf("Changes from the present index must succeed, but returned error %v", err)
 		}
 	})
 	t.Run("a restore gives a waiting cursor ErrCompacted", func(t *testing.T) {
@@ -385,7 +385,7 @@ func TestCompacted(t *testing.T) {
 			synctest.Wait()
 			w.st.Restore(w.st.State())
 			if err := <-errs; !errors.Is(err, ErrCompacted) {
-				t.Errorf("error %v", err)
+				t.Errorf("Next returned error %v", err)
 			}
 		})
 	})
@@ -403,12 +403,12 @@ func TestCompacted(t *testing.T) {
 		w.put("found")
 		b, err := c.Next(soon(t))
 		if err != nil || fmt.Sprint(ids(b)) != "[found]" {
-			t.Errorf("%v, %v", ids(b), err)
+			t.Errorf("Next returned workloads %v, error %v", ids(b), err)
 		}
 	})
 }
 
-// fill publishes n entries of one change each.
+// fill publishes n log entries with one change each.
 func fill(w *writer, n int) {
 	for range n {
 		w.index++
@@ -422,7 +422,7 @@ func BenchmarkPublishWithWaiters(b *testing.B) {
 	ctx, cancel := context.WithCancel(b.Context())
 	var all sync.WaitGroup
 	for range 5000 {
-		all.Go(func() { _, _ = w.st.At(ctx, 1<<60) }) // none of these indexes is reached
+		all.Go(func() { _, _ = w.st.At(ctx, 1<<60) }) // no state reaches this index, so these calls of At keep waiting
 	}
 	s, change := w.st.State(), make([]fsm.Change, 1)
 	b.ReportAllocs()

@@ -17,16 +17,16 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// policy lets a page load files from this server and send requests to it, and
-// nothing else. No page may frame it.
+// policy allows a page only to load files from this server and to send requests to it. No page may frame
+// it.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 // file is an asset and its response headers.
 type file struct {
-	kind   string // Content-Type
-	tag    string // ETag
+	kind   string // value of Content-Type
+	tag    string // value of ETag
 	plain  []byte
-	packed []byte // with gzip; nil when it is not smaller than plain
+	packed []byte // content compressed with gzip; nil if that is not smaller than plain
 }
 
 // Handler serves the console below prefix, e.g. "/ui/".
@@ -65,7 +65,7 @@ func load(name string) (*file, error) {
 	sum := sha256.Sum256(data)
 	f := &file{kind: mime.TypeByExtension(path.Ext(name)), plain: data, tag: `"` + hex.EncodeToString(sum[:8]) + `"`}
 	if strings.HasSuffix(name, ".js") {
-		f.kind = "text/javascript; charset=utf-8" // the machine's own table of types may say otherwise
+		f.kind = "text/javascript; charset=utf-8" // a fixed media type, because the machine's table may have another one for .js files
 	}
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -89,7 +89,7 @@ func (f *file) serve(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Type", f.kind)
 	h.Set("Content-Security-Policy", policy)
 	h.Set("Referrer-Policy", "no-referrer")
-	// The browser revalidates at each load and usually gets 304, so an upgrade shows at once.
+	// The browser revalidates at each load and usually gets 304, so an upgrade takes effect at once.
 	h.Set("Cache-Control", "no-cache")
 	h.Set("ETag", f.tag)
 	h.Set("Vary", "Accept-Encoding")
@@ -104,6 +104,6 @@ func (f *file) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	h.Set("Content-Length", fmt.Sprint(len(body)))
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(body) // an error means that the client is gone
+		_, _ = w.Write(body) // an error means that the client has closed the connection
 	}
 }

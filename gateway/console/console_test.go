@@ -24,7 +24,7 @@ func ask(t *testing.T, path string, header map[string]string) *http.Response {
 	return w.Result()
 }
 
-func TestHandler(t *testing.T) {
+func TestHandlerServesTheAssets(t *testing.T) {
 	first := ask(t, "/ui/", nil)
 	tag := first.Header.Get("ETag")
 	for _, c := range []struct {

@@ -2,10 +2,10 @@
 //
 // The pages are JavaScript modules without a build step, and load nothing from
 // other hosts. Their data comes from /v1 of the gateway that served them, with the
-// caller's own certificate or token. So the console can do nothing that the caller
+// caller's own certificate, session or token. So the console can do nothing that the caller
 // cannot do with persysctl.
 //
-//	app.js        the frame: addresses, banner, token dialog, keys, cluster in use
+//	app.js        the frame: addresses, banner, signing in, token dialog, keys, cluster in use
 //	live.js       events for every page; reading a page again after an event
 //	api.js        requests, streams, and how old the answers are
 //	dom.js        elements that every page is built from
@@ -14,6 +14,7 @@
 //	overview.js   health, troubles, capacity
 //	nodes.js      map, list, one node, cordon and drain with a preview
 //	workloads.js  a list of any length; only rows in sight are elements
+//	job.js        the result of a job, and the runs of its group
 //	workload.js   state, timeline, placement, logs, specification
 //	exec.js       a session in a workload; loaded when its tab is opened
 //	term.js       the terminal of a session
@@ -22,6 +23,6 @@
 //	drifts.js     differences between the schedulers' state and the nodes
 //	events.js     events, and the audit
 //
-// Imports form no circle, the modules are type-checked by tsc (tsconfig.json), and
-// format.js formats them. Tests hold all three.
+// Tests check that the imports form no circle, that the modules pass the type checks of tsc (tsconfig.json),
+// and that they are formatted by format.js.
 package console

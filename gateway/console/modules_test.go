@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// staticImports finds the modules that are loaded together with a module. import() is not among
-// them: it runs later, so it cannot close a circle.
+// staticImports finds the modules that are loaded together with a module. import() is not included, because
+// it runs later and cannot close a circle.
 var staticImports = regexp.MustCompile(`(?m)(?:^|\n)(?:import|export)[^;"]*"\./([^"]+)"`)
 
 // modules returns the imports of every module.
@@ -38,7 +38,7 @@ func modules(t *testing.T) map[string][]string {
 	return out
 }
 
-// circle returns a path of imports that ends where it begins, nil when there is none.
+// circle returns a path of imports that ends where it begins, or nil if there is none.
 func circle(imports map[string][]string) []string {
 	done := map[string]bool{}
 	var visit func(path []string) []string
@@ -106,14 +106,14 @@ func TestModulesAreTypeChecked(t *testing.T) {
 }
 
 func TestModulesAreFormatted(t *testing.T) {
-	testbed.Program(t, "tsc") // the formatter is part of its package
+	testbed.Program(t, "tsc") // the package of tsc contains the formatter
 	if out, err := exec.CommandContext(t.Context(), testbed.Program(t, "node"), "format.js").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// TestAssetsAreOwn: no asset is loaded from another host, and no text is set as HTML.
-func TestAssetsAreOwn(t *testing.T) {
+// TestAssetsLoadNothingFromOtherHosts: no asset is loaded from another host, and no text is set as HTML.
+func TestAssetsLoadNothingFromOtherHosts(t *testing.T) {
 	otherHost := regexp.MustCompile(`(?:src|href|url\(|from|import\()\s*[=("']+\s*(?:https?:)?//`)
 	asHTML := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`)
 	err := fs.WalkDir(assets, "assets", func(name string, d fs.DirEntry, err error) error {
@@ -123,7 +123,7 @@ func TestAssetsAreOwn(t *testing.T) {
 		data, err := assets.ReadFile(name)
 		for _, rule := range []*regexp.Regexp{otherHost, asHTML} {
 			if m := rule.Find(data); m != nil {
-				t.Errorf("%s has %q", name, m)
+				t.Errorf("asset %s has the forbidden text %q", name, m)
 			}
 		}
 		return err

@@ -14,8 +14,8 @@ const (
 	Password = "secret"
 )
 
-// Protect enables authentication in etcd. It creates the user root (password root) and User,
-// who may read and write all keys below /prefix/ and no other keys.
+// Protect enables authentication in etcd. It creates the user root (password root) and the user User. User
+// may read and write all keys below /prefix/ and no other keys.
 func Protect(ctx context.Context, etcd *clientv3.Client, prefix string) error {
 	const role = "mirror"
 	for i, step := range []func() error{

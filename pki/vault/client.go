@@ -11,17 +11,17 @@ import (
 	"github.com/hashicorp/vault/api"
 )
 
-// callFor bounds one exchange with Vault: a login and a request.
+// callFor is the timeout of one login to Vault and the request after it.
 const callFor = 20 * time.Second
 
-// Access is the address of Vault and this program's credentials.
+// Access is the address of Vault and the credentials with which this program logs in.
 type Access struct {
 	Addr             string
-	Auth             string // token or approle
+	Auth             string // method of the login: token or approle
 	Token            string
 	RoleID, SecretID string
-	// Settings is the prefix of the names of these settings, for errors; default PERSYS_VAULT_.
-	// With another prefix the names lack APPROLE_, as the gateway's do (contract/env.md).
+	// Settings is the prefix of the names of these settings, for error messages; default PERSYS_VAULT_. With
+	// another prefix the names of the AppRole settings lack APPROLE_, as the gateway's do (contract/env.md).
 	Settings string
 }
 
@@ -32,7 +32,7 @@ func (a Access) setting(name string) string {
 	return a.Settings + strings.TrimPrefix(name, "APPROLE_")
 }
 
-// Check refuses invalid settings. The error names the setting.
+// Check returns an error if a setting is invalid. The error names the setting.
 func (a Access) Check() error {
 	u, err := url.Parse(a.Addr)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -53,7 +53,7 @@ func (a Access) Check() error {
 	return nil
 }
 
-// client returns a Vault client without a login.
+// client returns a Vault client that has not logged in.
 func (a Access) client() (*api.Client, error) {
 	cfg := api.DefaultConfig()
 	if cfg.Error != nil {
@@ -66,12 +66,12 @@ func (a Access) client() (*api.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vault: %w", err)
 	}
-	c.ClearToken() // not VAULT_TOKEN: it is set here or not at all
+	c.ClearToken() // ignore VAULT_TOKEN: the token comes only from the settings of this program
 	return c, nil
 }
 
-// login authenticates the client. It runs for every request, because an AppRole token is valid for
-// an hour and a certificate for a day.
+// login authenticates the client. It is called before every request, because an AppRole token is valid for an
+// hour and requests for certificates are about a day apart.
 func (a Access) login(ctx context.Context, c *api.Client) error {
 	if a.Auth == "token" {
 		c.SetToken(a.Token)
@@ -91,7 +91,7 @@ func (a Access) login(ctx context.Context, c *api.Client) error {
 	return nil
 }
 
-// write logs in and writes to a path. It fails if the answer has no data.
+// write logs in and then writes data to a path of Vault. It returns an error if the answer has no data.
 func (a Access) write(ctx context.Context, path string, data map[string]any) (map[string]any, error) {
 	ctx, cancel := context.WithTimeout(ctx, callFor)
 	defer cancel()
@@ -112,7 +112,7 @@ func (a Access) write(ctx context.Context, path string, data map[string]any) (ma
 	return s.Data, nil
 }
 
-// brief returns an error of Vault as one line.
+// brief returns an error of Vault as a single line of text.
 func brief(err error) error {
 	var answer *api.ResponseError
 	if errors.As(err, &answer) {
@@ -121,7 +121,7 @@ func brief(err error) error {
 	return err
 }
 
-// text returns a string field of an answer.
+// text returns a string field of an answer of Vault.
 func text(data map[string]any, key string) (string, error) {
 	s, ok := data[key].(string)
 	if !ok || s == "" {

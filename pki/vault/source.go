@@ -18,36 +18,37 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Config of a Source.
+// Config is the configuration of a Source.
 type Config struct {
 	Access
-	Mount string        // of the PKI engine
-	Role  string        // of the PKI engine
-	TTL   time.Duration // that certificates are asked for
-	Retry time.Duration // how long to wait after a failure
-	// Service is the common name. If Domain is set, <Service>.<Domain> is another name.
+	Mount string        // path at which the PKI engine is mounted
+	Role  string        // role of the PKI engine
+	TTL   time.Duration // requested validity of certificates
+	Retry time.Duration // pause after a failed request to Vault
+	// Service is the common name of the certificate. If Domain is set, the certificate also contains
+	// <Service>.<Domain>.
 	Service, Domain string
-	// Hosts are further names and addresses of this program: its bind address, a node id, an
-	// external address.
+	// Hosts are further names and addresses of this program in the certificate: its bind address, a node id,
+	// an external address.
 	Hosts []string
-	// Bind is the name or address to which the program binds. An existing certificate is used if it
+	// Bind is the name or address on which the program listens. An existing certificate is used only if it
 	// contains Bind, Service or <Service>.<Domain>.
 	Bind  string
 	Files pki.Paths
 	Log   *slog.Logger
-	Now   func() time.Time // default time.Now
+	Now   func() time.Time // function that returns the present time; default time.Now
 }
 
-// Source provides a program's certificate. Call Start, then Run.
+// Source keeps a program's certificate files up to date with certificates from Vault. Call Start, then Run.
 type Source struct {
 	cfg   Config
-	stale bool // Vault was away at the start: what lies there is used until it answers
-	// unsaved is a valid answer that could not be written. No further certificate is requested
-	// until it is written.
+	stale bool // the last renewal failed: try again after Retry, and use the stored certificate until then
+	// unsaved is a valid answer of Vault that could not be written to the files. No further certificate is
+	// requested until it is written.
 	unsaved map[string]any
 }
 
-// New checks the settings. Errors name them.
+// New checks the settings and returns a Source. An error names the setting.
 func New(cfg Config) (*Source, error) {
 	if err := cfg.Check(); err != nil {
 		return nil, err
@@ -67,7 +68,7 @@ func New(cfg Config) (*Source, error) {
 	return &Source{cfg: cfg}, nil
 }
 
-// Open is New and Start.
+// Open calls New and then Start.
 func Open(ctx context.Context, cfg Config) (*Source, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -76,12 +77,13 @@ func Open(ctx context.Context, cfg Config) (*Source, error) {
 	return s, s.Start(ctx)
 }
 
-// Start ensures that the files exist: this program's own files, or new ones from Vault, or, while
-// Vault is unreachable, any pair that can be loaded. It fails if there are none.
+// Start ensures that the certificate files exist. If they hold a certificate of this program, it keeps them.
+// Otherwise it gets a new certificate from Vault. While Vault is unreachable, any key and certificate that
+// can be loaded will do. Start fails if there are none.
 func (s *Source) Start(ctx context.Context) error {
 	leaf, err := s.leaf()
 	if err == nil && s.own(leaf) && s.valid(leaf) {
-		s.cfg.Log.Info("the certificate that is here is good", "file", s.cfg.Files.Cert, "not_after", leaf.NotAfter)
+		s.cfg.Log.Info("the stored certificate is valid", "file", s.cfg.Files.Cert, "not_after", leaf.NotAfter)
 		return nil
 	}
 	away := s.Renew(ctx)
@@ -89,21 +91,21 @@ func (s *Source) Start(ctx context.Context) error {
 	case away == nil:
 		return nil
 	case err != nil:
-		return fmt.Errorf("%w; and the files hold no certificate to begin with: %w", away, err)
+		return fmt.Errorf("%w; and no certificate is stored in the files: %w", away, err)
 	}
 	s.stale = true
-	s.cfg.Log.Warn("Vault gives no certificate; beginning with the one that is here, and trying on", "err", away, "file", s.cfg.Files.Cert, "not_after", leaf.NotAfter, "retry", s.cfg.Retry)
+	s.cfg.Log.Warn("Vault issued no certificate; the program starts with the stored one and asks Vault again later", "err", away, "file", s.cfg.Files.Cert, "not_after", leaf.NotAfter, "retry", s.cfg.Retry)
 	return nil
 }
 
-// Run renews the certificate after 80 % of its validity, and at least 30 s before its end, until
-// ctx ends. Failures are retried after Config.Retry.
+// Run renews the certificate until ctx ends. A renewal is due after 80 % of the validity, or 30 s before its
+// end if that is earlier. A failed renewal is repeated after Config.Retry.
 func (s *Source) Run(ctx context.Context) {
 	for {
 		wait := s.cfg.Retry
 		if leaf, err := s.leaf(); err == nil && !s.stale {
-			// A certificate with a short validity, or with more backdating than validity, is due for
-			// renewal at once, so pause between requests.
+			// A new certificate may be due for renewal at once, if its validity is short or began long
+			// before its issue. So pause between two requests.
 			now := s.cfg.Now()
 			wait = max(RenewAt(leaf).Sub(now), min(s.cfg.Retry, leaf.NotAfter.Sub(now)/2))
 		}
@@ -118,14 +120,14 @@ func (s *Source) Run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			s.stale = true // wait for Retry
-			s.cfg.Log.Warn("the certificate was not renewed by Vault; trying on", "err", err, "retry", s.cfg.Retry)
+			s.stale = true // set this, so that the next attempt waits for Retry
+			s.cfg.Log.Warn("Vault did not renew the certificate; the program asks again later", "err", err, "retry", s.cfg.Retry)
 		}
 	}
 }
 
-// RenewAt returns when a certificate of Vault should be renewed, but not before half of its
-// validity.
+// RenewAt returns the time at which a certificate from Vault should be renewed: after 80 % of its validity,
+// or 30 s before its end if that is earlier, but not before half of its validity.
 func RenewAt(leaf *x509.Certificate) time.Time {
 	life := leaf.NotAfter.Sub(leaf.NotBefore)
 	at := leaf.NotBefore.Add(life * 8 / 10)
@@ -138,7 +140,7 @@ func RenewAt(leaf *x509.Certificate) time.Time {
 	return at
 }
 
-// Renew requests a certificate from Vault and replaces the files.
+// Renew requests a new certificate from Vault and replaces the files.
 func (s *Source) Renew(ctx context.Context) error {
 	data := s.unsaved
 	if data == nil {
@@ -167,8 +169,8 @@ func (s *Source) Renew(ctx context.Context) error {
 	return nil
 }
 
-// save checks an answer and writes key, certificate and CA, each atomically. If only the writing
-// fails, it returns the certificate with the error.
+// save checks an answer of Vault and writes key, certificate and CA to their files, each atomically. If only
+// the writing fails, save returns the certificate together with the error.
 func (s *Source) save(data map[string]any) (*x509.Certificate, error) {
 	cert, err := text(data, "certificate")
 	if err != nil {
@@ -217,7 +219,7 @@ func (s *Source) save(data map[string]any) (*x509.Certificate, error) {
 
 func line(s string) string { return strings.TrimSpace(s) + "\n" }
 
-// leaf returns the stored certificate, whose key must match.
+// leaf returns the certificate in the files. It returns an error if the key in the files does not match.
 func (s *Source) leaf() (*x509.Certificate, error) {
 	pair, err := tls.LoadX509KeyPair(s.cfg.Files.Cert, s.cfg.Files.Key)
 	if err != nil {
@@ -234,7 +236,7 @@ func (s *Source) valid(leaf *x509.Certificate) bool {
 	return !now.Before(leaf.NotBefore) && now.Before(leaf.NotAfter)
 }
 
-// own reports whether a certificate contains a name of this program.
+// own reports whether a certificate contains Bind, Service or <Service>.<Domain> of this program.
 func (s *Source) own(leaf *x509.Certificate) bool {
 	for _, name := range append([]string{leaf.Subject.CommonName}, leaf.DNSNames...) {
 		if name != "" && (name == s.cfg.Bind || name == s.cfg.Service || name == s.qualified(s.cfg.Service)) {
@@ -244,7 +246,7 @@ func (s *Source) own(leaf *x509.Certificate) bool {
 	return false
 }
 
-// qualified returns the service's name in the domain, "" without a domain.
+// qualified returns <name>.<Domain>; "" if no domain is set.
 func (s *Source) qualified(name string) string {
 	if s.cfg.Domain == "" {
 		return ""
@@ -252,7 +254,7 @@ func (s *Source) qualified(name string) string {
 	return name + "." + s.cfg.Domain
 }
 
-// names returns the subject alternative names to request.
+// names returns the DNS names and the IP addresses to request as subject alternative names.
 func (s *Source) names() (dns, ips []string) {
 	seen := map[string]bool{"": true, "0.0.0.0": true, "::": true}
 	add := func(names ...string) {

@@ -7,12 +7,12 @@ import (
 	"fmt"
 )
 
-// Transit wraps the key in a key file with a key of Vault's transit engine, which never leaves
-// Vault. It implements pki.Wrapper.
+// Transit encrypts the key in a key file with a key of Vault's transit engine. That key never leaves Vault.
+// Transit implements pki.Wrapper.
 type Transit struct {
 	Access
-	Mount string // of the transit engine
-	Key   string // name of the key there
+	Mount string // path at which the transit engine is mounted
+	Key   string // name of the key in the transit engine
 }
 
 // Kind implements pki.Wrapper.
@@ -44,7 +44,7 @@ func (t Transit) Unwrap(wrapped string) ([]byte, error) {
 	return plain, nil
 }
 
-// Check refuses invalid settings. The error names the setting.
+// Check returns an error if a setting is invalid. The error names the setting.
 func (t Transit) Check() error {
 	if t.Mount == "" || t.Key == "" {
 		return fmt.Errorf("%s and the name of the key must not be blank", t.setting("TRANSIT_MOUNT"))

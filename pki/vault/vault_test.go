@@ -59,8 +59,9 @@ func leafAt(t *testing.T, p pki.Paths) *x509.Certificate {
 	return pair.Leaf
 }
 
-// The request to Vault follows the contract, and the issued certificate works for mutual TLS.
-func TestIssue(t *testing.T) {
+// The request to Vault has the form that the contract describes, and the issued certificate works for mutual
+// TLS.
+func TestIssuedCertificateWorks(t *testing.T) {
 	for _, auth := range []string{"token", "approle"} {
 		t.Run(auth, func(t *testing.T) {
 			v := server(t)
@@ -71,7 +72,7 @@ func TestIssue(t *testing.T) {
 			}
 			asked := v.Issued()
 			if len(asked) != 1 {
-				t.Fatalf("%d certificates were issued", len(asked))
+				t.Fatalf("Vault issued %d certificates, want 1", len(asked))
 			}
 			host, err := os.Hostname()
 			if err != nil {
@@ -86,7 +87,7 @@ func TestIssue(t *testing.T) {
 				have := strings.Split(fmt.Sprint(asked[0][key]), ",")
 				for _, w := range want {
 					if !slices.Contains(have, w) {
-						t.Errorf("%s: %v lacks %s", key, have, w)
+						t.Errorf("the request field %s is %v and must contain %s", key, have, w)
 					}
 				}
 			}
@@ -95,15 +96,15 @@ func TestIssue(t *testing.T) {
 					t.Errorf("%s has mode %v, want %v: %v", path, st.Mode(), mode, err)
 				}
 			}
-			files, err := pki.LoadFiles(pki.FilesConfig{CA: cfg.Files.CA, Cert: cfg.Files.Cert, Key: cfg.Files.Key, Mapping: pki.DefaultMapping("")})
+			files, err := pki.LoadFiles(pki.FilesConfig{CA: cfg.Files.CA, Cert: cfg.Files.Cert, Key: cfg.Files.Key, Mapping: pki.LegacyMapping("")})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if id := files.Identity(); id.Role != pki.RoleAgent || id.ID != "node-7" {
-				t.Errorf("the certificate is %v's", id)
+				t.Errorf("the certificate has identity %v, want agent node-7", id)
 			}
 			if err := handshake(files); err != nil {
-				t.Errorf("mutual TLS with it: %v", err)
+				t.Errorf("mutual TLS with the certificate must succeed, but: %v", err)
 			}
 		})
 	}
@@ -132,22 +133,22 @@ func handshake(f *pki.Files) error {
 	return errors.Join(err, c.Close(), <-ended)
 }
 
-func TestStart(t *testing.T) {
+func TestStartFindsACertificate(t *testing.T) {
 	issue := func(t *testing.T, cfg Config) {
 		t.Helper()
 		if err := source(t, cfg).Renew(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	t.Run("a good pair of this program's is used", func(t *testing.T) {
+	t.Run("a valid certificate of this program is kept", func(t *testing.T) {
 		v := server(t)
 		cfg := config(v, t.TempDir())
 		issue(t, cfg)
 		if err := source(t, cfg).Start(t.Context()); err != nil || len(v.Issued()) != 1 {
-			t.Errorf("%v, %d issued", err, len(v.Issued()))
+			t.Errorf("Start returned %v, Vault issued %d certificates, want success and one certificate", err, len(v.Issued()))
 		}
 	})
-	t.Run("somebody else's is replaced", func(t *testing.T) {
+	t.Run("a certificate of another program is replaced", func(t *testing.T) {
 		v := server(t)
 		cfg := config(v, t.TempDir())
 		other := cfg
@@ -155,18 +156,18 @@ func TestStart(t *testing.T) {
 		issue(t, other)
 		cfg.Service = "mine"
 		if err := source(t, cfg).Start(t.Context()); err != nil || leafAt(t, cfg.Files).Subject.CommonName != "mine" {
-			t.Errorf("%v, %s", err, leafAt(t, cfg.Files).Subject.CommonName)
+			t.Errorf("Start returned %v, the certificate is for %s, want that the stored certificate for mine is kept", err, leafAt(t, cfg.Files).Subject.CommonName)
 		}
 	})
-	t.Run("Vault is away and there is nothing", func(t *testing.T) {
+	t.Run("Start fails if Vault is unreachable and no certificate is stored", func(t *testing.T) {
 		v := server(t)
 		v.Seal(true)
 		err := source(t, config(v, t.TempDir())).Start(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "Vault is sealed") || !strings.Contains(err.Error(), "cert.pem") {
-			t.Errorf("got %v", err)
+			t.Errorf("Start returned %v", err)
 		}
 	})
-	t.Run("Vault is away, and what lies there is over: it is used until Vault is back", func(t *testing.T) {
+	t.Run("Vault is unreachable and the stored certificate has expired: it is used until Vault returns", func(t *testing.T) {
 		v := server(t)
 		cfg := config(v, t.TempDir())
 		cfg.TTL = time.Second
@@ -183,7 +184,7 @@ func TestStart(t *testing.T) {
 		v.Seal(false)
 		renewed(t, cfg.Files, old)
 	})
-	t.Run("wrong credentials", func(t *testing.T) {
+	t.Run("Start fails with wrong credentials", func(t *testing.T) {
 		v := server(t)
 		for _, tc := range []struct {
 			set  func(*Config)
@@ -197,13 +198,13 @@ func TestStart(t *testing.T) {
 			tc.set(&cfg)
 			err := source(t, cfg).Start(t.Context())
 			if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "guessed") {
-				t.Errorf("got %v, want %q", err, tc.want)
+				t.Errorf("Start returned %v, want %q", err, tc.want)
 			}
 		}
 	})
 }
 
-// run runs a source until the test ends.
+// run calls Run of a source until the test ends.
 func run(t *testing.T, s *Source) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -212,11 +213,12 @@ func run(t *testing.T, s *Source) {
 	t.Cleanup(func() { stop(); wg.Wait() })
 }
 
-// renewed waits for a new certificate.
+// renewed waits until the files hold a certificate other than old.
 func renewed(t *testing.T, p pki.Paths, old *x509.Certificate) {
 	t.Helper()
 	testbed.Until(t, "another certificate", func() bool {
-		// Between the replacement of the two files the pair does not match.
+		// While the key and certificate files are being replaced, they do not match for a moment; then try
+		// again.
 		pair, err := tls.LoadX509KeyPair(p.Cert, p.Key)
 		return err == nil && !pair.Leaf.Equal(old)
 	})
@@ -224,7 +226,7 @@ func renewed(t *testing.T, p pki.Paths, old *x509.Certificate) {
 
 // A running program gets a new certificate before the old one expires, although Vault is
 // unreachable for a while.
-func TestRun(t *testing.T) {
+func TestRunRenewsInTime(t *testing.T) {
 	v := server(t)
 	cfg := config(v, t.TempDir())
 	cfg.TTL = 2 * time.Second
@@ -235,14 +237,14 @@ func TestRun(t *testing.T) {
 	first := leafAt(t, cfg.Files)
 	v.Seal(true)
 	run(t, s)
-	testbed.Until(t, "a few tries, each refused", func() bool { return v.Refused() >= 3 })
+	testbed.Until(t, "Vault refuses several requests of the program", func() bool { return v.Refused() >= 3 })
 	v.Seal(false)
 	renewed(t, cfg.Files, first)
 }
 
-// A certificate that cannot be written is kept in memory; Vault does not issue a new one for each
-// attempt.
-func TestWhatCannotBeWrittenIsAskedForOnce(t *testing.T) {
+// A certificate that cannot be written to its file is kept in memory, so Vault does not issue another one for
+// each attempt.
+func TestACertificateThatCannotBeWrittenIsIssuedOnce(t *testing.T) {
 	v := server(t)
 	cfg := config(v, t.TempDir())
 	s := source(t, cfg)
@@ -252,7 +254,7 @@ func TestWhatCannotBeWrittenIsAskedForOnce(t *testing.T) {
 	}
 	for range 3 {
 		if s.Renew(t.Context()) == nil {
-			t.Fatal("written over a folder")
+			t.Fatal("Renew must fail where the file is a folder, but succeeded")
 		}
 	}
 	if err := os.RemoveAll(cfg.Files.Cert); err != nil {
@@ -263,28 +265,28 @@ func TestWhatCannotBeWrittenIsAskedForOnce(t *testing.T) {
 	}
 	leafAt(t, cfg.Files)
 	if n := len(v.Issued()); n != 1 {
-		t.Errorf("issued %d", n)
+		t.Errorf("Vault issued %d certificates, want 1", n)
 	}
 	if err := s.Renew(t.Context()); err != nil || len(v.Issued()) != 2 {
-		t.Errorf("%v; issued %d, want another one once it was written", err, len(v.Issued()))
+		t.Errorf("Renew returned %v; Vault issued %d certificates, want a second one after the first was written", err, len(v.Issued()))
 	}
 }
 
-func TestRenewAt(t *testing.T) {
+func TestRenewAtLeavesTime(t *testing.T) {
 	from := time.Unix(1_000_000, 0)
 	for life, want := range map[time.Duration]time.Duration{
 		24 * time.Hour:    24 * time.Hour * 8 / 10,
 		150 * time.Second: 120 * time.Second,
-		100 * time.Second: 70 * time.Second, // 30 s ahead of its end
-		40 * time.Second:  20 * time.Second, // not before its middle
+		100 * time.Second: 70 * time.Second, // a certificate valid for 100 s is renewed 30 s before its end
+		40 * time.Second:  20 * time.Second, // a certificate valid for 40 s is renewed not before half of that time
 	} {
 		if got := RenewAt(&x509.Certificate{NotBefore: from, NotAfter: from.Add(life)}).Sub(from); got != want {
-			t.Errorf("a life of %s: renewed after %s, want %s", life, got, want)
+			t.Errorf("a certificate valid for %s is renewed after %s, want %s", life, got, want)
 		}
 	}
 }
 
-func TestSettings(t *testing.T) {
+func TestSettingsAreChecked(t *testing.T) {
 	for _, tc := range []struct {
 		a    Access
 		want string
@@ -296,13 +298,13 @@ func TestSettings(t *testing.T) {
 		{Access{Addr: "http://vault:8200", Auth: "ldap", Settings: "PERSYS_GATEWAY_VAULT_"}, "PERSYS_GATEWAY_VAULT_AUTH_METHOD"},
 	} {
 		if err := tc.a.Check(); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("got %v, want %s", err, tc.want)
+			t.Errorf("New returned %v, want %s", err, tc.want)
 		}
 	}
 }
 
-// The cluster key cannot be read from its file without Vault.
-func TestTransit(t *testing.T) {
+// A key file that was encrypted with Vault's transit engine cannot be read without Vault.
+func TestTransitWrapsTheKey(t *testing.T) {
 	v := server(t)
 	tr := Transit{Access: config(v, "").Access, Mount: "transit", Key: "persys"}
 	if err := tr.Check(); err != nil {
@@ -315,16 +317,16 @@ func TestTransit(t *testing.T) {
 	}
 	raw, err := os.ReadFile(f.Path)
 	if err != nil || !strings.HasPrefix(string(raw), "persys-wrapped-key-1.transit.vault:v1:") || strings.Contains(string(raw), strings.Split(key.Export(), ".")[2]) {
-		t.Errorf("the file holds %q: %v", raw, err)
+		t.Errorf("the key file holds %q: %v", raw, err)
 	}
 	if again, err := f.Load(); err != nil || again.ID() != key.ID() {
-		t.Errorf("loaded %v: %v", again, err)
+		t.Errorf("Load returned key %v, error %v, want the same key", again, err)
 	}
-	if _, err := pki.LoadKey(f.Path); err == nil || !strings.Contains(err.Error(), "protected by transit") {
-		t.Errorf("without Vault: %v", err)
+	if _, err := pki.LoadKey(f.Path); err == nil || !strings.Contains(err.Error(), "encrypted by transit") {
+		t.Errorf("Load without Vault returned %v, want an error that says it is encrypted by transit", err)
 	}
 	v.Seal(true)
 	if _, err := f.Load(); err == nil || !strings.Contains(err.Error(), "sealed") {
-		t.Errorf("with a sealed Vault: %v", err)
+		t.Errorf("Load with a sealed Vault returned %v, want an error that says Vault is sealed", err)
 	}
 }

@@ -1,6 +1,6 @@
-// Package coredns watches the CoreDNS servers of SCHEDULER_COREDNS_ADDR while its replica leads.
-// A server that does not answer, or answers for another cluster, gives a log line, an event and a
-// metric. Nothing else depends on the result.
+// Package coredns probes the CoreDNS servers of SCHEDULER_COREDNS_ADDR while its replica leads. If a server
+// does not answer, or answers for another cluster, the package writes a log line, an event and a metric.
+// Nothing else depends on the result.
 package coredns
 
 import (
@@ -21,13 +21,14 @@ const (
 	probeInterval = 2 * time.Second
 	probeTimeout  = time.Second
 	recordTimeout = 5 * time.Second
-	// maxFailures is how many probes in a row must fail before a server counts as lost: UDP loses packets.
+	// maxFailures is the number of successive probes that must fail before a server is reported as lost. One
+	// failure is not enough, because UDP loses packets.
 	maxFailures = 2
 	maxServers  = 8
 )
 
-// ParseServers checks the addresses of SCHEDULER_COREDNS_ADDR, host[:port] each, and adds port 53
-// where none is given. Blank entries are dropped.
+// ParseServers checks the addresses in SCHEDULER_COREDNS_ADDR, each of the form host[:port], and adds port 53
+// to those without a port. Empty entries are dropped.
 func ParseServers(list []string) ([]string, error) {
 	var out []string
 	for _, s := range list {
@@ -49,21 +50,21 @@ func ParseServers(list []string) ([]string, error) {
 	return out, nil
 }
 
-// Watch probes a list of servers. Its fields are set before Run.
+// Watch probes a list of CoreDNS servers. Its fields must be set before Run.
 type Watch struct {
 	Servers []string
 	View    func() fsm.View
-	// Probe returns nil if a server answers for this cluster.
+	// Probe returns nil if a server answers with the records of this cluster.
 	Probe func(ctx context.Context, server string) error
-	// Record commits the event that a server was lost or is back.
+	// Record commits an event that a server was lost or is back.
 	Record func(ctx context.Context, eventType, server, reason string) error
 	Log    *slog.Logger
 
 	mu sync.Mutex
-	up map[string]bool // of the present leadership term; nil while not leading
+	up map[string]bool // for each server probed in the present leadership term: whether it answers; nil while this replica does not lead
 }
 
-// Run watches for one leadership term and returns when ctx ends.
+// Run probes the servers during one leadership term and returns when ctx ends.
 func (w *Watch) Run(ctx context.Context) {
 	w.setUp(map[string]bool{})
 	defer w.setUp(nil)
@@ -80,7 +81,8 @@ func (w *Watch) setUp(up map[string]bool) {
 	w.up = up
 }
 
-// Each calls fn for every server that was probed, while this replica leads. w may be nil.
+// Each calls fn for every server that was probed in this leadership term, with whether it answers. It does
+// nothing while this replica does not lead. w may be nil.
 func (w *Watch) Each(fn func(server string, up bool)) {
 	if w == nil {
 		return
@@ -110,7 +112,7 @@ func (w *Watch) watch(ctx context.Context, server string) {
 			w.mu.Lock()
 			w.up[server] = up
 			w.mu.Unlock()
-			// A change that cannot be committed is tried again at the next probe.
+			// If the change of a server's state cannot be committed, try again after the next probe.
 			if up != recorded && w.record(ctx, server, err) {
 				recorded = up
 			}
@@ -129,8 +131,8 @@ func (w *Watch) probe(ctx context.Context, server string) error {
 	return w.Probe(ctx, server)
 }
 
-// record commits the change of one server, and logs it once it is committed. lost is nil for a server
-// that is back.
+// record commits the change of one server and then logs it. lost is the reason why the server counts as lost,
+// or nil if the server is back. record returns false if the change was not committed.
 func (w *Watch) record(ctx context.Context, server string, lost error) bool {
 	eventType, reason := fsm.EventCoreDNSBack, "it answers again"
 	if lost != nil {
@@ -146,15 +148,15 @@ func (w *Watch) record(ctx context.Context, server string, lost error) bool {
 		w.Log.Debug("could not record a change of CoreDNS yet", "server", server, "err", err)
 		return false
 	case lost != nil:
-		w.Log.Warn("CoreDNS is away; the DNS servers of the schedulers are not affected", "server", server, "err", lost)
+		w.Log.Warn("CoreDNS does not answer correctly; the DNS servers of the schedulers are not affected", "server", server, "err", lost)
 	default:
 		w.Log.Info("CoreDNS is back", "server", server)
 	}
 	return true
 }
 
-// lastRecorded reads from the newest event of a server whether it was up, so that a new leader does
-// not record a change twice. A server without events counts as up.
+// lastRecorded reports whether a server was up according to its newest event, so that a new leader does not
+// record a change twice. Without an event it returns true.
 func (w *Watch) lastRecorded(server string) bool {
 	up := true
 	w.View().EventsBack(func(e *fsm.Event) bool {

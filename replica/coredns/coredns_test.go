@@ -16,13 +16,13 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// fixture is a state that records events, and one CoreDNS server.
+// fixture is a state in which events are recorded, and one CoreDNS server to watch.
 type fixture struct {
 	mu        sync.Mutex
 	s         fsm.State
 	index     uint64
-	probeErr  error // result of every probe
-	recordErr error // result of every Record
+	probeErr  error // result of every call of Probe
+	recordErr error // result of every call of Record
 	recorded  []string
 }
 
@@ -68,8 +68,8 @@ func (w *fixture) watch(t *testing.T, log *slog.Logger) *Watch {
 	}
 }
 
-// A change of a server is recorded and logged once, also across leaders. One failed probe is no
-// change, and a change that could not be committed is recorded later.
+// A change of a server is recorded and logged once, even if the leader changes. A single failed probe is no
+// change. A change that could not be committed is recorded later.
 func TestChangesAreRecordedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)
@@ -89,7 +89,7 @@ func TestChangesAreRecordedOnce(t *testing.T) {
 			run(c)
 			cancel()
 			<-done
-			c.Each(func(string, bool) { t.Error("Each lists a server after the leadership term") })
+			c.Each(func(string, bool) { t.Error("Each must list no server after the end of the leadership term, but does") })
 		}
 		up := func(c *Watch) (out []bool) {
 			c.Each(func(_ string, ok bool) { out = append(out, ok) })
@@ -104,28 +104,28 @@ func TestChangesAreRecordedOnce(t *testing.T) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if lines := strings.Count(logged.String(), "\n"); !slices.Equal(w.recorded, want) || lines != len(want) {
-				t.Errorf("recorded %q and logged %d lines, want %q", w.recorded, lines, want)
+				t.Errorf("the watch recorded the events %q and logged %d lines, want %q", w.recorded, lines, want)
 			}
 		}
 		noAnswer := errors.New("it does not answer")
 		lost, back := "CoreDNSLost: it does not answer", "CoreDNSBack: it answers again"
 		term(func(c *Watch) {
 			if got := up(c); !slices.Equal(got, []bool{true}) {
-				t.Errorf("at first up is %v, want true", got)
+				t.Errorf("at the start the metric of the server is %v, want up", got)
 			}
 			set(noAnswer, nil)
 			probes(1)
-			expect() // one packet may be lost
+			expect() // one lost packet must not count as a change
 			set(nil, nil)
 			probes(1)
 			set(noAnswer, nil)
 			probes(5)
 			expect(lost)
 			if got := up(c); !slices.Equal(got, []bool{false}) {
-				t.Errorf("without answers up is %v, want false", got)
+				t.Errorf("without answers the metric of the server is %v, want down", got)
 			}
 		})
-		term(func(*Watch) { // another leader
+		term(func(*Watch) { // a second leadership term begins, as with another leader
 			probes(5)
 			expect(lost)
 			set(nil, errors.New("no quorum"))
@@ -138,7 +138,7 @@ func TestChangesAreRecordedOnce(t *testing.T) {
 	})
 }
 
-func TestParseServers(t *testing.T) {
+func TestServerAddressesAreParsed(t *testing.T) {
 	got, err := ParseServers([]string{" ns1.example.com", "10.0.0.9:5353", "fd00::9", "", "[fd00::a]:53"})
 	if want := []string{"ns1.example.com:53", "10.0.0.9:5353", "[fd00::9]:53", "[fd00::a]:53"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%q, %v, want %q", got, err, want)
@@ -149,6 +149,6 @@ func TestParseServers(t *testing.T) {
 		}
 	}
 	if _, err := ParseServers(strings.Split("a,b,c,d,e,f,g,h,i", ",")); err == nil {
-		t.Error("nine servers are accepted, want at most 8")
+		t.Error("nine servers must be refused, because at most 8 are allowed, but were accepted")
 	}
 }

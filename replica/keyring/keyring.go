@@ -1,5 +1,5 @@
-// Package keyring settles on the key that seals a cluster's secrets and hands it from one scheduler to
-// another.
+// Package keyring makes the schedulers of a cluster agree on the cluster key, which seals (encrypts) the
+// cluster's secrets, and passes the key from one scheduler to another.
 package keyring
 
 import (
@@ -20,38 +20,38 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Keyring holds the cluster key of one replica. The key comes from a file, or a leader creates it in a
-// cluster that holds no secrets yet, or another scheduler hands it over. The key is never in the log, but
-// its id is: the first id that is committed (PinClusterKey) is the cluster's, and no other key seals or
+// Keyring holds the cluster key of one replica. The key comes from a file, or from another scheduler, or a
+// leader creates it in a cluster that has no secrets yet. The key is never in the log, but its id is. The
+// first key id that is committed (PinClusterKey) is the id of the cluster's key, and no other key seals or
 // opens anything.
 //
-// A key that a leader created is a candidate, in a file of its own. A majority of the replicas must hold it
-// before it is pinned, so that it is not lost with one machine. No replica deletes a candidate before one
-// is pinned: a leader may have died with its proposal under way.
+// A key that a leader has created is a candidate, stored in a separate file. A majority of the replicas must
+// hold it before it is pinned, so that it is not lost with one machine. No replica deletes a candidate before
+// a key is pinned: a leader may have died after it proposed to pin that candidate.
 type Keyring struct {
 	path  string
-	wrap  pki.Wrapper // protects the files; nil: no protection
+	wrap  pki.Wrapper // encryption of the key files; nil = none
 	log   *slog.Logger
 	store *store.Store
 
 	mu         sync.Mutex
-	key        *pki.Key            // in path
-	candidates map[string]*pki.Key // in path + candidateSuffix + id
-	current    *pki.Key            // the candidate that this replica offers
-	// shared: a majority is known to hold the key, or the file existed before this process. A key that
-	// could be lost with one machine seals nothing.
+	key        *pki.Key            // key in the file at path
+	candidates map[string]*pki.Key // candidate keys by id; each is stored in the file path + candidateSuffix + id
+	current    *pki.Key            // id of the candidate key that this replica offers to others
+	// shared means that a majority is known to hold the key, or that the file existed before this process. A
+	// key that is not shared could be lost with one machine, so it seals nothing.
 	shared bool
 }
 
 const candidateSuffix = ".new."
 
-// Offer is a key that another scheduler hands over.
+// Offer is a key that another scheduler sends to this one.
 type Offer struct {
-	Text      string // in the form of pki.Key.Export
+	Text      string // key in the form of pki.Key.Export
 	Candidate bool
 }
 
-// Ask asks other schedulers for their keys: the leader alone, or all of them.
+// Ask asks other schedulers for their keys: only the leader, or all of them.
 type Ask func(ctx context.Context, leader bool) []Offer
 
 func Open(file pki.KeyFile, st *store.Store, log *slog.Logger) (*Keyring, error) {
@@ -82,7 +82,7 @@ func Open(file pki.KeyFile, st *store.Store, log *slog.Logger) (*Keyring, error)
 
 func (k *Keyring) file(path string) pki.KeyFile { return pki.KeyFile{Path: path, Wrap: k.wrap} }
 
-// Key implements rpc.Keys.
+// Key implements rpc.Keys: it returns the cluster key, or an error if this replica may not use one yet.
 func (k *Keyring) Key() (*pki.Key, error) {
 	key, err := k.held()
 	if err != nil {
@@ -91,12 +91,12 @@ func (k *Keyring) Key() (*pki.Key, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.shared {
-		return nil, errors.New("the cluster key is being handed to a majority of the schedulers; try again in a moment")
+		return nil, errors.New("the cluster key is being sent to a majority of the schedulers; try again in a moment")
 	}
 	return key, nil
 }
 
-// held returns the cluster's key, if this replica has it.
+// held returns the cluster's key if this replica has it.
 func (k *Keyring) held() (*pki.Key, error) {
 	view := k.store.View()
 	pinned := view.Info().ClusterKeyID
@@ -106,17 +106,17 @@ func (k *Keyring) held() (*pki.Key, error) {
 	case k.key != nil && k.key.ID() == pinned:
 		return k.key, nil
 	case k.key != nil && pinned == "" && sealedSomething(view):
-		// A cluster from before keys were pinned: its secrets are sealed with this key.
+		// The cluster has not pinned a key yet, and its secrets are sealed with the key in this file.
 		return k.key, nil
 	case k.key != nil && pinned != "":
-		return nil, fmt.Errorf("%s holds key %s, but this cluster's secrets are sealed with key %s: move the file away, and another scheduler hands the right one over", k.path, k.key.ID(), pinned)
+		return nil, fmt.Errorf("%s holds key %s, but this cluster's secrets are sealed with key %s: move the file away, and another scheduler sends the right key", k.path, k.key.ID(), pinned)
 	case pinned == "":
-		return nil, errors.New("the cluster has not settled on a key yet; try again in a moment")
+		return nil, errors.New("the cluster has not agreed on a cluster key yet; try again in a moment")
 	}
-	return nil, fmt.Errorf("this scheduler has no cluster key yet (%s): copy %s from another scheduler, or wait until one hands it over", pinned, k.path)
+	return nil, fmt.Errorf("this scheduler has no cluster key yet (%s): copy %s from another scheduler, or wait until another scheduler sends the key", pinned, k.path)
 }
 
-// Settled reports whether this replica has the pinned key.
+// Settled reports whether this replica holds the pinned key.
 func (k *Keyring) Settled() bool {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -124,8 +124,8 @@ func (k *Keyring) Settled() bool {
 	return k.key != nil && k.key.ID() == pinned
 }
 
-// adopt stores a key that another scheduler handed over, if it is the pinned one. A file with another key
-// is not overwritten.
+// adopt stores a key that another scheduler has sent, if it is the pinned key. It does not overwrite a file
+// with another key.
 func (k *Keyring) adopt(exported string) error {
 	key, err := pki.ParseKey(exported)
 	if err != nil {
@@ -145,13 +145,13 @@ func (k *Keyring) adopt(exported string) error {
 	if k.key, err = k.file(k.path).Import(exported); err != nil {
 		return err
 	}
-	// Existing secrets were sealed with it, so a majority held it then.
+	// If secrets have been sealed with this key, a majority held it at that time.
 	k.shared = sealedSomething(k.store.View())
-	k.log.Info("has the cluster key", "file", k.path, "id", key.ID())
+	k.log.Info("this scheduler now has the cluster key", "file", k.path, "id", key.ID())
 	return k.forgetCandidates()
 }
 
-// forgetCandidates removes keys that never sealed anything. The caller holds mu.
+// forgetCandidates deletes candidates, which have never sealed anything. The caller holds mu.
 func (k *Keyring) forgetCandidates() error {
 	for id := range k.candidates {
 		if err := os.Remove(k.path + candidateSuffix + id); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -163,9 +163,9 @@ func (k *Keyring) forgetCandidates() error {
 	return nil
 }
 
-// propose makes the leader pin a key: the one of its file, one that another replica holds, or a new one,
-// once a majority holds it. It returns nil once any key is pinned, and while the key is being handed to a
-// majority.
+// propose makes the leader pin a key once a majority holds it. The key is that in the leader's key file, or a
+// key that another replica holds, or a new key. propose returns nil if a key is pinned, or if the key is
+// still being passed to a majority.
 func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	view := k.store.View()
 	if view.Info().ClusterKeyID != "" {
@@ -176,7 +176,7 @@ func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...f
 	if err != nil {
 		return err
 	}
-	// A key that an operator placed here is kept by the operator as well, so it needs no majority.
+	// A key that the operator placed on this machine needs no majority, because the operator has a copy.
 	if !own && !k.majority(key.ID(), offers) {
 		return nil
 	}
@@ -190,7 +190,8 @@ func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...f
 	return results[0].Err()
 }
 
-// choose returns the key to propose. own: it is in this replica's file.
+// choose returns the key that the leader proposes. own is set if the key is the one in this replica's key
+// file.
 func (k *Keyring) choose(view fsm.View, offers []Offer) (key *pki.Key, own bool, err error) {
 	k.mu.Lock()
 	key, current := k.key, k.current
@@ -198,7 +199,7 @@ func (k *Keyring) choose(view fsm.View, offers []Offer) (key *pki.Key, own bool,
 	if key != nil {
 		return key, true, nil
 	}
-	// A key that an operator placed on any machine takes precedence over a generated one.
+	// A key that an operator placed on some machine takes precedence over a generated key.
 	for _, o := range offers {
 		if found, err := pki.ParseKey(o.Text); err == nil && !o.Candidate {
 			key, err = k.keepCandidate(found)
@@ -219,8 +220,8 @@ func (k *Keyring) choose(view fsm.View, offers []Offer) (key *pki.Key, own bool,
 	return key, false, err
 }
 
-// sealedSomething reports whether a stored specification holds a sealed value. A cluster may have workloads
-// without secrets before it has a key.
+// sealedSomething reports whether a specification in the state contains a sealed value. A cluster may have
+// workloads without secrets before it has a key.
 func sealedSomething(view fsm.View) bool {
 	found := false
 	view.Workloads("", func(w *fsm.Workload) bool {
@@ -230,7 +231,8 @@ func sealedSomething(view fsm.View) bool {
 	return found
 }
 
-// keepCandidate stores a key before it is offered: it may be pinned without this replica learning of it.
+// keepCandidate stores a candidate on disk before it is offered to others, because it may be pinned without
+// this replica learning of that at once.
 func (k *Keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -246,7 +248,7 @@ func (k *Keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	return stored, nil
 }
 
-// promote stores the candidate that was pinned as the cluster's key, and forgets the others.
+// promote makes the pinned candidate this replica's cluster key, and deletes the other candidates.
 func (k *Keyring) promote() error {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -260,13 +262,13 @@ func (k *Keyring) promote() error {
 			return err
 		}
 		k.key = key
-		k.log.Info("has the cluster key", "file", k.path, "id", key.ID())
+		k.log.Info("this scheduler now has the cluster key", "file", k.path, "id", key.ID())
 	}
 	return k.forgetCandidates()
 }
 
-// Offered implements rpc.Keys. It returns the cluster's key or, while none is pinned, the key that an
-// operator placed here, or a candidate.
+// Offered implements rpc.Keys: it returns the key that this replica sends to other schedulers. That is the
+// cluster's key. While no key is pinned, it is the key that an operator placed here, or else a candidate.
 func (k *Keyring) Offered() (*pki.Key, bool, error) {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
@@ -285,7 +287,7 @@ func (k *Keyring) Offered() (*pki.Key, bool, error) {
 	return key, false, err
 }
 
-// majority reports whether more than half of the replicas hold a key, this replica among them.
+// majority reports whether more than half of the replicas, including this one, hold the key with this id.
 func (k *Keyring) majority(id string, offers []Offer) bool {
 	replicas, holders := 0, 1
 	k.store.View().Replicas(func(*fsm.Replica) bool { replicas++; return true })
@@ -297,7 +299,7 @@ func (k *Keyring) majority(id string, offers []Offer) bool {
 	return holders > replicas/2
 }
 
-// share counts the holders of the key. It is not used until a majority holds it.
+// share asks how many replicas hold the key. The key is not used before a majority holds it.
 func (k *Keyring) share(ctx context.Context, others Ask) {
 	all := k.majority(k.store.View().Info().ClusterKeyID, nil) || k.majority(k.store.View().Info().ClusterKeyID, others(ctx, false))
 	k.mu.Lock()
@@ -305,7 +307,7 @@ func (k *Keyring) share(ctx context.Context, others Ask) {
 	k.shared = k.shared || all
 }
 
-// ready reports whether there is nothing left to do.
+// ready reports whether this replica holds the pinned key and a majority holds it too.
 func (k *Keyring) ready() bool {
 	k.mu.Lock()
 	shared := k.shared
@@ -313,8 +315,8 @@ func (k *Keyring) ready() bool {
 	return shared && k.Settled()
 }
 
-// Run works until this replica has the key and a majority holds it. The leader proposes a key; other
-// replicas ask for one. Every step is retried.
+// Run returns when this replica holds the cluster key and a majority holds it too, or when ctx ends. The
+// leader proposes a key; the other replicas ask for one. Every step is repeated until it succeeds.
 func (k *Keyring) Run(ctx context.Context, leads func() bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) {
 	t := time.NewTicker(settleEvery)
 	defer t.Stop()
@@ -328,7 +330,7 @@ func (k *Keyring) Run(ctx context.Context, leads func() bool, commit func(contex
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
-			k.log.Warn("this scheduler cannot open or seal secrets yet; trying again", "err", err)
+			k.log.Warn("this scheduler has no cluster key yet, so it can neither open nor seal secrets; trying again", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -340,7 +342,7 @@ func (k *Keyring) Run(ctx context.Context, leads func() bool, commit func(contex
 
 const settleEvery = 100 * time.Millisecond
 
-// settle makes the next possible step.
+// settle makes one attempt to obtain the cluster key, or to count the replicas that hold it.
 func (k *Keyring) settle(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	err := k.obtain(ctx, leads, commit, others)
 	if k.Settled() {
@@ -349,7 +351,8 @@ func (k *Keyring) settle(ctx context.Context, leads bool, commit func(context.Co
 	return err
 }
 
-// obtain gets the pinned key, or gets a key pinned.
+// obtain gets the pinned key from another replica. If no key is pinned, it makes the leader propose one, or a
+// follower get the leader's candidate.
 func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	if err := k.promote(); err != nil || k.Settled() {
 		return err
@@ -364,7 +367,7 @@ func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Co
 	}
 	if k.store.View().Info().ClusterKeyID == "" {
 		if leads {
-			return nil // waits for a majority
+			return nil // wait: a majority of the replicas must hold the candidate before it is pinned
 		}
 		return k.follow(ctx, others)
 	}
@@ -377,13 +380,13 @@ func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Co
 	return err
 }
 
-// follow stores the key that the leader is about to propose.
+// follow gets the candidate that the leader is about to propose, and stores it.
 func (k *Keyring) follow(ctx context.Context, others Ask) error {
 	k.mu.Lock()
 	own := k.key != nil
 	k.mu.Unlock()
 	if own {
-		return nil // an operator placed this key, and the leader will find it
+		return nil // offer the key that an operator placed here; the leader will ask for it
 	}
 	for _, o := range others(ctx, true) {
 		key, err := pki.ParseKey(o.Text)

@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// replicated is the log of a cluster whose replicas all see an entry at once.
+// replicated simulates the log of a cluster. All replicas apply an entry at the same time.
 type replicated struct {
 	t     *testing.T
 	state fsm.State
@@ -64,7 +64,7 @@ func (l *replicated) ring(dir string) *Keyring {
 
 func nobody(context.Context, bool) []Offer { return nil }
 
-// holders answer for other replicas. The first of them leads.
+// holders returns an Ask that answers with the keys of these replicas. The first of them is the leader.
 func holders(rings ...*Keyring) Ask {
 	return func(_ context.Context, leader bool) (out []Offer) {
 		for i, r := range rings {
@@ -85,8 +85,8 @@ func keyID(t *testing.T, k *Keyring) string {
 	return key.ID()
 }
 
-// TestTwoLeadersEndWithOneKey: a leader creates a key and loses leadership before it is committed. The next
-// leader creates another one. The first forgets its own.
+// TestTwoLeadersEndWithOneKey: a leader creates a key and loses leadership before the key is pinned. The next
+// leader creates another key, which is pinned. The first leader then deletes its own key.
 func TestTwoLeadersEndWithOneKey(t *testing.T) {
 	l := newLog(t)
 	dirA := t.TempDir()
@@ -95,28 +95,29 @@ func TestTwoLeadersEndWithOneKey(t *testing.T) {
 		return nil, errors.New("leadership was lost")
 	}
 	if err := a.settle(t.Context(), true, lost, nobody); err == nil {
-		t.Fatal("a key is settled that was not committed")
+		t.Fatal("a cluster key must not be settled before it is committed, but was")
 	}
-	if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "not settled") {
-		t.Fatalf("a candidate is used: %v", err)
+	if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "not agreed") {
+		t.Fatalf("Key with an uncommitted candidate returned %v, want an error that says that it is not agreed", err)
 	}
 	if err := b.settle(t.Context(), true, l.commit, nobody); err != nil {
 		t.Fatal(err)
 	}
 	want := keyID(t, b)
-	a = l.ring(dirA) // it restarts with its candidate on disk
+	a = l.ring(dirA) // replica a restarts with its candidate on disk
 	if err := a.settle(t.Context(), false, lost, holders(b)); err != nil {
 		t.Fatal(err)
 	}
 	if got := keyID(t, a); got != want {
-		t.Errorf("one has key %s, the other %s", got, want)
+		t.Errorf("replica a has key %s, replica b %s, want the same key", got, want)
 	}
 	if left, _ := os.ReadDir(dirA); len(left) != 1 {
-		t.Errorf("left in the folder: %v", left)
+		t.Errorf("only the key file must be left in the folder, but there are: %v", left)
 	}
 }
 
-// TestACommittedCandidateIsKept: the leader dies after the commit and before it learns of it.
+// TestACommittedCandidateIsKept: the leader dies after its candidate was pinned and before it learns of that.
+// After its restart it uses the candidate.
 func TestACommittedCandidateIsKept(t *testing.T) {
 	l := newLog(t)
 	dir := t.TempDir()
@@ -133,11 +134,12 @@ func TestACommittedCandidateIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := keyID(t, a); got != l.store.View().Info().ClusterKeyID {
-		t.Errorf("key %s, pinned is %s", got, l.store.View().Info().ClusterKeyID)
+		t.Errorf("the replica has key %s, pinned is %s, want the pinned key", got, l.store.View().Info().ClusterKeyID)
 	}
 }
 
-// TestAKeyIsUsedOnceAMajorityHoldsIt: secrets must not be lost with the machine that created the key.
+// TestAKeyIsUsedOnceAMajorityHoldsIt: a new key seals nothing before a majority holds it, so that secrets are
+// not lost with the machine that created the key.
 func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	l := newLog(t)
 	for _, id := range []string{"r2", "r3"} {
@@ -153,35 +155,35 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	}
 	step(a, true, b, c)
 	if id := l.store.View().Info().ClusterKeyID; id != "" {
-		t.Fatalf("one of three holds the key, and it is the cluster's: %s", id)
+		t.Fatalf("no key may be pinned while only one of three replicas holds it, but %s was", id)
 	}
 	step(b, false, a, c)
-	step(a, true, c) // b has the key, and cannot be reached
+	step(a, true, c) // replica b holds the key, but cannot be asked
 	if id := l.store.View().Info().ClusterKeyID; id != "" {
-		t.Fatalf("it is not known that two of three hold the key, and it is the cluster's: %s", id)
+		t.Fatalf("no key may be pinned before a majority is known to hold it, but %s was", id)
 	}
 	step(a, true, b, c)
 	want := keyID(t, a)
 	step(b, false, a, c)
 	step(b, false, a, c)
 	if got := keyID(t, b); got != want {
-		t.Errorf("one uses key %s, the other %s", got, want)
+		t.Errorf("replica b has key %s, replica a %s, want the same key", got, want)
 	}
 	if again := l.ring(dirB); keyID(t, again) != want {
-		t.Error("it is not used after a restart")
+		t.Error("the key must be used again after a restart, but is not")
 	}
-	// A replica that joins a cluster with workloads need not reach a majority.
+	// Replica c joins now and gets the key from a. Both together are a majority, so c uses the key at once.
 	l.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
 		Id: "web", Content: "c1:x", Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
 	step(c, false, a)
 	if got := keyID(t, c); got != want {
-		t.Errorf("the last one uses key %s, want %s", got, want)
+		t.Errorf("replica c uses key %s, want %s", got, want)
 	}
 }
 
-// TestTheMakerOfTheKeyDies: the leader that created the key is lost for good, before or after the others
-// learn that it was pinned.
-func TestTheMakerOfTheKeyDies(t *testing.T) {
+// TestLeaderThatCreatedTheKeyIsLost: the leader that created the key is lost for good, before or after the
+// other replicas learn that the key is pinned.
+func TestLeaderThatCreatedTheKeyIsLost(t *testing.T) {
 	for _, pinned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("pinned=%v", pinned), func(t *testing.T) {
 			l := newLog(t)
@@ -204,23 +206,23 @@ func TestTheMakerOfTheKeyDies(t *testing.T) {
 					t.Fatal("nothing is pinned")
 				}
 			}
-			b = l.ring(dirB) // and the other one restarts
+			b = l.ring(dirB) // replica b restarts
 			for range 3 {
 				step(b, true, c)
 				step(c, false, b)
 			}
 			if got, want := keyID(t, b), l.store.View().Info().ClusterKeyID; got != want || keyID(t, c) != want {
-				t.Errorf("keys %s and %s, pinned is %s", got, keyID(t, c), want)
+				t.Errorf("the replicas have keys %s and %s, pinned is %s, want the pinned key on both", got, keyID(t, c), want)
 			}
 			if left, _ := os.ReadDir(dirB); len(left) != 1 {
-				t.Errorf("left in the folder: %v", left)
+				t.Errorf("only the key file must be left in the folder, but there are: %v", left)
 			}
 		})
 	}
 }
 
-// TestCandidatesAreKeptUntilOneIsPinned: a leader's proposal may still be under way when the next leader
-// creates a key.
+// TestCandidatesAreKeptUntilOneIsPinned: no candidate is deleted when the next leader creates a key, because
+// the proposal of the former leader may still be in the log, uncommitted.
 func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 	l := newLog(t)
 	for _, id := range []string{"r2", "r3"} {
@@ -235,9 +237,9 @@ func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 	_ = a.settle(t.Context(), true, slow, holders(b, c))
 	_ = b.settle(t.Context(), false, slow, holders(a))
 	if _ = a.settle(t.Context(), true, slow, holders(b, c)); late == nil {
-		t.Fatal("nothing was proposed")
+		t.Fatal("the slow leader must propose its key late, but proposed nothing")
 	}
-	// c leads now, cannot reach the others at first, and b follows it.
+	// Now replica c leads. At first it cannot reach the other replicas; then replica b follows it.
 	_ = c.settle(t.Context(), true, l.commit, nobody)
 	_ = b.settle(t.Context(), false, l.commit, holders(c))
 	l.do(late...)
@@ -247,12 +249,12 @@ func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 		}
 	}
 	if got, want := keyID(t, b), l.store.View().Info().ClusterKeyID; got != want {
-		t.Errorf("key %s, pinned is %s", got, want)
+		t.Errorf("the replica has key %s, pinned is %s, want the pinned key", got, want)
 	}
 }
 
-func TestKeyring(t *testing.T) {
-	t.Run("a key that an operator put on another machine goes first", func(t *testing.T) {
+func TestTheClusterKeyIsAgreedOn(t *testing.T) {
+	t.Run("a key file that an operator put on another machine is preferred to a new key", func(t *testing.T) {
 		l := newLog(t)
 		dir := t.TempDir()
 		placed, _, err := pki.LoadOrCreateKey(filepath.Join(dir, "cluster.key"))
@@ -264,10 +266,10 @@ func TestKeyring(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := keyID(t, a); got != placed.ID() {
-			t.Errorf("key %s, the operator's is %s", got, placed.ID())
+			t.Errorf("the cluster has key %s, the operator's key is %s, want the operator's key", got, placed.ID())
 		}
 	})
-	t.Run("a file with another key is refused and left alone", func(t *testing.T) {
+	t.Run("a file with another key is refused and not changed", func(t *testing.T) {
 		l := newLog(t)
 		b := l.ring(t.TempDir())
 		if err := b.settle(t.Context(), true, l.commit, nobody); err != nil {
@@ -283,18 +285,19 @@ func TestKeyring(t *testing.T) {
 			t.Errorf("settled with %v", err)
 		}
 		if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "move the file away") {
-			t.Errorf("it is used: %v", err)
+			t.Errorf("Key with a file that has another key returned %v, want the advice to move the file away", err)
 		}
 		if now, err := pki.LoadKey(filepath.Join(dir, "cluster.key")); err != nil || now.ID() != placed.ID() {
 			t.Errorf("the file was changed: %v", err)
 		}
 	})
-	// Workloads from before the cluster had a key hold no secret, and must not keep it from getting one.
+	// Workloads from the time before the cluster key have no secrets. They must not prevent the creation of
+	// a key; workloads with secrets must.
 	for _, c := range []struct {
 		name, spec, want string
 	}{
-		{"none is made when something is sealed with one that is missing", "x" + pki.SealPrefix + "y", "is missing and workloads hold secrets"},
-		{"one is made when workloads came first", "plain", ""},
+		{"no key is created if a secret is sealed with a missing key", "x" + pki.SealPrefix + "y", "is missing and workloads hold secrets"},
+		{"a key is created if no workload holds a secret", "plain", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLog(t)
@@ -305,7 +308,7 @@ func TestKeyring(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 			if pinned := l.store.View().Info().ClusterKeyID; (pinned != "") != (c.want == "") {
-				t.Errorf("the cluster's key is %q", pinned)
+				t.Errorf("the state has the cluster key id %q; want an id if the key was created, none after an error", pinned)
 			}
 		})
 	}

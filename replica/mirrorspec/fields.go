@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/mirror"
 )
 
-// Fields reads a stored specification for the mirror (mirror.Describe). Sealed values stay sealed: they are
-// bound to their workload and useless to a reader of etcd. A specification that cannot be read gives no
-// fields; its stored bytes are mirrored anyway.
+// Fields returns the fields of a stored specification that the mirror writes to etcd (mirror.Describe).
+// Sealed values stay sealed: they are bound to their workload, so a reader of etcd can do nothing with them.
+// If a specification cannot be read, Fields returns none; the stored bytes are mirrored anyway.
 func Fields(w *fsm.Workload) mirror.Fields {
 	s := &controlv1.WorkloadSpec{}
 	if s.UnmarshalVT(w.Spec) != nil {

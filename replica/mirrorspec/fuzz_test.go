@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// FuzzRecords: a record from the etcd of a legacy v1 scheduler becomes a specification that can be
-// stored and opened again, or an error.
+// FuzzRecords: from any record in the etcd of a legacy v1 scheduler, the translation makes a specification
+// that can be stored and read again, or it returns an error.
 func FuzzRecords(f *testing.F) {
 	f.Add([]byte(`{"id":"web","type":"docker-container","image":"nginx:1","command":"a b","ports":["8080:80/tcp","5353:53/udp","81"],"volumes":["/data:/srv:ro"],"metadata":{"team":"blue"}}`))
 	f.Add([]byte(`{"id":"s","gitRepo":"https://h/x.git","gitToken":"t"}`))
@@ -35,7 +35,7 @@ func FuzzRecords(f *testing.F) {
 			return
 		}
 		if _, err := spec.Unseal(w.ID, p.Command.GetPutWorkloads().GetWorkloads()[0].GetSpec(), key); err != nil {
-			t.Fatalf("the sealed specification does not open: %v", err)
+			t.Fatalf("the sealed specification must open again, but: %v", err)
 		}
 	})
 }

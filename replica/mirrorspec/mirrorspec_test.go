@@ -21,7 +21,7 @@ func recordOf(t *testing.T, text string) *mirror.Workload {
 	return w
 }
 
-// translated prepares a record of a legacy v1 scheduler and opens the stored specification.
+// translated translates a record of a legacy v1 scheduler and reads the stored specification again.
 func translated(t *testing.T, w *mirror.Workload) (*controlv1.WorkloadSpec, error) {
 	t.Helper()
 	key, err := pki.NewKey()
@@ -39,7 +39,7 @@ func translated(t *testing.T, w *mirror.Workload) (*controlv1.WorkloadSpec, erro
 	put := p.Command.GetPutWorkloads().GetWorkloads()[0]
 	for _, secret := range []string{"hush", "t0ken", "#cloud-config"} {
 		if strings.Contains(string(put.GetSpec()), secret) {
-			t.Errorf("%s: the secret %q is stored as it is", w.ID, secret)
+			t.Errorf("workload %s: the secret %q is stored in plain text", w.ID, secret)
 		}
 	}
 	if put.GetCallerRevision() != w.RevisionID {
@@ -52,7 +52,7 @@ func translated(t *testing.T, w *mirror.Workload) (*controlv1.WorkloadSpec, erro
 	return s, nil
 }
 
-// A record as in contract/state-etcd.md, with every field set.
+// This test translates a record as in contract/state-etcd.md, with every field set.
 func TestSpecificationsOfLegacyRecords(t *testing.T) {
 	s, err := translated(t, recordOf(t, `{"id":"web","name":"web","type":"docker-container","revisionId":"rev-7","image":"nginx:1","command":"a b","envVars":{"PASSWORD":"hush"},
 		"resources":{"cpu_usage":0.5,"memory_usage":256,"disk_usage":3},"labels":{"zone":"x"},"ports":["8080:80/tcp","5353:53/udp","81"],"volumes":["/data:/srv:ro","/tmp:/tmp"],
@@ -68,7 +68,7 @@ func TestSpecificationsOfLegacyRecords(t *testing.T) {
 		t.Errorf("resources %v", s)
 	}
 	if len(s.GetMetadata()) != 1 || s.GetMetadata()["team"] != "blue" {
-		t.Errorf("metadata is not its owner's alone: %v", s.GetMetadata())
+		t.Errorf("the metadata must have only the keys of the workload's owner, but is: %v", s.GetMetadata())
 	}
 	ports := map[int32]string{}
 	for _, p := range c.GetPorts() {
@@ -90,7 +90,7 @@ func TestSpecificationsOfLegacyRecords(t *testing.T) {
 	}
 	s, err = translated(t, recordOf(t, `{"id":"inline","type":"","composeYaml":"services:\n  web:\n    image: nginx:1\n    environment: {P: hush}\n","resources":{}}`))
 	if err != nil || s.GetType() != "compose" || !strings.Contains(s.GetCompose().GetInlineYaml(), "hush") {
-		t.Errorf("compose of one file: %v %v", s, err)
+		t.Errorf("the specification of a record with one Compose file: %v %v, want a stack with the secret in its file", s, err)
 	}
 
 	w := recordOf(t, `{"id":"vm1","type":"vm","revisionId":"1","resources":{},"vm":{"name":"vm1","vcpus":2,"memoryMb":2048,
@@ -99,22 +99,22 @@ func TestSpecificationsOfLegacyRecords(t *testing.T) {
 	if s, err = translated(t, w); err != nil {
 		t.Fatal(err)
 	}
-	d := spec.DemandOf(s)
+	d := spec.DemandOf("w", s)
 	if s.GetType() != "vm" || !s.GetExclusive() || d.GetCpuMillicores() != 2000 || d.GetMemoryMib() != 2048 || d.GetDiskGb() != 20 {
 		t.Errorf("vm %v, demand %v", s, d)
 	}
 	got := spec.ToAgent(&fsm.Workload{ID: "vm1", Demand: &fsm.Demand{Type: "vm"}, Actual: &fsm.Observation{}}, s).GetSpec().GetVm()
 	if len(got.GetDisks()) != 1 || got.GetDisks()[0].GetPath() != "/var/lib/libvirt/images/vm1.qcow2" || got.GetNetworks()[0].GetMacAddress() != "52:54:00:00:00:01" {
-		t.Errorf("a machine that runs would be told of another disk or address: %v", got)
+		t.Errorf("the specification must keep the disks and addresses of a running machine, but does not: %v", got)
 	}
 }
 
 func TestRecordsThatCannotBeTaken(t *testing.T) {
 	for _, tt := range []struct{ name, record, want string }{
-		{"no type and nothing to tell it by", `{"id":"a"}`, "type"},
-		{"a type of its own", `{"id":"a","type":"wasm"}`, `"wasm"`},
-		{"a port that is none", `{"id":"a","type":"container","image":"x","ports":["http"]}`, "ports[0]"},
-		{"half a volume", `{"id":"a","type":"container","image":"x","volumes":["/data"]}`, "volumes[0]"},
+		{"a type that is missing and cannot be derived", `{"id":"a"}`, "type"},
+		{"an unknown type", `{"id":"a","type":"wasm"}`, `"wasm"`},
+		{"an invalid port", `{"id":"a","type":"container","image":"x","ports":["http"]}`, "ports[0]"},
+		{"a volume without a target", `{"id":"a","type":"container","image":"x","volumes":["/data"]}`, "volumes[0]"},
 		{"no image", `{"id":"a","type":"container"}`, "image"},
 		{"a token for ssh", `{"id":"a","type":"compose","gitRepo":"git@h:x.git","gitToken":"t"}`, "gitToken"},
 		{"a machine without a description", `{"id":"a","type":"vm"}`, "vm"},
@@ -122,7 +122,7 @@ func TestRecordsThatCannotBeTaken(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if s, err := translated(t, recordOf(t, tt.record)); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%v, %v; want an error about %s", s, err, tt.want)
+				t.Errorf("Specification returned %v, %v; want an error about %s", s, err, tt.want)
 			}
 		})
 	}

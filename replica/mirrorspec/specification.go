@@ -1,5 +1,5 @@
-// Package mirrorspec translates between the specifications of the API and the workload records that the
-// mirror keeps in etcd.
+// Package mirrorspec translates between specifications of the API and the workload records that the mirror
+// writes to etcd.
 package mirrorspec
 
 import (
@@ -20,9 +20,9 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// schedulerKeys are the metadata keys that legacy v1 schedulers and agents add to those of the owner
-// (contract/state-etcd.md, "Workload metadata keys", and contract/semantics.md, section 11). A name that
-// ends in a dot or underscore stands for all names that begin with it.
+// schedulerKeys are the metadata keys that legacy v1 schedulers and agents add to those of the workload's
+// owner (contract/state-etcd.md, "Workload metadata keys", and contract/semantics.md, section 11). A name
+// that ends in a dot or underscore stands for all keys with this prefix.
 var schedulerKeys = [...]string{
 	"created_at", "last_action", "assignment_reason", "previous_node", "drift_reason", "drift_reconciled_at",
 	"lastApplyRequestAt", "lastApplyRevision", "lastLaunchTime", "reapplyAttempts", "reapplyNextAt",
@@ -42,8 +42,9 @@ func schedulersOwn(key string) bool {
 	})
 }
 
-// Specification turns the documented fields of a record back into the apply that its owner made. It is the
-// inverse of Fields. Fields that the record never held (group, constraints, privileges) stay unset.
+// Specification turns the documented fields of a record in etcd back into the apply request that its owner
+// made. It is the inverse of Fields. Fields that records never contained (group, constraints, privileges)
+// stay unset.
 func Specification(w *mirror.Workload) (*controlv1.ApplyWorkloadRequest, error) {
 	s := &controlv1.WorkloadSpec{
 		Resources: &controlv1.ResourceRequirements{
@@ -90,7 +91,8 @@ func Specification(w *mirror.Workload) (*controlv1.ApplyWorkloadRequest, error) 
 	return &controlv1.ApplyWorkloadRequest{WorkloadId: w.ID, RevisionId: w.RevisionID, Spec: s}, nil
 }
 
-// typeOf knows the type names of legacy v1 peers. Without a type it goes by the fields of the record.
+// typeOf returns the workload type of a record. It translates the type names of legacy v1 peers. If a record
+// has no type, the type follows from its other fields.
 func typeOf(w *mirror.Workload) string {
 	switch t := strings.ToLower(strings.TrimSpace(w.Type)); t {
 	case "docker-container", "docker":
@@ -137,12 +139,12 @@ func containerOf(w *mirror.Workload) (*controlv1.ContainerSpec, error) {
 	return c, nil
 }
 
-// portOf reads host:container/protocol.
+// portOf parses a port of the form host:container/protocol.
 func portOf(text string) (*controlv1.Port, error) {
 	numbers, protocol, _ := strings.Cut(text, "/")
 	host, inside, ok := strings.Cut(numbers, ":")
 	if !ok {
-		host, inside = "0", numbers // any host port
+		host, inside = "0", numbers // no host port is given, so the engine chooses one
 	}
 	h, err := strconv.ParseInt(host, 10, 32)
 	if err == nil {
@@ -164,7 +166,8 @@ func volumesOf(list []mirror.ManagedVolume) (out []*controlv1.ManagedVolumeSpec)
 	return out
 }
 
-// composeOf puts a Git token into the URL, as the user, where this API has it.
+// composeOf returns the Compose part of a record's specification. A Git token in the record becomes the user
+// in the URL, as the API expects it.
 func composeOf(w *mirror.Workload) (*controlv1.ComposeSpec, error) {
 	c := &controlv1.ComposeSpec{Env: w.EnvVars}
 	if w.GitRepo == "" {
@@ -180,7 +183,7 @@ func composeOf(w *mirror.Workload) (*controlv1.ComposeSpec, error) {
 	}
 	u, err := url.Parse(w.GitRepo)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, errors.New("gitToken: is there, but gitRepo is no https URL that could carry it")
+		return nil, errors.New("gitToken: is set, but gitRepo is no https URL into which it could be put")
 	}
 	if u.User == nil {
 		u.User = url.User(w.GitToken)
@@ -189,8 +192,8 @@ func composeOf(w *mirror.Workload) (*controlv1.ComposeSpec, error) {
 	return c, nil
 }
 
-// vmOf is the whole virtual machine in the terms of the agent API, which are those of the record: paths,
-// formats and addresses of a running machine stay as they are.
+// vmOf returns the virtual machine of a record as JSON of the agent API, which has the same fields. Paths,
+// formats and addresses of a machine that is already running stay unchanged.
 func vmOf(w *mirror.Workload) (string, error) {
 	v := w.VM
 	if v == nil {

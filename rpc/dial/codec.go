@@ -12,17 +12,17 @@ import (
 	"github.com/persys/compute/api/strict"
 )
 
-// Codec returns the codec of every Persys program: protobuf with the generated encoders where a
-// message has them, and with the protobuf runtime otherwise. The format and the name are those of
-// gRPC's own codec. It is passed to each server and connection and not registered, so that other
-// gRPC users in the process keep their codec.
+// Codec returns the gRPC codec of every Persys program. It encodes and decodes protobuf with the generated
+// code if a message has such code, and with the protobuf runtime otherwise. Format and name are those of
+// gRPC's own codec. Codec is passed to each server and connection and not registered, so that other users of
+// gRPC in the process keep their codec.
 func Codec() encoding.CodecV2 {
 	return &codec{other: encoding.GetCodecV2(protocodec.Name)}
 }
 
 type codec struct {
 	other   encoding.CodecV2
-	schemas sync.Map // protoreflect.MessageType to *strict.Schema
+	schemas sync.Map // cache of schemas: protoreflect.MessageType to *strict.Schema
 }
 
 func (c *codec) schema(m proto.Message) *strict.Schema {
@@ -34,7 +34,7 @@ func (c *codec) schema(m proto.Message) *strict.Schema {
 	return s.(*strict.Schema)
 }
 
-// generated is the interface that the vtproto plugin generates for messages.
+// generated is implemented by messages for which the vtproto plugin has generated code.
 type generated interface {
 	proto.Message
 	SizeVT() int
@@ -73,11 +73,11 @@ func (c *codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
-	// The generated decoders do not check that strings are UTF-8. Invalid UTF-8 would break every
-	// later answer that contains it.
+	// The generated decoders do not check that strings are valid UTF-8. A string with invalid UTF-8 in the
+	// state would make every answer fail that contains it.
 	err := c.schema(m).Check(buf.ReadOnlyData(), false)
 	if err == nil {
-		// Strings and bytes were copied, so the buffer may return to its pool.
+		// The decoder has copied all strings and bytes, so the buffer may be used again.
 		err = m.UnmarshalVT(buf.ReadOnlyData())
 	}
 	if err != nil {

@@ -20,10 +20,10 @@ func TestCodecSpeaksProtobuf(t *testing.T) {
 			Type: "container", Metadata: map[string]string{"a": "b"},
 			Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "i", Command: []string{"x", "y"}}},
 		}},
-		"a large one":                   &controlv1.ApplyWorkloadRequest{WorkloadId: string(long)},
-		"a message that has none":       &healthpb.HealthCheckRequest{Service: "s"},
-		"an empty message":              &controlv1.GetClusterSummaryRequest{},
-		"a message with unknown fields": unknown(t),
+		"a large one":                          &controlv1.ApplyWorkloadRequest{WorkloadId: string(long)},
+		"a message without generated encoders": &healthpb.HealthCheckRequest{Service: "s"},
+		"an empty message":                     &controlv1.GetClusterSummaryRequest{},
+		"a message with unknown fields":        unknown(t),
 	} {
 		t.Run(name, func(t *testing.T) {
 			want, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
@@ -36,26 +36,26 @@ func TestCodecSpeaksProtobuf(t *testing.T) {
 			}
 			back := m.ProtoReflect().New().Interface()
 			if err := proto.Unmarshal(out.Materialize(), back); err != nil || !proto.Equal(back, m) {
-				t.Errorf("the protobuf runtime reads %v, %v; want %v", back, err, m)
+				t.Errorf("the protobuf runtime decoded the message as %v with error %v, want %v", back, err, m)
 			}
 			got := m.ProtoReflect().New().Interface()
-			// Split into buffers, as the transport does.
+			// Split the message into two buffers, as the transport may do.
 			half := len(want) / 2
 			parts := mem.BufferSlice{mem.SliceBuffer(want[:half]), mem.SliceBuffer(want[half:])}
 			if err := Codec().Unmarshal(parts, got); err != nil || !proto.Equal(got, m) {
-				t.Errorf("decoded %v, %v; want %v", got, err, m)
+				t.Errorf("the codec decoded the message as %v with error %v, want %v", got, err, m)
 			}
 		})
 	}
 	if err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer([]byte{0xff})}, &controlv1.GetNodeRequest{}); err == nil {
-		t.Error("broken bytes were decoded")
+		t.Error("the codec must refuse invalid bytes, but decoded them")
 	}
 	if err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer([]byte{0x0a, 0x01, 0xff})}, &controlv1.GetNodeRequest{}); err == nil {
-		t.Error("a string that is not UTF-8 was decoded")
+		t.Error("the codec must refuse a string that is not UTF-8, but decoded it")
 	}
 }
 
-// unknown is a request with a field that we do not know.
+// unknown returns a request with a field that this version does not know.
 func unknown(t *testing.T) *controlv1.GetNodeRequest {
 	t.Helper()
 	raw, err := proto.Marshal(&controlv1.ApplyWorkloadRequest{WorkloadId: "n", DesiredState: "Stopped"})

@@ -29,89 +29,90 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Values on which clients and servers have to agree.
+// Values on which clients and servers of this project must agree.
 const (
-	// KeepaliveMinTime is the MinTime of a server's keepalive.EnforcementPolicy. Clients ping after
-	// KeepaliveTime; gRPC allows no less than 10 s.
+	// KeepaliveMinTime is the MinTime of a server's keepalive.EnforcementPolicy: the shortest interval at
+	// which clients may ping. Clients ping every KeepaliveTime; gRPC allows no less than 10 s.
 	KeepaliveMinTime = 5 * time.Second
 	KeepaliveTime    = 10 * time.Second
 	KeepaliveTimeout = 3 * time.Second
-	// connectionAge is the upper bound of a server's MaxConnectionAge with TLS.
+	// connectionAge is the longest MaxConnectionAge of a server with TLS, see ConnectionAge.
 	connectionAge = 30 * time.Minute
-	// MaxMessage is the largest message of a client in bytes.
+	// MaxMessage is the maximum size of a message from a client, in bytes.
 	MaxMessage = 4 << 20
-	// MaxAnswer is the largest message of a scheduler in bytes. Legacy v1 clients ask for complete
-	// lists without pages, which are long in a large cluster.
+	// MaxAnswer is the maximum size of a message from a scheduler, in bytes. Legacy v1 clients request
+	// complete lists and not pages, which are long in a large cluster.
 	MaxAnswer = 64 << 20
-	// DefaultCallTimeout is the deadline of a unary call without one, and of the opening of a
+	// DefaultCallTimeout is the deadline of a unary call whose caller sets none, and of the opening of a
 	// stream.
 	DefaultCallTimeout = 20 * time.Second
 )
 
-// ConnectionAge returns a server's MaxConnectionAge with TLS for the given validity of
-// certificates. It is so short that every connection uses a renewed certificate well before the old
-// one expires.
+// ConnectionAge returns the MaxConnectionAge of a server with TLS, for certificates with this validity. It is
+// so short that every connection is replaced, and so uses a renewed certificate, well before the old
+// certificate expires.
 func ConnectionAge(life time.Duration) time.Duration {
 	return max(time.Second, min(connectionAge, life/6))
 }
 
 const (
-	// After this time the next candidate is dialled in parallel (as in RFC 8305).
+	// If a candidate does not connect within this time, the next one is dialled in parallel (as in RFC
+	// 8305).
 	stagger = 250 * time.Millisecond
-	// Pauses between rounds in which no replica answered.
+	// Pauses between rounds of attempts in which no replica answered.
 	minPause = 50 * time.Millisecond
 	maxPause = time.Second
 )
 
-// Options configures Dial. Exactly one of TLS and Insecure, and at least one of Endpoints, Addrs
-// and Discovery, must be set.
+// Options configures Dial. Set exactly one of TLS and Insecure, and at least one of Endpoints, Addrs and
+// Discovery.
 type Options struct {
-	// Endpoints are taken from another Conn, in order of preference. If set, Addrs and Discovery
-	// are ignored.
+	// Endpoints are schedulers that another Conn has found (Conn.Endpoints), in order of preference. If they
+	// are set, Addrs and Discovery are ignored.
 	Endpoints []Endpoint
-	// Addrs are host[:port] in order of preference. If set, Discovery is ignored (RULES,
-	// Configuration).
+	// Addrs are scheduler addresses, host[:port], in order of preference. If they are set, Discovery is
+	// ignored (docs/RULES.md, Configuration).
 	Addrs []string
-	// Discovery is a target for ParseTarget.
+	// Discovery is an address list or SRV name in the form of ParseTarget.
 	Discovery string
-	// TLS holds our certificate and the CA; servers must be schedulers.
+	// TLS holds this program's certificate and the CA. Servers must be schedulers.
 	TLS *pki.Files
-	// Insecure connects without TLS.
+	// Insecure makes connections without TLS.
 	Insecure bool
-	// Pinned tries the addresses in the given order and ignores leader hints, for callers that want
-	// a certain replica.
+	// Pinned makes the Conn try the addresses in their order and ignore which scheduler leads. It is for
+	// callers that need a certain replica.
 	Pinned bool
-	// UserAgent is prepended to gRPC's own, for instance "persysctl/1.2".
+	// UserAgent is put before gRPC's own user agent, for instance "persysctl/1.2".
 	UserAgent string
-	// CacheFile, if set, stores the last good SRV answer for a start without DNS. Its folder must
-	// exist.
+	// CacheFile, if set, is a file with the last valid SRV answer, from which a program can start while DNS
+	// is down. Its folder must exist.
 	CacheFile string
-	// CallTimeout replaces DefaultCallTimeout.
+	// CallTimeout, if set, is used instead of DefaultCallTimeout.
 	CallTimeout time.Duration
-	// StallAfter is how long a call waits without any message before its replica is probed; default
-	// 1.5 s. ProbeTimeout is the time limit of the probe; default 2.5 s. Their sum is the time to
-	// detect a hanging replica.
+	// StallAfter is the time without any message from a replica after which that replica is probed; default
+	// 1.5 s. ProbeTimeout is the time limit of the probe; default 2.5 s. Their sum is the time after which a
+	// hanging replica is detected.
 	StallAfter, ProbeTimeout time.Duration
-	// ReadPatience is how long a read waits for its first replica before it asks another one, even
-	// if the first answers probes; default 8 s. A read may be repeated safely, and a request or
-	// answer that was lost inside a replica would otherwise cost the caller's whole deadline.
+	// ReadPatience is how long a read waits for its first replica before it tries another one, even if the
+	// first replica answers probes; default 8 s. A read may be repeated safely. Without this limit, a
+	// request or answer that is lost inside a replica would cost the caller's whole deadline.
 	ReadPatience time.Duration
-	// UnreachableAfter ends a call that has reached no replica for this time, because every
-	// connection was refused or failed its handshake. 0 lets the call go on until its deadline, for
-	// programs that should outlive an outage.
+	// UnreachableAfter is the time after which a call fails that has reached no replica, because every
+	// connection was refused or failed its handshake. With 0 the call tries until its deadline; that is for
+	// programs that should survive an outage.
 	UnreachableAfter time.Duration
-	// Log gets background events; default: discarded.
+	// Log gets log lines about background work; nil discards them.
 	Log *slog.Logger
-	// Extra are appended to the options of every connection (metrics, traces).
+	// Extra are further options for every gRPC connection, for instance for metrics and traces.
 	Extra []grpc.DialOption
 }
 
-// Conn is a connection to all schedulers. It implements grpc.ClientConnInterface, so generated
-// clients accept it. It is safe for concurrent use.
+// Conn is a connection to all schedulers. It implements grpc.ClientConnInterface, so generated clients accept
+// it. It is safe for concurrent use.
 //
-// It selects the replica itself instead of using a gRPC balancer. Balancers are registered
-// process-wide, see neither trailers nor the caller's deadline, and cannot tell a hanging peer from
-// a slow one.
+// Conn chooses the replica for each call itself and does not use a gRPC balancer. Balancers are registered
+// for the whole process, see neither trailers nor the caller's deadline, and cannot distinguish a hanging
+// peer from a slow one.
 type Conn struct {
 	opt        Options
 	log        *slog.Logger
@@ -122,23 +123,23 @@ type Conn struct {
 
 	mu      sync.Mutex
 	closed  bool
-	peers   []*peer            // as configured or discovered, in order
-	guest   *peer              // the hinted leader if it is not among the peers
-	all     map[*peer]struct{} // including retired peers with calls in progress
-	leader  string             // address of the hinted leader
-	current *peer              // the last peer that answered
-	known   chan struct{}      // closed once an address is known
-	problem error              // error of the last lookup
+	peers   []*peer            // configured or discovered schedulers, in order
+	guest   *peer              // leader that an answer named, if it is not in peers
+	all     map[*peer]struct{} // all peers, including removed peers with calls in progress
+	leader  string             // address of the leader that the last answer named
+	current *peer              // the peer that last answered a call
+	known   chan struct{}      // channel that is closed once a scheduler address is known
+	problem error              // error of the last lookup of addresses
 }
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
 
-// Dial prepares a connection. It sends nothing before the first call, so it succeeds while no
-// scheduler runs; its errors are about the options. The caller closes the Conn; its background work
-// also ends with ctx.
+// Dial returns a Conn. It sends nothing before the first call, so it succeeds even if no scheduler runs. Its
+// errors are about the options. The caller must close the Conn; the background work of the Conn also ends
+// with ctx.
 func Dial(ctx context.Context, opt Options) (*Conn, error) {
 	if opt.Insecure == (opt.TLS != nil) {
-		return nil, errors.New("dial: set TLS (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY) or insecure, and not both")
+		return nil, errors.New("dial: set either TLS (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY) or insecure, and not both")
 	}
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -157,9 +158,9 @@ func Dial(ctx context.Context, opt Options) (*Conn, error) {
 	return c, nil
 }
 
-// Learn adds the scheduler addresses from a scheduler's answer. They are tried after the configured
-// or discovered ones and stored in Options.CacheFile. So a client finds the schedulers even if all
-// of them have moved since it was configured. It may be called with every answer.
+// Learn adds the scheduler addresses that a scheduler's answer contains. The Conn tries them after the
+// configured or discovered addresses, and stores them in Options.CacheFile. So a client finds the schedulers
+// even if all of them have moved since it was configured. Learn may be called for every answer.
 func (c *Conn) Learn(addrs []string) {
 	c.mu.Lock()
 	from := ""
@@ -182,7 +183,7 @@ func orElse(d *time.Duration, v time.Duration) {
 	}
 }
 
-// Close ends all calls and waits for the background work.
+// Close ends all calls and waits until the background work has ended.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -198,7 +199,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Busy reports whether a call is in progress.
+// Busy reports whether a call is in progress on this Conn.
 func (c *Conn) Busy() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -210,14 +211,14 @@ func (c *Conn) Busy() bool {
 	return false
 }
 
-// Leader returns the leader's advertised gRPC address from the last answer; empty if unknown.
+// Leader returns the gRPC address that the leader advertises, from the last answer; empty if unknown.
 func (c *Conn) Leader() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.leader
 }
 
-// Endpoints returns the current schedulers in order.
+// Endpoints returns the schedulers that this Conn knows at present, in order of preference.
 func (c *Conn) Endpoints() []Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,7 +229,7 @@ func (c *Conn) Endpoints() []Endpoint {
 	return out
 }
 
-// Addrs returns the addresses of Endpoints.
+// Addrs returns the addresses of the schedulers in Endpoints.
 func (c *Conn) Addrs() []string {
 	var out []string
 	for _, e := range c.Endpoints() {
@@ -237,7 +238,7 @@ func (c *Conn) Addrs() []string {
 	return out
 }
 
-// connect makes an idle connection to one address.
+// connect returns a gRPC connection to one address, which is dialled at its first use.
 func (c *Conn) connect(end Endpoint) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if c.opt.TLS != nil {
@@ -246,10 +247,10 @@ func (c *Conn) connect(end Endpoint) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithUserAgent(c.opt.UserAgent),
-		// Ignore HTTP proxy settings.
+		// Ignore the HTTP proxy settings in the environment.
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
-		// Conn retries itself, because gRPC's retries do not switch replicas.
+		// The Conn repeats calls itself, because gRPC's retries do not use another replica.
 		grpc.WithDisableRetry(),
 		grpc.WithIdleTimeout(time.Minute),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: KeepaliveTime, Timeout: KeepaliveTimeout}),
@@ -262,7 +263,7 @@ func (c *Conn) connect(end Endpoint) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+end.Addr, append(opts, c.opt.Extra...)...)
 }
 
-// adopt replaces the addresses. Remaining peers keep their connections.
+// adopt replaces the scheduler addresses. A peer whose address stays keeps its connection.
 func (c *Conn) adopt(ends []Endpoint) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -302,12 +303,12 @@ func (c *Conn) adopt(ends []Endpoint) {
 	}
 }
 
-// add makes a peer; the caller holds c.mu. It skips an address that gRPC refuses, because the
-// address came from DNS or a hint and others may be valid.
+// add creates a peer for an address. The caller holds c.mu. An address that gRPC refuses is skipped: it came
+// from DNS or from an answer, and the other addresses may be valid.
 func (c *Conn) add(end Endpoint) *peer {
 	cc, err := c.connect(end)
 	if err != nil {
-		c.log.Warn("scheduler address is not usable", "addr", end.Addr, "error", err)
+		c.log.Warn("a scheduler address cannot be used", "addr", end.Addr, "error", err)
 		return nil
 	}
 	p := &peer{end: end, owner: c, cc: cc}
@@ -315,7 +316,7 @@ func (c *Conn) add(end Endpoint) *peer {
 	return p
 }
 
-// drop retires a peer; the caller holds c.mu.
+// drop removes a peer, whose connection closes after its last call. The caller holds c.mu.
 func (c *Conn) drop(p *peer) {
 	if c.current == p {
 		c.current = nil
@@ -343,7 +344,7 @@ func (c *Conn) lookupFailed(err error) {
 	c.problem = err
 }
 
-// failed records that a peer's connection failed.
+// failed records that the connection to a peer failed.
 func (c *Conn) failed(p *peer) {
 	p.penalise()
 	c.mu.Lock()
@@ -357,8 +358,8 @@ func (c *Conn) failed(p *peer) {
 	c.resolver.ResolveNow(resolver.ResolveNowOptions{})
 }
 
-// late records that a peer let a call's deadline pass. The peer may answer probes and still be cut
-// off from the leader, so the next call asks another peer first.
+// late records that a peer did not answer a call before its deadline. Such a peer may answer probes but be
+// cut off from the leader, so the next call tries another peer first.
 func (c *Conn) late(p *peer) {
 	p.penalise()
 	c.mu.Lock()
@@ -371,8 +372,8 @@ func (c *Conn) late(p *peer) {
 	}
 }
 
-// answered records that a peer answered and which leader it named. A peer that could not serve the
-// call (err) is not preferred next time.
+// answered records that a peer answered, and which leader the answer named. If the peer could not serve the
+// call (err), it is not preferred next time.
 func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
 	p.ok()
 	c.mu.Lock()
@@ -396,8 +397,8 @@ func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
 	}
 }
 
-// credible refuses unusable hints: no address, or a loopback address from a sender on another
-// machine.
+// credible reports whether the leader's address in an answer can be used. It cannot if it is no address, or
+// if it is a loopback address in the answer of another machine.
 func credible(hint, from string) bool {
 	addr, err := parseAddr(hint, "")
 	if err != nil || addr != hint || len(hint) > 300 {
@@ -406,15 +407,15 @@ func credible(hint, from string) bool {
 	loopback := func(addr string) (yes, unspecified bool) {
 		host, _, _ := net.SplitHostPort(addr)
 		ip := net.ParseIP(host)
-		return host == "localhost" || ip != nil && ip.IsLoopback(), ip != nil && ip.IsUnspecified()
+		return Loopback(host), ip != nil && ip.IsUnspecified()
 	}
 	toLoop, unspecified := loopback(hint)
 	fromLoop, _ := loopback(from)
 	return !unspecified && (!toLoop || fromLoop)
 }
 
-// order returns the peers to try: the leader, the last peer that answered, the others, and last
-// those that just failed.
+// order returns the peers in the order in which to try them: the leader, the last peer that answered, the
+// others, and the peers that failed lately. Peers in tried are left out.
 func (c *Conn) order(tried []*peer) []*peer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -428,7 +429,7 @@ func (c *Conn) order(tried []*peer) []*peer {
 	for _, p := range all {
 		r := 2
 		switch {
-		case c.opt.Pinned: // keep the given order
+		case c.opt.Pinned: // pinned: keep the order of the addresses
 		case p.end.Addr == c.leader:
 			r = 0
 		case p == c.current:
@@ -445,8 +446,8 @@ func (c *Conn) order(tried []*peer) []*peer {
 	return all
 }
 
-// pick returns a peer that was not tried in this round, nil if there is none left. It waits until
-// an address is known and a candidate is connected, or all candidates have failed.
+// pick returns the next peer to try, which is not in tried; nil if there is none left. It waits until an
+// address is known and one of the candidates is connected, or all of them have failed.
 func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	select {
 	case <-c.known:
@@ -472,12 +473,12 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	better := !candidates[0].penalised(now)
 	for i, p := range candidates {
 		if better && p.penalised(now) {
-			break // it may be connected, but try another peer first
+			break // a peer that may be connected but is not the preferred one
 		}
 		if p.state() == connectivity.Ready {
 			return p, nil
 		}
-		// The preferred peer connects in the background while another one serves.
+		// The preferred peer is connected in the background, while another peer serves the call.
 		if i == 0 && better {
 			p.conn().Connect()
 		}
@@ -485,11 +486,12 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	return race(ctx, candidates), nil
 }
 
-// race connects to the candidates with a delay between them, or at once when the previous one
-// fails. It returns the first connected candidate, or the first candidate if none connects.
+// race connects to the candidates one after another: to the next one after a delay, or at once when the
+// previous one fails. It returns the first candidate that is connected, or the first in the list if none
+// connects.
 func race(ctx context.Context, candidates []*peer) *peer {
 	if len(candidates) == 1 {
-		return candidates[0] // the call waits for the connection
+		return candidates[0] // return it anyway: the call itself waits for the connection
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -523,7 +525,7 @@ func race(ctx context.Context, candidates []*peer) *peer {
 	return candidates[0]
 }
 
-// ready starts to connect and waits for success or failure.
+// ready starts to connect and waits for the result. It reports whether the connection succeeded.
 func ready(ctx context.Context, cc *grpc.ClientConn) bool {
 	cc.Connect()
 	for {
@@ -540,58 +542,67 @@ func ready(ctx context.Context, cc *grpc.ClientConn) bool {
 	}
 }
 
-// try runs do on one peer after another until an answer is final or ctx ends. If a replica may have
-// applied a mutation and then failed, and no other replica can tell or may be asked (Once), the
-// error is UnknownOutcome.
-func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*peer) (sent bool, err error)) error {
+// attempt is the result of one attempt of a call, in addition to the error.
+type attempt struct {
+	sent   bool // a replica may have received the call
+	judged bool // the state machine has judged the request id of the call
+}
+
+// try calls do with one peer after another, until Outcome says that the caller gets the answer, or ctx ends.
+// If a replica may have applied a mutation but its answer was lost, the error is UnknownOutcome.
+func (c *Conn) try(ctx context.Context, method string, mutation bool, reply any, do func(*peer) (attempt, error)) error {
 	var tried []*peer
 	var last error
-	unknown, reached := false, false
+	var outcome Outcome
+	reached := false
 	pause, began := minPause, time.Now()
 	for rounds := 1; ; {
 		p, err := c.pick(ctx, tried)
 		if err != nil {
-			return c.giveUp(ctx, method, rounds, mutation && unknown, firstOf(last, err))
+			return c.giveUp(ctx, method, rounds, outcome.Unknown(), firstOf(last, err))
 		}
 		if p == nil {
 			if limit := c.opt.UnreachableAfter; limit > 0 && !reached && time.Since(began) > limit {
 				return c.giveUp(ctx, method, rounds, false, last)
 			}
-			// Half of the pause is random, so that clients do not retry in step.
+			// Half of the pause is random, so that many clients do not retry at the same moment.
 			wait := time.NewTimer(pause/2 + rand.N(pause/2))
 			select {
 			case <-wait.C:
 			case <-ctx.Done():
 				wait.Stop()
-				return c.giveUp(ctx, method, rounds, mutation && unknown, last)
+				return c.giveUp(ctx, method, rounds, outcome.Unknown(), last)
 			}
 			tried, pause = tried[:0], min(2*pause, maxPause)
 			rounds++
 			continue
 		}
-		sent, err := do(p)
-		if err == nil {
-			return nil
+		a, err := do(p)
+		reached = reached || a.sent || judge(err) != broken
+		if judge(err) == broken {
+			c.failed(p)
 		}
-		reached = reached || sent || judge(err) != broken
-		switch judge(err) {
-		case surface:
-			ours := status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled
-			if ctx.Err() != nil && ours && (last != nil || !sent) {
-				return c.giveUp(ctx, method, rounds, mutation && (unknown || sent), firstOf(last, err))
+		answer := answerTo(err, reply, mutation, a.sent, a.judged, ctx.Err() != nil)
+		switch outcome.After(answer, Once(method)) {
+		case Return:
+			if answer == TimeUp && (last != nil || !a.sent) {
+				return c.giveUp(ctx, method, rounds, mutation && a.sent, firstOf(last, err))
 			}
 			return err
-		case broken:
-			unknown = unknown || sent
-			c.failed(p)
+		case Doubt:
+			return c.giveUp(ctx, method, rounds, true, firstOf(err, errDeclined))
 		}
 		last = err
 		tried = append(tried, p)
-		if ctx.Err() != nil || unknown && Once(method) {
-			return c.giveUp(ctx, method, rounds, mutation && unknown, last)
+		if ctx.Err() != nil {
+			return c.giveUp(ctx, method, rounds, outcome.Unknown(), last)
 		}
 	}
 }
+
+// errDeclined is the cause in an UnknownOutcome error if the last answer had no error but contained a
+// refusal.
+var errDeclined = status.Error(codes.FailedPrecondition, "a later attempt was refused")
 
 func firstOf(a, b error) error {
 	if a != nil {
@@ -600,10 +611,13 @@ func firstOf(a, b error) error {
 	return b
 }
 
+// OutcomeText stands in the message of an UnknownOutcome error. The error of the last attempt follows.
+const OutcomeText = "no other scheduler knows the outcome: "
+
 func (c *Conn) giveUp(ctx context.Context, method string, rounds int, unknown bool, last error) error {
 	text := status.Convert(last).Message()
 	if unknown {
-		return UnknownOutcome(fmt.Sprintf("%s: a scheduler fell silent after it got the request, and none could tell the outcome: %s", method, text))
+		return UnknownOutcome(fmt.Sprintf("%s: a scheduler got the request and then stopped answering, and %s%s", method, OutcomeText, text))
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return status.FromContextError(ctx.Err()).Err()
@@ -614,8 +628,8 @@ func (c *Conn) giveUp(ctx context.Context, method string, rounds int, unknown bo
 	return status.Errorf(codes.Unavailable, "%s: no scheduler of [%s] answered in %d rounds: %s", method, strings.Join(c.Addrs(), " "), rounds, text)
 }
 
-// Invoke makes a unary call. A call without a deadline gets Options.CallTimeout. A mutation without
-// a request id gets one, which is the same for all attempts.
+// Invoke makes a unary call. If ctx has no deadline, Options.CallTimeout applies. A mutation without a
+// request id gets one, which is the same for all its attempts.
 func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -630,22 +644,22 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		}
 	}
 	first := true
-	return c.try(ctx, method, mutation, func(p *peer) (bool, error) {
+	return c.try(ctx, method, mutation, reply, func(p *peer) (attempt, error) {
 		l, err := p.begin(false)
 		if err != nil {
-			return false, c.gone(err)
+			return attempt{}, c.gone(err)
 		}
 		alive := false
 		defer func() { l.end(false, alive) }()
 		limited := ctx
-		// Reading all of etcd is slow.
+		// The call Recovery reads all of etcd and so takes long: do not limit its first attempt.
 		if !mutation && first && method != clusterv1.Cluster_Recovery_FullMethodName {
 			first = false
 			var cancel context.CancelFunc
 			limited, cancel = context.WithCancel(ctx)
 			defer cancel()
-			// Not a deadline: gRPC would send it, and the replica's DeadlineExceeded would count as
-			// an answer.
+			// Use a timer and not a deadline. gRPC would send a deadline to the replica, and
+			// DeadlineExceeded from the replica would look like an answer.
 			defer time.AfterFunc(c.opt.ReadPatience, cancel).Stop()
 		}
 		var trailer metadata.MD
@@ -654,32 +668,33 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		err = c.explain(ctx, l, err)
 		switch {
 		case limited.Err() != nil && ctx.Err() == nil && status.Code(err) == codes.Canceled:
-			c.log.Warn("a read was not answered; another scheduler is asked", "addr", p.end.Addr, "method", method, "after", c.opt.ReadPatience)
+			c.log.Warn("a scheduler did not answer a read; another scheduler is called", "addr", p.end.Addr, "method", method, "after", c.opt.ReadPatience)
 			p.suspect(l)
 			err = status.Errorf(codes.Unavailable, "scheduler %s did not answer within %s", p.end.Addr, c.opt.ReadPatience)
 		case judge(err) == broken:
 		case status.Code(err) == codes.DeadlineExceeded && to.Addr != nil:
-			// The peer may notice the deadline first.
+			// The peer may have noticed the deadline before this client did. It was late in any case.
 			c.late(p)
-			// Calls with short deadlines end before the watch fires.
+			// A call with a short deadline ends before the watch timer fires, so probe the peer now.
 			p.suspect(l)
 		case ctx.Err() == nil || err == nil:
 			alive = true
 			c.answered(p, trailer, err)
 		}
-		return to.Addr != nil, err
+		return attempt{sent: to.Addr != nil, judged: Judged(trailer)}, err
 	})
 }
 
-// gone reports a retired peer as unreachable, unless the whole Conn is closed.
+// gone returns the error for a peer that was removed: unreachable, unless the whole Conn is closed.
 func (c *Conn) gone(err error) error {
 	if c.ctx.Err() != nil {
 		return err
 	}
-	return status.Error(codes.Unavailable, "scheduler is no longer listed")
+	return status.Error(codes.Unavailable, "the scheduler is no longer in the list")
 }
 
-// explain returns the caller's error for a call whose connection was replaced.
+// explain returns the error that the caller gets. If the connection was replaced during the call because its
+// scheduler hangs, the error says so.
 func (c *Conn) explain(ctx context.Context, l lane, err error) error {
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.ctx.Err() == nil && l.cut() {
 		return status.Errorf(codes.Unavailable, "scheduler %s stopped answering", l.p.end.Addr)
@@ -698,19 +713,19 @@ func withRequestID(ctx context.Context) (context.Context, error) {
 	return metadata.AppendToOutgoingContext(ctx, KeyRequestID, id.String()), nil
 }
 
-// NewStream opens a stream on one replica. Opening is retried. An open stream that breaks ends with
-// Unavailable, and the caller may open it again.
+// NewStream opens a stream to one replica. If the opening fails, it is tried again. If an open stream breaks,
+// it ends with Unavailable, and the caller may open it again.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	open, cancel := context.WithTimeout(ctx, c.opt.CallTimeout)
 	defer cancel()
 	var out *stream
-	err := c.try(open, method, false, func(p *peer) (bool, error) {
+	err := c.try(open, method, false, nil, func(p *peer) (attempt, error) {
 		l, err := p.begin(true)
 		if err != nil {
-			return false, c.gone(err)
+			return attempt{}, c.gone(err)
 		}
 		sctx, stop := context.WithCancel(ctx)
-		// The timeout applies to the opening only.
+		// The timeout applies only to the opening of the stream.
 		late := context.AfterFunc(open, stop)
 		cs, err := l.cc.NewStream(sctx, desc, method, opts...)
 		if !late() && err == nil {
@@ -719,17 +734,17 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 		if err != nil {
 			stop()
 			l.end(true, false)
-			return false, c.explain(ctx, l, err)
+			return attempt{}, c.explain(ctx, l, err)
 		}
 		out = &stream{ClientStream: cs, lane: l, conn: c, desc: desc, caller: ctx}
-		// Callers may end a stream by its context without reading on.
+		// A caller may end the stream through its context without reading it to the end.
 		unhook := context.AfterFunc(sctx, func() { out.once.Do(func() { l.end(true, false) }) })
 		out.finish = func() {
 			unhook()
 			out.once.Do(func() { l.end(true, false) })
 			stop()
 		}
-		return true, nil
+		return attempt{sent: true}, nil
 	})
 	if err != nil {
 		return nil, err
@@ -737,7 +752,7 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	return out, nil
 }
 
-// stream is a client stream that reports received messages to its peer.
+// stream is a client stream that reports each received message to its peer, which then counts as alive.
 type stream struct {
 	grpc.ClientStream
 	lane   lane
@@ -758,8 +773,8 @@ func (s *stream) RecvMsg(m any) error {
 		}
 		return nil
 	}
-	// gRPC cancels the stream's context with the stream, so only the caller's context shows whether
-	// the caller ended it.
+	// gRPC cancels the stream's own context when the stream ends. So only the caller's context shows whether
+	// the caller has ended it.
 	ours := s.caller.Err() != nil
 	err = s.conn.explain(s.caller, s.lane, err)
 	s.finish()

@@ -23,7 +23,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-func TestFailover(t *testing.T) {
+func TestCallsMoveToALiveReplica(t *testing.T) {
 	s := []*server{start(t, nil), start(t, nil), start(t, nil)}
 	c := dialTo(t, Options{Addrs: []string{s[0].addr, s[1].addr, s[2].addr}})
 	for range 5 {
@@ -37,7 +37,7 @@ func TestFailover(t *testing.T) {
 		begin := time.Now()
 		mustCall(t, c, apply)
 		gap := time.Since(begin)
-		t.Logf("gap after the loss of a replica: %v", gap)
+		t.Logf("the longest gap after the loss of a replica is %v", gap)
 		if gap > 2*time.Second {
 			t.Errorf("failover took %v", gap)
 		}
@@ -50,14 +50,14 @@ func TestFailover(t *testing.T) {
 	err := call(c, get, 700*time.Millisecond)
 	wantCode(t, err, codes.Unavailable)
 	if !strings.Contains(err.Error(), s[0].addr) || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("the error names neither address nor cause: %v", err)
+		t.Errorf("the error must name the address and the cause, but is: %v", err)
 	}
 	if d := time.Since(begin); d > 3*time.Second {
-		t.Errorf("the caller's deadline of 0.7 s took %v", d)
+		t.Errorf("the call with a deadline of 0.7 s took %v", d)
 	}
 }
 
-func TestComesBack(t *testing.T) {
+func TestReconnectsWhenTheReplicaReturns(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestComesBack(t *testing.T) {
 	c := dialTo(t, Options{Addrs: []string{addr}})
 	done := make(chan error, 1)
 	go func() { done <- call(c, apply, 10*time.Second) }()
-	testbed.Until(t, "a first attempt failed", func() bool {
+	testbed.Until(t, "the first attempt of a call failed", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.peers[0].penalised(time.Now())
@@ -76,12 +76,12 @@ func TestComesBack(t *testing.T) {
 	testbed.Need(t, "the port that was free before", err)
 	serve(t, l, nil)
 	if err := <-done; err != nil {
-		t.Errorf("a call made before the scheduler started: %v", err)
+		t.Errorf("a call that was made before the scheduler started must succeed, but returned %v", err)
 	}
 }
 
-func TestLeaderHint(t *testing.T) {
-	t.Run("is followed inside the list", func(t *testing.T) {
+func TestLeaderHintsAreFollowed(t *testing.T) {
+	t.Run("a leader in the list of addresses gets the calls", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.leader.Store(b.addr)
 		b.leader.Store(b.addr)
@@ -98,9 +98,9 @@ func TestLeaderHint(t *testing.T) {
 		}
 		b.grpc.Stop()
 		a.leader.Store("")
-		testbed.Until(t, "a dead leader is not hinted", func() bool { mustCall(t, c, get); return c.Leader() == "" })
+		testbed.Until(t, "no answer names a leader that is dead", func() bool { mustCall(t, c, get); return c.Leader() == "" })
 	})
-	t.Run("is followed outside the list", func(t *testing.T) {
+	t.Run("a leader outside of the list of addresses gets the calls", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.leader.Store(b.addr)
 		c := dialTo(t, Options{Addrs: []string{a.addr}})
@@ -111,15 +111,15 @@ func TestLeaderHint(t *testing.T) {
 		before := b.calls.Load()
 		mustCall(t, c, get)
 		if b.calls.Load() != before {
-			t.Error("a former leader outside the list still gets calls")
+			t.Error("a former leader outside of the list must get no calls, but still does")
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.guest != nil {
-			t.Error("the former leader is still kept")
+			t.Error("the Conn must drop the former leader, but still has it")
 		}
 	})
-	t.Run("to nobody costs nothing", func(t *testing.T) {
+	t.Run("a connection without addresses causes no work", func(t *testing.T) {
 		a := start(t, nil)
 		a.leader.Store(vacant(t))
 		c := dialTo(t, Options{Addrs: []string{a.addr}})
@@ -131,7 +131,7 @@ func TestLeaderHint(t *testing.T) {
 			}
 		}
 	})
-	t.Run("comes with an error too", func(t *testing.T) {
+	t.Run("the address of the leader is taken from an error too", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.leader.Store(b.addr)
 		a.on(func(context.Context) error { return status.Error(codes.NotFound, "x") })
@@ -143,7 +143,7 @@ func TestLeaderHint(t *testing.T) {
 	})
 }
 
-func TestCredible(t *testing.T) {
+func TestOnlyCredibleHintsAreFollowed(t *testing.T) {
 	for _, tc := range []struct {
 		hint, from string
 		want       bool
@@ -161,12 +161,12 @@ func TestCredible(t *testing.T) {
 		{"", "10.0.0.1:8085", false},
 	} {
 		if got := credible(tc.hint, tc.from); got != tc.want {
-			t.Errorf("hint %q from %s: %v", tc.hint, tc.from, got)
+			t.Errorf("credible returned the wrong result for leader address %q in an answer of %s: %v", tc.hint, tc.from, got)
 		}
 	}
 }
 
-// never is a replica that holds a call until the caller gives up.
+// never is a handler of a replica that does not answer until the caller gives up.
 func never(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()
@@ -182,9 +182,9 @@ func after(d time.Duration) func(context.Context) error {
 	}
 }
 
-func TestHangingReplica(t *testing.T) {
+func TestAHangingReplicaLosesItsCalls(t *testing.T) {
 	quick := Options{StallAfter: 100 * time.Millisecond, ProbeTimeout: 300 * time.Millisecond}
-	t.Run("loses its calls to another", func(t *testing.T) {
+	t.Run("a unary call on a replica that hangs is moved to another replica", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		p := frozenProxy(t, a.addr)
 		opt := quick
@@ -194,12 +194,12 @@ func TestHangingReplica(t *testing.T) {
 		p.frozen.Store(true)
 		begin := time.Now()
 		mustCall(t, c, apply)
-		t.Logf("gap after a replica hung: %v", time.Since(begin))
+		t.Logf("the longest gap after a replica hung is %v", time.Since(begin))
 		if b.calls.Load() != 1 {
 			t.Errorf("the other replica got %d calls", b.calls.Load())
 		}
 	})
-	t.Run("is noticed by callers with short deadlines", func(t *testing.T) {
+	t.Run("calls with short deadlines detect a hanging replica", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		p := frozenProxy(t, a.addr)
 		opt := quick
@@ -209,29 +209,30 @@ func TestHangingReplica(t *testing.T) {
 		mustCall(t, c, apply)
 		p.frozen.Store(true)
 		wantCode(t, call(c, apply, 50*time.Millisecond), codes.DeadlineExceeded)
-		testbed.Until(t, "the other replica is asked", func() bool { return call(c, apply, 50*time.Millisecond) == nil })
+		testbed.Until(t, "the other replica is called", func() bool { return call(c, apply, 50*time.Millisecond) == nil })
 	})
-	t.Run("is asked last after a deadline, though it answers probes", func(t *testing.T) {
+	t.Run("a replica that did not answer before a deadline is called last, even if it answers probes", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.leader.Store(a.addr)
 		opt := quick
 		opt.Addrs = []string{a.addr, b.addr}
 		c := dialTo(t, opt)
 		mustCall(t, c, apply)
-		a.on(never) // cut off from the others, it waits for a leader
+		a.on(never) // behaves like a replica that is cut off and waits for a leader
 		wantCode(t, call(c, apply, 50*time.Millisecond), codes.DeadlineExceeded)
 		mustCall(t, c, apply)
 		if a.calls.Load() != 2 || b.calls.Load() != 1 {
-			t.Errorf("it got %d calls and the other %d, want 2 and 1", a.calls.Load(), b.calls.Load())
+			t.Errorf("the first replica got %d calls and the second %d, want 2 and 1", a.calls.Load(), b.calls.Load())
 		}
-		// Not after the penalty either: the other replica serves.
+		// Even after its penalty has ended, the first replica is not tried, because the other replica
+		// serves.
 		time.Sleep(minPenalty)
 		mustCall(t, c, apply)
 		if a.calls.Load() != 2 || b.calls.Load() != 2 {
-			t.Errorf("it got %d calls and the other %d, want 2 and 2", a.calls.Load(), b.calls.Load())
+			t.Errorf("the first replica got %d calls and the second %d, want 2 and 2", a.calls.Load(), b.calls.Load())
 		}
 	})
-	t.Run("is left alone when it is only slow", func(t *testing.T) {
+	t.Run("a slow replica is not replaced", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.on(after(800 * time.Millisecond))
 		opt := quick
@@ -239,10 +240,10 @@ func TestHangingReplica(t *testing.T) {
 		c := dialTo(t, opt)
 		mustCall(t, c, apply)
 		if a.calls.Load() != 1 || b.calls.Load() != 0 {
-			t.Errorf("a slow call was repeated: %d, %d", a.calls.Load(), b.calls.Load())
+			t.Errorf("a slow call must not be repeated, but the replicas got %d and %d calls", a.calls.Load(), b.calls.Load())
 		}
 	})
-	t.Run("loses a read that it never answers, though it answers probes", func(t *testing.T) {
+	t.Run("a read without an answer is moved to another replica, even if the first answers probes", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.on(never)
 		opt := quick
@@ -253,9 +254,10 @@ func TestHangingReplica(t *testing.T) {
 			t.Fatal(err)
 		}
 		if a.calls.Load() != 1 || b.calls.Load() != 1 {
-			t.Errorf("it got %d calls and the other %d, want one each", a.calls.Load(), b.calls.Load())
+			t.Errorf("the first replica got %d calls and the second %d, want one each", a.calls.Load(), b.calls.Load())
 		}
-		// A second slow replica is waited for, and so is a mutation.
+		// The second replica is slow too. A read waits for the second replica, and a mutation waits for its
+		// first replica.
 		var asked atomic.Int64
 		slow := func(ctx context.Context) error {
 			if asked.Add(1) == 1 {
@@ -266,14 +268,14 @@ func TestHangingReplica(t *testing.T) {
 		a.on(slow)
 		b.on(slow)
 		if err := call(c, get, time.Minute); err != nil || asked.Load() != 2 {
-			t.Errorf("a read: %v after %d attempts, want 2", err, asked.Load())
+			t.Errorf("a read returned error %v after %d attempts, want success after 2", err, asked.Load())
 		}
 		asked.Store(1)
 		if err := call(c, apply, time.Minute); err != nil || asked.Load() != 2 {
-			t.Errorf("a mutation: %v after %d attempts, want 1", err, asked.Load()-1)
+			t.Errorf("a mutation returned error %v after %d attempts, want success after 1", err, asked.Load()-1)
 		}
 	})
-	t.Run("ends its streams", func(t *testing.T) {
+	t.Run("the streams of a replica that hangs are ended", func(t *testing.T) {
 		a := start(t, nil)
 		p := frozenProxy(t, a.addr)
 		opt := quick
@@ -287,22 +289,22 @@ func TestHangingReplica(t *testing.T) {
 	})
 }
 
-func TestRetryRule(t *testing.T) {
+func TestOnlySafeCallsAreRepeated(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
-		err    error // of the first replica, once
-		second int64 // calls at the other one
+		err    error // error in the first replica's answer
+		second int64 // expected number of calls at the second replica
 		want   codes.Code
 	}{
-		{"a bare Unavailable goes on", status.Error(codes.Unavailable, "x"), 1, codes.OK},
-		{"no leader goes on", Error(codes.Unavailable, ReasonNoLeader, "x"), 1, codes.OK},
-		{"not leader goes on", Error(codes.Unavailable, ReasonNotLeader, "x"), 1, codes.OK},
-		{"another reason is the answer", Error(codes.Unavailable, "FROZEN", "x"), 0, codes.Unavailable},
-		{"an unknown outcome is the answer", UnknownOutcome("x"), 0, codes.Aborted},
-		{"a refusal is the answer", status.Error(codes.FailedPrecondition, "x"), 0, codes.FailedPrecondition},
-		{"busy is the answer", status.Error(codes.ResourceExhausted, "x"), 0, codes.ResourceExhausted},
-		{"a deadline inside is the answer", status.Error(codes.DeadlineExceeded, "x"), 0, codes.DeadlineExceeded},
-		{"an internal error is the answer", status.Error(codes.Internal, "x"), 0, codes.Internal},
+		{"a call is repeated after Unavailable without a reason", status.Error(codes.Unavailable, "x"), 1, codes.OK},
+		{"NO_LEADER is retried", Error(codes.Unavailable, ReasonNoLeader, "x"), 1, codes.OK},
+		{"NOT_LEADER is retried", Error(codes.Unavailable, ReasonNotLeader, "x"), 1, codes.OK},
+		{"Unavailable with a reason of another kind is returned", Error(codes.Unavailable, "FROZEN", "x"), 0, codes.Unavailable},
+		{"a call with an unknown outcome is repeated under the same id", UnknownOutcome("x"), 1, codes.OK},
+		{"a refusal is returned", status.Error(codes.FailedPrecondition, "x"), 0, codes.FailedPrecondition},
+		{"the error busy is returned", status.Error(codes.ResourceExhausted, "x"), 0, codes.ResourceExhausted},
+		{"DeadlineExceeded from inside the replica is returned", status.Error(codes.DeadlineExceeded, "x"), 0, codes.DeadlineExceeded},
+		{"an internal error is returned", status.Error(codes.Internal, "x"), 0, codes.Internal},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a, b := start(t, nil), start(t, nil)
@@ -314,7 +316,7 @@ func TestRetryRule(t *testing.T) {
 			}
 			ids := slices.Concat(a.seen(), b.seen())
 			if len(ids) != 1+int(tc.second) || len(slices.Compact(ids)) != 1 {
-				t.Errorf("request ids of the attempts: %v", ids)
+				t.Errorf("the attempts had the request ids %v", ids)
 			}
 		})
 	}
@@ -334,11 +336,11 @@ func TestNoLeaderIsWaitedFor(t *testing.T) {
 	a.on(func(context.Context) error { return Error(codes.Unavailable, ReasonNoLeader, "no leader") })
 	err := call(c, apply, 300*time.Millisecond)
 	if status.Code(err) != codes.Unavailable || Reason(err) != ReasonNoLeader {
-		t.Errorf("got %v, want the replica's own words", err)
+		t.Errorf("the error is %v, want the replica's own error", err)
 	}
 }
 
-func TestUnknownOutcome(t *testing.T) {
+func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
 	for _, tc := range []struct {
 		method string
 		want   bool
@@ -346,7 +348,7 @@ func TestUnknownOutcome(t *testing.T) {
 		t.Run(tc.method, func(t *testing.T) {
 			a := start(t, nil)
 			a.on(func(ctx context.Context) error {
-				go a.grpc.Stop() // the replica dies with the request in hand
+				go a.grpc.Stop() // this replica dies while it handles the request
 				<-ctx.Done()
 				return nil
 			})
@@ -359,15 +361,16 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 	c := dialTo(t, Options{Addrs: []string{vacant(t)}})
 	if err := call(c, apply, 300*time.Millisecond); IsUnknownOutcome(err) || status.Code(err) != codes.Unavailable {
-		t.Errorf("nothing was ever sent: %v", err)
+		t.Errorf("a call that reached no replica returned %v", err)
 	}
 	if IsUnknownOutcome(nil) || IsUnknownOutcome(errors.New("x")) || !IsUnknownOutcome(errors.Join(UnknownOutcome("x"))) {
 		t.Error("IsUnknownOutcome")
 	}
 }
 
-// A call without receipts would be applied twice if another replica were asked.
-func TestWhatHasNoReceiptIsNotMadeAgain(t *testing.T) {
+// TestCallsWithoutReceiptsAreNotRepeated: a call without a receipt (see Once) is not repeated at another
+// replica, because it could then be applied twice.
+func TestCallsWithoutReceiptsAreNotRepeated(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	a.on(func(ctx context.Context) error {
 		go a.grpc.Stop()
@@ -376,9 +379,10 @@ func TestWhatHasNoReceiptIsNotMadeAgain(t *testing.T) {
 	})
 	c := dialTo(t, Options{Addrs: []string{vacant(t), a.addr, b.addr}})
 	if err := call(c, deleteVolume, 5*time.Second); !IsUnknownOutcome(err) || a.calls.Load() != 1 || b.calls.Load() != 0 {
-		t.Errorf("made %d times, and again %d times: %v", a.calls.Load(), b.calls.Load(), err)
+		t.Errorf("a call without a receipt was made %d times, and again %d times; want it made once (error %v)", a.calls.Load(), b.calls.Load(), err)
 	}
-	// A replica that never received the request does not end the call.
+	// Replicas that never received the request do not prevent a further attempt: here the first two
+	// addresses are unreachable.
 	mustCall(t, c, deleteVolume)
 }
 
@@ -390,17 +394,17 @@ func TestMetadataOfCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a.timeout <= 5*time.Second || a.timeout > 7*time.Second {
-		t.Errorf("a call without a deadline got %v", a.timeout)
+		t.Errorf("a call without a deadline got the deadline %v", a.timeout)
 	}
 	if ids := a.seen(); len(ids) != 0 {
-		t.Errorf("a read carries request ids %v", ids)
+		t.Errorf("a read has the request ids %v", ids)
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), KeyRequestID, "mine")
 	if err := c.Invoke(ctx, apply, req, rsp); err != nil {
 		t.Fatal(err)
 	}
 	if ids := a.seen(); !slices.Equal(ids, []string{"mine"}) {
-		t.Errorf("request ids %v, want mine", ids)
+		t.Errorf("the request ids are %v, want the caller's own", ids)
 	}
 }
 
@@ -425,7 +429,7 @@ func ping(t testing.TB, st grpc.ClientStream) {
 	}
 }
 
-func TestStreams(t *testing.T) {
+func TestStreamsEndWithTheirReplica(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	c := dialTo(t, Options{Addrs: []string{vacant(t), a.addr, b.addr}, CallTimeout: 5 * time.Second})
 	st := openStream(t, c)
@@ -440,12 +444,12 @@ func TestStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := st.RecvMsg(new(healthpb.HealthCheckResponse)); err != io.EOF {
-		t.Errorf("the end of a stream is %v", err)
+		t.Errorf("the stream ended with %v", err)
 	}
 	if c.Leader() != b.addr {
-		t.Errorf("leader %q from a stream's trailer, want %q", c.Leader(), b.addr)
+		t.Errorf("the leader from a stream's trailer is %q, want %q", c.Leader(), b.addr)
 	}
-	testbed.Until(t, "no stream is counted any more", func() bool {
+	testbed.Until(t, "the connection counts no stream any more", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for p := range c.all {
@@ -460,24 +464,24 @@ func TestStreams(t *testing.T) {
 	})
 }
 
-func TestClose(t *testing.T) {
+func TestCloseEndsCalls(t *testing.T) {
 	a := start(t, nil)
 	a.on(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 	c := dialTo(t, Options{Addrs: []string{a.addr}})
 	done := make(chan error, 1)
 	go func() { done <- call(c, apply, 20*time.Second) }()
-	testbed.Until(t, "the call is under way", func() bool { return a.calls.Load() == 1 })
+	testbed.Until(t, "the call is in progress", func() bool { return a.calls.Load() == 1 })
 	c.Close()
 	if err := <-done; err == nil {
-		t.Error("a call outlives the connection")
+		t.Error("Close must end all calls, but a call still runs")
 	}
 	wantCode(t, call(c, apply, time.Second), codes.Canceled)
 	if err := c.Close(); err != nil {
-		t.Errorf("the second Close: %v", err)
+		t.Errorf("the second Close returned %v", err)
 	}
 }
 
-func TestCallerCancels(t *testing.T) {
+func TestACancelledCallEnds(t *testing.T) {
 	c := dialTo(t, Options{Addrs: []string{vacant(t)}})
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
@@ -485,7 +489,7 @@ func TestCallerCancels(t *testing.T) {
 	wantCode(t, err, codes.Canceled)
 }
 
-func TestDialRefuses(t *testing.T) {
+func TestInvalidOptionsAreRefused(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		opt  Options
@@ -495,8 +499,8 @@ func TestDialRefuses(t *testing.T) {
 		{"no address", Options{Insecure: true}, "no scheduler address"},
 		{"a bad address", Options{Insecure: true, Addrs: []string{"a:b"}}, `port "b"`},
 		{"a bad discovery", Options{Insecure: true, Discovery: "srv://"}, "DNS name"},
-		{"an endpoint that is no address", Options{Endpoints: []Endpoint{{Addr: "a", Names: []string{"a"}}}, Insecure: true}, `"a" must be host:port`},
-		{"one without a name", Options{Endpoints: []Endpoint{{Addr: "a:1"}}, Insecure: true}, `"a:1" needs a name`},
+		{"an endpoint that is not an address", Options{Endpoints: []Endpoint{{Addr: "a", Names: []string{"a"}}}, Insecure: true}, `"a" must be host:port`},
+		{"an endpoint without a name", Options{Endpoints: []Endpoint{{Addr: "a:1"}}, Insecure: true}, `"a:1" needs a name`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := Dial(t.Context(), tc.opt); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -506,7 +510,7 @@ func TestDialRefuses(t *testing.T) {
 	}
 }
 
-func TestTLS(t *testing.T) {
+func TestConnectionsRequireCertificates(t *testing.T) {
 	certs := func() map[string]*pki.Files {
 		set, err := pki.DevCerts(filepath.Join(t.TempDir(), "c"), pki.DevOptions{Cluster: "c1"})
 		if err != nil {
@@ -531,9 +535,9 @@ func TestTLS(t *testing.T) {
 	}{
 		{"an agent reaches a scheduler by address", good.addr, ours["agent/node-a"], ""},
 		{"the admin reaches a scheduler by name", "localhost:" + port, ours["user/admin"], ""},
-		{"a client of another CA is refused", good.addr, theirs["agent/node-a"], "is not valid for the CA"},
-		{"an agent's certificate is no scheduler", start(t, ours["agent/node-b"]).addr, ours["agent/node-a"], "want role scheduler"},
-		{"a server in plain text is refused", start(t, nil).addr, ours["agent/node-a"], "handshake"},
+		{"a client with a certificate of another CA is refused", good.addr, theirs["agent/node-a"], "is not valid for the CA"},
+		{"an agent's certificate is refused where a scheduler is expected", start(t, ours["agent/node-b"]).addr, ours["agent/node-a"], "want role scheduler"},
+		{"a server without TLS is refused", start(t, nil).addr, ours["agent/node-a"], "handshake"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := dialTo(t, Options{Addrs: []string{tc.server}, TLS: tc.client})
@@ -576,7 +580,7 @@ func BenchmarkInvoke(b *testing.B) {
 	}
 }
 
-// large answers a list with one node of a given size.
+// large is a server whose answer is a list with one node of a given size.
 type large struct {
 	controlv1.UnimplementedAgentControlServer
 	bytes int
@@ -586,8 +590,9 @@ func (l large) ListNodes(context.Context, *controlv1.ListNodesRequest) (*control
 	return &controlv1.ListNodesResponse{Nodes: []*controlv1.NodeView{{NodeId: strings.Repeat("n", l.bytes)}}}, nil
 }
 
-// TestLargeAnswers: the complete list of a large cluster fits into an answer.
-func TestLargeAnswers(t *testing.T) {
+// TestLargeAnswersAreReceived: a client can receive the complete list of nodes of a large cluster in one
+// answer.
+func TestLargeAnswersAreReceived(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

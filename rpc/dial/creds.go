@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// To makes an idle connection to want at host:port, without TLS if files is nil. It ignores HTTP
-// proxy settings.
+// To returns a connection to the peer want at addr (host:port), which is dialled at its first use. If files
+// is nil, the connection has no TLS. To ignores HTTP proxy settings.
 func To(files *pki.Files, addr string, want pki.Peer, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if files != nil {
@@ -27,8 +27,8 @@ func To(files *pki.Files, addr string, want pki.Peer, more ...grpc.DialOption) (
 	return grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{grpc.WithTransportCredentials(creds), grpc.WithNoProxy()}, more...)...)
 }
 
-// Credentials returns credentials like those of credentials.NewTLS for either side, except that a
-// connection is closed as soon as its peer's certificate is revoked. cfg must come from files.
+// Credentials returns TLS credentials for a client or a server, like credentials.NewTLS. In addition, a
+// connection is closed as soon as its peer's certificate is revoked. cfg must have been made by files.
 func Credentials(files *pki.Files, cfg *tls.Config) credentials.TransportCredentials {
 	return cutting{credentials.NewTLS(cfg), files}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// TestNoProxyIntoTheCluster: connections ignore a proxy in the environment. A process reads it only
-// once, so the test uses a child process.
+// TestNoProxyIntoTheCluster: connections ignore a proxy in the environment. A process reads the proxy
+// settings only once, so the test uses a child process.
 func TestNoProxyIntoTheCluster(t *testing.T) {
 	if os.Getenv("BEHIND_A_PROXY") == "" {
 		proxy, err := net.Listen("tcp", "127.0.0.1:0")
@@ -36,12 +36,12 @@ func TestNoProxyIntoTheCluster(t *testing.T) {
 		}
 		select {
 		case <-asked:
-			t.Error("the proxy was asked")
+			t.Error("the connection went through the proxy")
 		default:
 		}
 		return
 	}
-	// An unused address (RFC 5737), so that dials get no answer.
+	// An address that no machine has (RFC 5737), so dialling it gets no answer.
 	cc, err := To(nil, "192.0.2.1:8085", pki.Peer{Role: pki.RoleScheduler})
 	if err != nil {
 		t.Fatal(err)

@@ -14,39 +14,40 @@ import (
 )
 
 const (
-	// lookupTimeout bounds one lookup with all its queries.
+	// lookupTimeout is the time limit of one lookup with all its queries.
 	lookupTimeout = 10 * time.Second
-	// A failed lookup is repeated after these times; the wait doubles.
+	// A failed lookup is repeated after minRetry. The pause doubles with every failure, up to maxRetry.
 	minRetry = 500 * time.Millisecond
 	maxRetry = 30 * time.Second
 	cacheMax = 64 << 10
 )
 
-// source provides addresses: a fixed list or an SRV name, and then the addresses that schedulers
-// named, in case the configured ones are outdated.
+// source provides the scheduler addresses of a Conn, from a fixed list or an SRV name. After these it adds
+// the addresses that schedulers have sent, in case the configured ones are outdated.
 type source struct {
 	target Target
-	fixed  []Endpoint // addresses of a list target
-	file   string     // Options.CacheFile
+	fixed  []Endpoint // addresses of a target that is a list
+	file   string     // path of the cache file, Options.CacheFile
 	log    *slog.Logger
-	nudge  chan struct{} // requests another lookup
+	nudge  chan struct{} // signal that another lookup was requested
 
-	// publish is called with every new set, one call at a time; failed is called for every lookup
-	// without a result.
+	// publish is called with every new set of addresses, one call at a time. failed is called for every
+	// lookup that found no addresses.
 	publish func([]Endpoint)
 	failed  func(error)
 
 	mu     sync.Mutex
-	have   cache // known addresses
-	stored cache // content of the file
+	have   cache // addresses that this process knows
+	stored cache // addresses that are in the cache file
 }
 
-// cache is the content of Options.CacheFile. Its first two fields identify the target.
+// cache is the content of Options.CacheFile. The first two fields identify the target to which the addresses
+// belong.
 type cache struct {
 	SRV       string     `json:"srv,omitempty"`
 	Addrs     []string   `json:"addrs,omitempty"`
-	Endpoints []Endpoint `json:"endpoints,omitempty"` // result of the last good lookup
-	Learned   []Endpoint `json:"learned,omitempty"`   // named by schedulers
+	Endpoints []Endpoint `json:"endpoints,omitempty"` // result of the last successful lookup
+	Learned   []Endpoint `json:"learned,omitempty"`   // addresses that schedulers sent
 }
 
 func (c cache) equal(o cache) bool {
@@ -54,7 +55,7 @@ func (c cache) equal(o cache) bool {
 		slices.EqualFunc(c.Endpoints, o.Endpoints, Endpoint.Equal) && slices.EqualFunc(c.Learned, o.Learned, Endpoint.Equal)
 }
 
-// newSource parses the target of opt.
+// newSource returns the source for the target in opt.
 func newSource(opt Options) (*source, error) {
 	var t Target
 	var err error
@@ -88,9 +89,9 @@ func newSource(opt Options) (*source, error) {
 	return s, nil
 }
 
-// begin publishes the addresses that are known without a lookup, including those of an SRV name
-// from the cache: waiting for a silent DNS server takes longer than an agent's lease. The answer of
-// DNS replaces them.
+// begin publishes the addresses that are known without a lookup. For an SRV name these are the addresses in
+// the cache file, because waiting for a silent DNS server would take longer than an agent's lease. The answer
+// of DNS later replaces them.
 func (s *source) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,9 +107,9 @@ func (s *source) begin() {
 	}
 }
 
-// run keeps the addresses of an SRV name current until ctx ends. It looks them up again when the
-// TTL expires and when nudged, at most every half second. If DNS does not answer, the last good set
-// stays. A list target needs no run.
+// run keeps the addresses of an SRV name up to date until ctx ends. It repeats the lookup when the TTL
+// expires and when again is called, at most every half second. If DNS does not answer, the result of the last
+// successful lookup stays in use. A target that is a list needs no run.
 func (s *source) run(ctx context.Context) {
 	if s.target.SRV == "" {
 		return
@@ -140,7 +141,7 @@ func (s *source) run(ctx context.Context) {
 	}
 }
 
-// found uses the answer of a lookup.
+// found takes over the result of a lookup.
 func (s *source) found(ends []Endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,16 +150,16 @@ func (s *source) found(ends []Endpoint) {
 	s.store()
 }
 
-// fallBack logs that DNS does not answer and the cached addresses are used.
+// fallBack logs that DNS does not answer, so that the addresses in the cache file are used.
 func (s *source) fallBack(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.all()) > 0 {
-		s.log.Warn("scheduler discovery failed; using the addresses of last time", "error", cause)
+		s.log.Warn("the DNS lookup of the schedulers failed; using the addresses in the cache file", "error", cause)
 	}
 }
 
-// learn adds the addresses that a scheduler named. They are tried after the others.
+// learn adds addresses that a scheduler has sent. They are tried after all other addresses.
 func (s *source) learn(addrs []string) {
 	var ends []Endpoint
 	for _, addr := range addrs {
@@ -176,7 +177,7 @@ func (s *source) learn(addrs []string) {
 	s.store()
 }
 
-// all returns the addresses to try, in order; the caller holds s.mu.
+// all returns the addresses to try, in order. The caller holds s.mu.
 func (s *source) all() []Endpoint {
 	out := slices.Clone(s.have.Endpoints)
 	for _, e := range s.have.Learned {
@@ -187,7 +188,7 @@ func (s *source) all() []Endpoint {
 	return out
 }
 
-// again requests another lookup soon. It never blocks.
+// again requests another lookup. It never blocks.
 func (s *source) again() {
 	select {
 	case s.nudge <- struct{}{}:
@@ -195,7 +196,8 @@ func (s *source) again() {
 	}
 }
 
-// pause waits for d, or for a nudge after minRetry. It returns false if ctx ends first.
+// pause waits for the time wait; after a call of again, only for minRetry. It returns false if ctx ends
+// first.
 func (s *source) pause(ctx context.Context, wait time.Duration) bool {
 	soon, late := time.NewTimer(min(wait, minRetry)), time.NewTimer(wait)
 	defer soon.Stop()
@@ -214,17 +216,17 @@ func (s *source) pause(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// store writes the known addresses to the file if they changed; the caller holds s.mu.
+// store writes the known addresses to the cache file if they have changed. The caller holds s.mu.
 func (s *source) store() {
 	if s.file == "" || s.have.equal(s.stored) {
 		return
 	}
 	keep := s.have
 	if keep.SRV == "" {
-		keep.Endpoints = nil // the target itself holds them
+		keep.Endpoints = nil // do not store addresses that the target itself lists
 	}
 	if err := writeCache(s.file, keep); err != nil {
-		s.log.Warn("scheduler addresses are not cached", "error", err)
+		s.log.Warn("scheduler addresses could not be written to the cache file", "error", err)
 		return
 	}
 	s.stored = s.have
@@ -253,7 +255,7 @@ func writeCache(file string, c cache) error {
 	return nil
 }
 
-// recall reads the cache. An invalid cache is ignored.
+// recall reads the cache file. An invalid file is ignored.
 func (s *source) recall() cache {
 	none := cache{}
 	if s.file == "" {

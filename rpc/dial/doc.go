@@ -1,9 +1,8 @@
-// Package dial connects agents, gateways and CLIs to the schedulers: one resolver (a list of
-// addresses or an SRV name), one rule for the choice of a replica (the known leader, else the first
-// that answers), one retry rule and one set of TLS credentials. Resolver implements the scheme
-// persys:///. Dial, which our own programs use, takes its addresses from it; other gRPC clients can
-// use it too.
+// Package dial connects agents, gateways and CLIs to the schedulers. It has one resolver (a list of addresses
+// or an SRV name), one rule for the choice of a replica (the known leader, else the first that answers), one
+// retry rule and one set of TLS credentials. Programs of this project use Dial, which takes its addresses
+// from Resolver. Resolver implements the scheme persys:/// and can be used by other gRPC clients too.
 //
-// Any replica answers any call, so the order of the replicas affects speed only: a wrong leader hint
-// costs one hop.
+// Any replica answers any call, so the choice of the replica affects only the speed: if the client takes a
+// follower for the leader, the follower forwards the call.
 package dial

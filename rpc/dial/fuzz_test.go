@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzCacheFile: the cache file may be damaged. Only a bounded number of valid addresses is taken
-// from it.
+// FuzzCacheFile: the cache file may be damaged. Only valid addresses are read from it, and only a limited
+// number.
 func FuzzCacheFile(f *testing.F) {
 	file := filepath.Join(f.TempDir(), "cache")
 	src := &source{target: Target{Addrs: []string{"10.0.0.1:8085"}}, file: file}
@@ -28,11 +28,11 @@ func FuzzCacheFile(f *testing.F) {
 		got := src.recall()
 		for _, e := range append(got.Endpoints, got.Learned...) {
 			if addr, err := parseAddr(e.Addr, ""); err != nil || addr != e.Addr || len(e.Names) == 0 {
-				t.Fatalf("it believes in %+v: %v", e, err)
+				t.Fatalf("an invalid endpoint in the cache file must be ignored, but was accepted: %+v: %v", e, err)
 			}
 		}
 		if len(got.Endpoints) > maxAddresses || len(got.Learned) > maxAddresses {
-			t.Fatalf("%d and %d addresses", len(got.Endpoints), len(got.Learned))
+			t.Fatalf("%d endpoints and %d learned addresses were read from the cache file, want at most the limit of each", len(got.Endpoints), len(got.Learned))
 		}
 	})
 }

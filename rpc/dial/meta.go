@@ -1,51 +1,71 @@
 package dial
 
-// Metadata keys of Persys programs. Keys are lower-case, as HTTP/2 requires, and values are
-// printable ASCII. Peers ignore unknown keys, so the keys do not change the contract.
+// Keys of gRPC metadata between Persys programs. Keys are lower-case, as HTTP/2 requires, and values are
+// printable ASCII. Legacy v1 peers ignore keys that they do not know, so the keys do not change the contract
+// with them.
 const (
-	// KeyLeader, a trailer: the gRPC address (host:port) that the leader advertises, unless the
-	// answering replica leads. Clients make their next calls there.
+	// KeyLeader, in a trailer: the gRPC address (host:port) that the leader advertises. Clients make their
+	// next calls there. The leader itself does not send the key.
 	KeyLeader = "persys-leader"
-	// KeyIndex, in a request: the decimal log index, from an earlier answer, that a session read
-	// waits for.
+	// KeyIndex, in a request: a log index from an earlier answer, in decimal. A session read waits until the
+	// replica has applied this index.
 	KeyIndex = "persys-index"
-	// KeyStale, a trailer: "true" if the answer was served without the leader. It is absent
-	// otherwise.
+	// KeyStale, in a trailer: "true" if the read was answered without the leader and may be out of date.
+	// Otherwise the key is absent.
 	KeyStale = "persys-stale"
-	// KeyAgeMS, a trailer beside KeyStale: decimal milliseconds since the answering replica last
-	// heard from a leader.
+	// KeyAgeMS, in a trailer with KeyStale: the time since the answering replica last heard from a leader,
+	// in milliseconds, in decimal.
 	KeyAgeMS = "persys-age-ms"
-	// KeyRead, in a request: the consistency of a read, one of the Read* values. Absent means
-	// linearizable.
+	// KeyJudged, in a trailer: "true" if the answer to a mutation is the verdict of the state machine on the
+	// request id. Without this key, a refusal says nothing about the outcome of earlier attempts of the same
+	// call.
+	KeyJudged = "persys-judged"
+	// KeyRead, in a request: the consistency of a read, one of the values Read*. Without the key, the read
+	// is linearizable.
 	KeyRead = "persys-read"
 
-	// KeyForwardedIdentity, in a forwarded request: the text form of the caller's pki.Identity. It
-	// is trusted only from a peer with a scheduler's certificate, and ignored under -insecure
-	// (rpc/DESIGN.md).
+	// KeyForwardedIdentity, in a forwarded request: the caller's pki.Identity as text. It is trusted only if
+	// the sender has a scheduler's certificate, and ignored under -insecure (rpc/DESIGN.md).
 	KeyForwardedIdentity = "persys-forwarded-identity"
-	// KeyFrom, in a forwarded request: the address of the original caller. It is trusted like
-	// KeyForwardedIdentity, and from a gateway that names its user.
+	// KeyFrom, in a forwarded request: the address of the original caller. It is trusted in the same cases
+	// as KeyForwardedIdentity, and also from a gateway that names its user.
 	KeyFrom = "persys-from"
-	// KeyHop, in a request: "1" if a replica forwarded the call. It is not forwarded again.
+	// KeyHop, in a request: "1" if a replica has forwarded the call, which must then not be forwarded again.
 	KeyHop = "persys-hop"
-	// KeyOnBehalf, in a request of a gateway: the text form of the pki.Identity of its user. The
-	// call has the rights that both have.
+	// KeyOnBehalf, in a request of a gateway: the pki.Identity of its user as text. The call then has only
+	// the rights that both the gateway and the user have.
 	KeyOnBehalf = "persys-on-behalf"
-	// KeyIssued, beside KeyOnBehalf: when the user's certificate was issued, in decimal Unix
-	// nanoseconds. It is compared with revocations of the user's name.
+	// KeyIssued, with KeyOnBehalf: the time at which the user's certificate was issued, in decimal Unix
+	// nanoseconds. It is compared with revocations of the user.
 	KeyIssued = "persys-issued"
-	// KeyUser, in a request of a gateway: its user as an OIDC token names it, "oidc:" and the
-	// issuer's URL with the subject as fragment. It gives no rights and appears in the history.
+	// KeyUser, in a request of a gateway: the user whom an OIDC token names, as "oidc:" and the issuer's URL
+	// with the subject as fragment. It gives no rights. It is shown in the history.
 	KeyUser = "persys-user"
-	// KeyNamespaces, in a request: comma-separated namespaces to which the caller limits the call.
-	// It only removes rights.
+	// KeyAccess, with KeyUser: the built-in role that the gateway gives to this user, or "none". The call
+	// then has only the rights that both the gateway and this role have. Without KeyAccess it has the rights
+	// of the gateway.
+	KeyAccess = "persys-access"
+	// KeyNamespaces, in a request: the namespaces to which the caller limits this call, separated by commas.
+	// With KeyAccess they limit the role. They can only take rights away.
 	KeyNamespaces = "persys-namespaces"
-	// KeyRequestID, in a request: the UUIDv7 under which a mutation is applied at most once
+	// KeyGroups, beside KeyUser: the groups of the user's OIDC token, see EncodeGroups. The user has the roles
+	// that are bound to them.
+	KeyGroups = "persys-groups"
+	// KeyAccountToken, in a request of a gateway: the bearer token of the account for which it calls. The
+	// schedulers compare it with its hash.
+	KeyAccountToken = "persys-account-token"
+	// KeyAccount, in a request of a gateway: the account for which it calls. The gateway has verified a token
+	// of the account's OIDC issuer.
+	KeyAccount = "persys-account"
+	// KeyRequestID, in a request: the UUIDv7 of a mutation, under which the mutation is applied at most once
 	// (fsm/DESIGN.md). All attempts of one call have the same id.
 	KeyRequestID = "persys-request-id"
+	// KeyRequestHash, in a forwarded mutation: the hash of the call that the first replica received, in
+	// hexadecimal. It is trusted only from schedulers.
+	KeyRequestHash = "persys-request-hash"
 )
 
-// Values of KeyRead.
+// The values of KeyRead.
 const (
 	ReadLinearizable = "linearizable"
 	ReadSession      = "session"

@@ -17,27 +17,27 @@ const (
 	maxPenalty = 15 * time.Second
 )
 
-// peer is one scheduler address with its connection, which is made on first use and replaced after
-// a failure.
+// peer is the address of one scheduler and the connection to it. The connection is made when it is first
+// used, and replaced after a failure.
 type peer struct {
 	end   Endpoint
 	owner *Conn
 
 	mu      sync.Mutex
 	cc      *grpc.ClientConn
-	gen     int // number of replaced connections
+	gen     int // number of times that the connection was replaced
 	closed  bool
-	retired bool      // the address was removed; closed after its last call
-	fails   int       // consecutive failures
-	until   time.Time // until then a failed peer is tried last
-	unary   int       // unary calls in progress
+	retired bool      // true if the address is no longer used: the connection closes after its last call
+	fails   int       // number of consecutive failures
+	until   time.Time // end of the penalty: until then this peer is tried last
+	unary   int       // number of unary calls in progress
 	streams int
-	heard   time.Time   // time of the last received message while calls are in progress
-	watch   *time.Timer // fires if nothing was received for too long
+	heard   time.Time   // time of the last received message, while calls are in progress
+	watch   *time.Timer // calls onSilence if the peer has sent nothing for too long
 	probing bool
 }
 
-// lane is the use of a connection by one call.
+// lane is one call's use of the connection to a peer.
 type lane struct {
 	p   *peer
 	cc  *grpc.ClientConn
@@ -56,8 +56,8 @@ func (p *peer) begin(stream bool) (lane, error) {
 	} else {
 		p.unary++
 	}
-	// Only the first call starts the clock. Otherwise a steady flow of calls to a dead peer would
-	// keep resetting it.
+	// Only the first of several concurrent calls starts the clock. If every call did, a steady flow of calls
+	// to a dead peer would restart the clock again and again.
 	if idle || !stream && p.unary == 1 {
 		p.heard = time.Now()
 		if p.watch == nil {
@@ -69,7 +69,7 @@ func (p *peer) begin(stream bool) (lane, error) {
 	return lane{p, p.cc, p.gen}, nil
 }
 
-// end releases the lane; alive reports that the peer answered.
+// end ends the call's use of the connection. alive says that the peer has answered.
 func (l lane) end(stream, alive bool) {
 	l.p.mu.Lock()
 	if stream {
@@ -91,7 +91,7 @@ func (l lane) end(stream, alive bool) {
 	}
 }
 
-// cut reports whether the connection was replaced during the call.
+// cut reports whether the connection was replaced during this call.
 func (l lane) cut() bool {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
@@ -104,8 +104,8 @@ func (p *peer) touch() {
 	p.mu.Unlock()
 }
 
-// patience returns how long calls may receive nothing before the peer is probed. Streams are often
-// silent for good reasons.
+// patience returns how long calls may receive no message before the peer is probed. It is longer if there are
+// only streams, because streams are often silent.
 func (p *peer) patience() time.Duration {
 	if p.unary > 0 {
 		return p.owner.opt.StallAfter
@@ -113,8 +113,9 @@ func (p *peer) patience() time.Duration {
 	return 3 * p.owner.opt.StallAfter
 }
 
-// onSilence detects peers that hang (stopped, paused, cut off) while their TCP connection stays
-// open. gRPC's keepalive takes at least 13 s for that.
+// onSilence is called when calls have received no message for the time that patience returns. It
+// probes the peer, to detect a peer that hangs (stopped, paused, cut off) while its TCP connection
+// stays open. gRPC's keepalive would take at least 13 s.
 func (p *peer) onSilence() {
 	p.mu.Lock()
 	if p.closed || p.unary+p.streams == 0 {
@@ -131,11 +132,11 @@ func (p *peer) onSilence() {
 	p.probe(l)
 }
 
-// suspect probes a peer that let a call's deadline pass.
+// suspect probes a peer that has not answered a call before its deadline.
 func (p *peer) suspect(l lane) { go p.probe(l) }
 
-// probe checks whether a peer answers, with one probe at a time, and replaces its connection if
-// not.
+// probe checks whether a peer answers, and replaces the connection if not. Only one probe of a peer runs at a
+// time.
 func (p *peer) probe(l lane) {
 	p.mu.Lock()
 	if p.closed || p.probing {
@@ -150,9 +151,10 @@ func (p *peer) probe(l lane) {
 	ctx, cancel := context.WithTimeout(p.owner.ctx, p.owner.opt.ProbeTimeout)
 	defer cancel()
 	_, err := healthpb.NewHealthClient(l.cc).Check(ctx, &healthpb.HealthCheckRequest{})
-	// Any answer counts, also an error status. A broken connection has failed its calls already.
+	// Any answer, even an error status, proves that the peer is alive. A broken connection has already
+	// failed its calls.
 	if status.Code(err) == codes.DeadlineExceeded && p.owner.ctx.Err() == nil {
-		p.owner.log.Warn("scheduler does not answer; its calls go elsewhere", "addr", p.end.Addr)
+		p.owner.log.Warn("a scheduler does not answer; its calls go to other schedulers", "addr", p.end.Addr)
 		p.owner.failed(p)
 		p.replace(l.gen)
 	}
@@ -165,8 +167,8 @@ func (p *peer) probe(l lane) {
 	}
 }
 
-// replace closes the connection of generation gen, which ends its calls, and replaces it by a new
-// idle one.
+// replace closes the connection with number gen, which ends the calls on it, and creates a new one, which is
+// dialled at its first use.
 func (p *peer) replace(gen int) {
 	cc, err := p.owner.connect(p.end)
 	p.mu.Lock()
@@ -184,8 +186,8 @@ func (p *peer) replace(gen int) {
 	old.Close()
 }
 
-// state returns the state of the connection. It replaces a failed connection without calls, so that
-// it does not redial by itself.
+// state returns the state of the connection. A failed connection without calls is replaced, because gRPC
+// would otherwise dial it again and again.
 func (p *peer) state() connectivity.State {
 	p.mu.Lock()
 	cc, gen, busy := p.cc, p.gen, p.unary+p.streams > 0
@@ -232,7 +234,7 @@ func (p *peer) busy() bool {
 	return p.unary+p.streams > 0
 }
 
-// retire closes the peer after its last call.
+// retire marks the peer as removed: its connection closes after its last call.
 func (p *peer) retire() {
 	p.mu.Lock()
 	p.retired = true

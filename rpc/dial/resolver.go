@@ -12,21 +12,21 @@ import (
 	"google.golang.org/grpc/resolver"
 )
 
-// Scheme of the targets that Resolver serves.
+// Scheme is the scheme of the gRPC targets that Resolver resolves.
 const Scheme = "persys"
 
-// Resolver returns a gRPC resolver for schedulers. A Conn takes its addresses from it, and so can a
-// plain gRPC connection of another program:
+// Resolver returns a gRPC resolver that finds the schedulers. A Conn takes its addresses from it. A plain
+// gRPC connection of another program can use it too:
 //
-//	grpc.NewClient("persys:///", grpc.WithResolvers(dial.Resolver(opt)), …)
-//	grpc.NewClient("persys:///persys.local?dns=10.0.0.1:8053", grpc.WithResolvers(dial.Resolver(dial.Options{})), …)
+// grpc.NewClient("persys:///", grpc.WithResolvers(dial.Resolver(opt)), …)
+// grpc.NewClient("persys:///persys.local?dns=10.0.0.1:8053", grpc.WithResolvers(dial.Resolver(dial.Options{})), …)
 //
-// "persys:///" stands for the target of opt; a path is an SRV name with the options of ParseTarget.
-// Only Endpoints, Addrs, Discovery, CacheFile and Log of opt are used. A plain connection gets the
-// addresses, best first, and follows their changes. Only a Conn has leader hints, safe retries and
-// the detection of hanging replicas.
+// "persys:///" stands for the target in opt. With a path, the path is an SRV name with the options of
+// ParseTarget. Only Endpoints, Addrs, Discovery, CacheFile and Log of opt are used. A plain gRPC connection
+// gets the addresses, best first, and later changes. Leader hints, safe retries and the detection of hanging
+// replicas exist only in a Conn.
 //
-// Pass it to grpc.WithResolvers; it is not registered for the whole process.
+// Pass the result to grpc.WithResolvers; it is not registered for the whole process.
 func Resolver(opt Options) resolver.Builder { return builder{opt} }
 
 type builder struct{ opt Options }
@@ -42,11 +42,11 @@ func (b builder) Build(t resolver.Target, cc resolver.ClientConn, _ resolver.Bui
 	return w, nil
 }
 
-// watch reports the addresses of a target to cc until ctx ends or the watcher is closed.
+// watch reports the scheduler addresses of a target to cc until ctx ends or the watcher is closed.
 func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.ClientConn) (*watcher, error) {
 	opt := b.opt
 	if t.URL.Host != "" {
-		return nil, fmt.Errorf("dial: target %q: an authority is not known here; it is persys:///name", t.URL.Redacted())
+		return nil, fmt.Errorf("dial: target %q: an authority is not supported; the form is persys:///name", t.URL.Redacted())
 	}
 	if name := t.Endpoint(); name != "" {
 		opt.Endpoints, opt.Addrs, opt.Discovery = nil, nil, Scheme+":///"+name
@@ -65,9 +65,9 @@ func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.Clien
 		for _, e := range ends {
 			state.Endpoints = append(state.Endpoints, e.resolved())
 		}
-		// If gRPC accepts none of the addresses, it calls ResolveNow, so the error needs no handling here.
+		// If gRPC accepts none of the addresses, it calls ResolveNow, so this error can be ignored.
 		if err := cc.UpdateState(state); err != nil && !errors.Is(err, context.Canceled) {
-			src.log.Debug("scheduler addresses are not taken", "error", err)
+			src.log.Debug("scheduler addresses were not accepted", "error", err)
 		}
 	}
 	src.failed = cc.ReportError
@@ -76,15 +76,16 @@ func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.Clien
 	return w, nil
 }
 
-// configured is the target "persys:///", which stands for the options.
+// configured returns the target "persys:///", which stands for the addresses in the options.
 func configured() resolver.Target {
 	return resolver.Target{URL: url.URL{Scheme: Scheme, Path: "/"}}
 }
 
-// certNames holds the names that an endpoint's certificate may have; gRPC itself supports only one.
+// certNames are the names of an endpoint, one of which its certificate must contain. gRPC itself supports
+// only one name.
 type certNames []string
 
-// Equal implements the comparison of attributes.Attributes.
+// Equal compares two values, as package attributes requires.
 func (n certNames) Equal(o any) bool {
 	other, ok := o.(certNames)
 	return ok && slices.Equal(n, other)
@@ -104,14 +105,14 @@ func unresolved(r resolver.Endpoint) Endpoint {
 	return Endpoint{Addr: r.Addresses[0].Addr, Names: names}
 }
 
-// watcher watches one target.
+// watcher watches the addresses of one target for changes.
 type watcher struct {
 	source  *source
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 }
 
-// ResolveNow implements resolver.Resolver.
+// ResolveNow implements resolver.Resolver: it requests another lookup.
 func (w *watcher) ResolveNow(resolver.ResolveNowOptions) { w.source.again() }
 
 // Close implements resolver.Resolver.
@@ -120,8 +121,8 @@ func (w *watcher) Close() {
 	w.running.Wait()
 }
 
-// taker adapts a Conn to gRPC's resolver.ClientConn, of which our resolver calls these two methods
-// only.
+// taker passes the addresses from the resolver to a Conn. It implements those two methods of gRPC's
+// resolver.ClientConn that the resolver calls.
 type taker struct {
 	resolver.ClientConn
 	conn *Conn

@@ -30,9 +30,9 @@ func plainCall(t *testing.T, cc *grpc.ClientConn, limit time.Duration) error {
 	return cc.Invoke(ctx, apply, &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{}, grpc.WaitForReady(true))
 }
 
-// A plain gRPC connection finds the schedulers as a Conn does: from a list, from DNS, or from the
-// cache without DNS. It follows changes.
-func TestResolver(t *testing.T) {
+// TestAResolverFindsTheSchedulers: a plain gRPC connection with the resolver finds the schedulers as a Conn
+// does: from a list, from DNS, or from the cache file without DNS. It follows changes of the addresses.
+func TestAResolverFindsTheSchedulers(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	z := startZone(t, srvRecords(a)...)
 	for _, c := range []struct {
@@ -45,7 +45,7 @@ func TestResolver(t *testing.T) {
 		{"persys:///persys.x.?dns=" + z.addr, Options{Addrs: []string{vacant(t)}}},
 	} {
 		if err := plainCall(t, resolved(t, c.target, c.opt), 10*time.Second); err != nil {
-			t.Errorf("%s with %+v: %v", c.target, c.opt, err)
+			t.Errorf("the call to target %s with options %+v returned %v", c.target, c.opt, err)
 		}
 	}
 	cc := resolved(t, "persys:///persys.x?dns="+z.addr, Options{})
@@ -54,22 +54,23 @@ func TestResolver(t *testing.T) {
 	}
 	z.set(t, srvRecords(b)...)
 	a.grpc.Stop()
-	// The first call may still use the old connection, because a plain connection does not retry.
-	testbed.Until(t, "the schedulers that moved are found", func() bool { return plainCall(t, cc, 10*time.Second) == nil })
+	// The first call after the change may still use the old connection and fail, because a plain connection
+	// does not retry.
+	testbed.Until(t, "the connection finds the schedulers at their new addresses", func() bool { return plainCall(t, cc, 10*time.Second) == nil })
 	if b.calls.Load() == 0 {
-		t.Error("the new replica was not called")
+		t.Error("the new replica got no call")
 	}
 }
 
-// A Conn checks certificates against all names of an endpoint, also after they passed through
-// gRPC's types.
+// A Conn checks the certificate of an endpoint against all names of the endpoint, although the names pass
+// through gRPC's types.
 func TestEndpointsKeepTheirNames(t *testing.T) {
 	a := start(t, nil)
 	z := startZone(t, srvRecords(a)...)
 	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + z.addr})
 	mustCall(t, c, apply)
 	want := Endpoint{Addr: a.addr, Names: []string{"h.x", "127.0.0.1"}}
-	// A Conn that gets its endpoints from another one keeps the names too.
+	// If a Conn gets its endpoints from another Conn, it gets their names too.
 	for _, c := range []*Conn{c, dialTo(t, Options{Endpoints: c.Endpoints(), Addrs: []string{"192.0.2.1"}})} {
 		if got := c.Endpoints(); len(got) != 1 || !got[0].Equal(want) {
 			t.Errorf("got %+v, want %+v", got, want)
@@ -77,7 +78,7 @@ func TestEndpointsKeepTheirNames(t *testing.T) {
 	}
 }
 
-func TestResolverSaysWhatIsWrong(t *testing.T) {
+func TestResolverReportsTheFault(t *testing.T) {
 	for target, want := range map[string]string{
 		"persys:///":                  "no scheduler address",
 		"persys://elsewhere/persys.x": "authority",

@@ -32,23 +32,23 @@ const (
 	watch = "/test.Svc/Watch" // a stream
 
 	why          = clusterv1.Cluster_Why_FullMethodName
-	deleteVolume = clusterv1.Cluster_DeleteVolume_FullMethodName // a mutation to be made Once
+	deleteVolume = clusterv1.Cluster_DeleteVolume_FullMethodName // a mutation
 )
 
-// server is a replica with answers set by a test.
+// server is a fake replica whose answers a test sets.
 type server struct {
 	addr   string
 	grpc   *grpc.Server
 	calls  atomic.Int64
-	leader atomic.Value // string, sent as trailer
+	leader atomic.Value // address of the leader that the server sends in the trailer
 
 	mu      sync.Mutex
 	handle  func(ctx context.Context) error
-	ids     []string // request ids seen
+	ids     []string // request ids that the server has seen
 	timeout time.Duration
 }
 
-// start runs a replica, without TLS if files is nil.
+// start runs a fake replica. If files is nil, it uses no TLS.
 func start(t testing.TB, files *pki.Files) *server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -164,8 +164,8 @@ func mustCall(t testing.TB, c *Conn, method string) {
 	}
 }
 
-// freeze is a TCP proxy that can stop forwarding while its connections stay open, like a stopped
-// process or a silent partition.
+// freeze is a TCP proxy that can stop forwarding while its connections stay open, as with a stopped process
+// or a network that drops all packets.
 type freeze struct {
 	addr   string
 	frozen atomic.Bool
@@ -227,7 +227,7 @@ func frozenProxy(t testing.TB, to string) *freeze {
 	return f
 }
 
-// vacant returns an address without a listener.
+// vacant returns an address at which no process listens.
 func vacant(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

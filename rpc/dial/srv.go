@@ -17,26 +17,26 @@ import (
 
 const (
 	queryTimeout = 2 * time.Second
-	// Bounds of the time after which an answer is looked up again, otherwise its TTL.
+	// Limits of the time after which a lookup is repeated. Between them the TTL of the answer decides.
 	minTTL = time.Second
 	maxTTL = 5 * time.Minute
-	// resolvConf is the file with the system's DNS servers.
+	// resolvConf is the path of the file that names the system's DNS servers.
 	resolvConf = "/etc/resolv.conf"
 )
 
-// errNoRecord is returned if the servers answer without any record.
+// errNoRecord is returned if the DNS servers answer but have no record for any of the names.
 var errNoRecord = errors.New("no record")
 
-// answer is the result of a lookup, in order of preference (RFC 2782).
+// answer is the result of a lookup: the addresses in order of preference (RFC 2782).
 type answer struct {
 	endpoints []Endpoint
 	ttl       time.Duration
-	srv       bool // from SRV records, not from hosts
+	srv       bool // true if the addresses come from SRV records, false if from Target.Hosts
 }
 
-// lookup queries the SRV records of t and the addresses of their targets. If there are no records,
-// it queries the addresses of the hosts of t. If hadSRV is set, a failed SRV query is an error
-// instead. It does not use net.Resolver, which hides the TTL.
+// lookup queries the SRV records of t, and the addresses of the hosts in them. If there are no SRV records,
+// it queries the addresses of t.Hosts. If hadSRV is set, because an earlier lookup found SRV records, a
+// failed SRV query is an error instead. lookup does not use net.Resolver, which hides the TTL.
 func lookup(ctx context.Context, t Target, hadSRV bool) (answer, error) {
 	servers, names, hosts, err := questions(t, resolvConf)
 	if err != nil {
@@ -49,13 +49,13 @@ func lookup(ctx context.Context, t Target, hadSRV bool) (answer, error) {
 			return a, err
 		}
 		failed = err
-		// A configured server may be a new replica without data, so ask the next one.
+		// The first configured DNS server may be a new replica without data, so query the next server.
 		servers = append(servers[1:len(servers):len(servers)], servers[0])
 	}
 	return answer{}, failed
 }
 
-// lookupAt queries the servers in the given order.
+// lookupAt makes the queries of one lookup to the servers, in the given order.
 func lookupAt(ctx context.Context, t Target, hadSRV bool, servers, names, hosts []string) (answer, error) {
 	var failed error
 	for _, name := range names {
@@ -86,8 +86,8 @@ func lookupAt(ctx context.Context, t Target, hadSRV bool, servers, names, hosts 
 	return answer{}, fmt.Errorf("SRV %s: %w at %s", t.SRV, errNoRecord, strings.Join(servers, ", "))
 }
 
-// questions returns the servers to query and the full names to query, for SRV records and for
-// addresses. system is the file with the system's servers and search domains.
+// questions returns the DNS servers to query, and the full names to query for SRV records and for addresses.
+// system is the path of the file with the system's servers and search domains.
 func questions(t Target, system string) (servers, names, hosts []string, err error) {
 	conf := &dns.ClientConfig{Ndots: 1}
 	servers = t.DNS
@@ -118,8 +118,8 @@ func questions(t Target, system string) (servers, names, hosts []string, err err
 	return servers, names, hosts, nil
 }
 
-// ask sends one query to the servers in turn. For a name that does not exist it returns no records
-// and no error.
+// ask sends one query to the servers, one after another, until one answers. For a name that does not exist it
+// returns no records and no error.
 func ask(ctx context.Context, servers []string, name string, qtype uint16) (*dns.Msg, error) {
 	q := new(dns.Msg)
 	q.SetQuestion(dns.Fqdn(name), qtype)
@@ -152,14 +152,15 @@ func exchange(ctx context.Context, q *dns.Msg, server string) (*dns.Msg, error) 
 			return msg, nil
 		}
 	}
-	return nil, errors.New("unreachable: every network returns")
+	return nil, errors.New("unreachable code: every case of the loop returns")
 }
 
-// order sorts by priority and, within a priority, randomly by weight (RFC 2782).
+// order sorts SRV records by priority. Records of equal priority get a random order according to their
+// weights (RFC 2782).
 func order(records []*dns.SRV, intn func(int) int) []*dns.SRV {
 	rest := slices.Clone(records)
-	// Sorting by target makes the choice reproducible for a seed. Zero weights come first, which
-	// gives them a small chance (RFC 2782).
+	// Sort by target first, so that the random order depends only on the seed. Records with weight zero come
+	// first, which gives them a small chance (RFC 2782).
 	slices.SortFunc(rest, func(a, b *dns.SRV) int {
 		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(min(a.Weight, 1), min(b.Weight, 1)),
 			cmp.Compare(a.Target, b.Target), cmp.Compare(a.Port, b.Port))
@@ -183,8 +184,9 @@ func order(records []*dns.SRV, intn func(int) int) []*dns.SRV {
 	return out
 }
 
-// expand turns records into addresses: from the additional section, else by querying the same
-// servers, else it leaves the name to the system.
+// expand turns SRV records into addresses. It takes them from the additional section of the answer, or else
+// queries the same servers. For a host without an address it keeps the name, which the system's resolver can
+// look up.
 func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []dns.RR) answer {
 	a := answer{ttl: maxTTL, srv: true}
 	for _, srv := range records {
@@ -205,7 +207,8 @@ func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []d
 	return a
 }
 
-// byHost returns the addresses of the first host that has any, with the default port.
+// byHost queries the addresses of the names and returns those of the first name that has any, with the
+// default port.
 func byHost(ctx context.Context, servers, names []string) answer {
 	for _, name := range names {
 		a := answer{ttl: maxTTL}
@@ -217,7 +220,7 @@ func byHost(ctx context.Context, servers, names []string) answer {
 	return answer{}
 }
 
-// add appends the addresses of a host, up to the limit.
+// add appends the addresses of a host, up to maxAddresses in total.
 func (a *answer) add(host, port string, ips []string) {
 	for _, ip := range ips {
 		a.endpoints = append(a.endpoints, Endpoint{Addr: net.JoinHostPort(ip, port), Names: []string{host, ip}})
@@ -225,7 +228,7 @@ func (a *answer) add(host, port string, ips []string) {
 	a.endpoints = a.endpoints[:min(len(a.endpoints), maxAddresses)]
 }
 
-// resolve queries the addresses of a name.
+// resolve queries the IPv4 addresses of a name, or the IPv6 addresses if it has no IPv4 address.
 func (a *answer) resolve(ctx context.Context, servers []string, name string) (ips []string) {
 	for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
 		if len(ips) > 0 {
@@ -238,8 +241,8 @@ func (a *answer) resolve(ctx context.Context, servers []string, name string) (ip
 	return ips
 }
 
-// addresses returns the addresses of name in an answer. An empty name matches any name, because the
-// answer may have followed a CNAME.
+// addresses returns the addresses of name in the records of an answer. An empty name matches every record,
+// because the answer may contain a CNAME.
 func (a *answer) addresses(rrs []dns.RR, name string) []string {
 	var ips []string
 	for _, rr := range rrs {

@@ -16,15 +16,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// zone is a DNS server with records that a test can change.
+// zone is a fake DNS server whose records a test can change.
 type zone struct {
 	addr string
 
 	mu      sync.Mutex
 	records []dns.RR
-	glue    bool // put addresses into the additional section
-	tiny    bool // answer over UDP with the truncated bit
-	plain   bool // refuse questions for SRV records
+	glue    bool // the server adds addresses to the additional section
+	tiny    bool // over UDP the server answers only with the truncated bit
+	plain   bool // the server refuses queries for SRV records
 	asked   int
 	udp     *dns.Server
 	tcp     *dns.Server
@@ -102,53 +102,53 @@ func (z *zone) count() int {
 	return z.asked
 }
 
-func TestLookup(t *testing.T) {
+func TestLookupFollowsSRVRecords(t *testing.T) {
 	host := []string{"s1.x. 60 IN A 10.0.0.1", "s2.x. 30 IN A 10.0.0.2"}
 	for _, tc := range []struct {
 		name    string
 		records []string
 		change  func(*zone)
-		target  Target // but for its SRV and DNS
+		target  Target // target to look up; the test sets its SRV and DNS
 		hadSRV  bool
 		want    []string
-		names   []string // of the first
+		names   []string // expected names of the first endpoint
 		ttl     time.Duration
 		err     string
 	}{
-		{name: "the documented name is asked first", records: append(host,
+		{name: "the documented SRV name is queried first", records: append(host,
 			"_persys-scheduler._tcp.persys.x. 40 IN SRV 20 0 8085 s1.x.", "_persys-scheduler._tcp.persys.x. 40 IN SRV 10 0 8086 s2.x.",
 			"persys.x. 1 IN SRV 0 0 1 s1.x."),
 			want: []string{"10.0.0.2:8086", "10.0.0.1:8085"}, names: []string{"s2.x", "10.0.0.2"}, ttl: 30 * time.Second},
-		{name: "the seeds' name is asked second", records: append(host, "_persys-scheduler.persys.x. 40 IN SRV 0 0 8085 s1.x."),
+		{name: "the legacy SRV name is queried second", records: append(host, "_persys-scheduler.persys.x. 40 IN SRV 0 0 8085 s1.x."),
 			want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
-		{name: "the plain name is asked last", records: append(host, "persys.x. 20 IN SRV 0 0 8085 s1.x."),
+		{name: "the name itself is queried last", records: append(host, "persys.x. 20 IN SRV 0 0 8085 s1.x."),
 			want: []string{"10.0.0.1:8085"}, ttl: 20 * time.Second},
-		{name: "addresses are asked for when they do not come along", records: append(host, "persys.x. 40 IN SRV 0 0 8085 s1.x."),
+		{name: "addresses are queried if the answer does not contain them", records: append(host, "persys.x. 40 IN SRV 0 0 8085 s1.x."),
 			change: func(z *zone) { z.glue = false }, want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
 		{name: "IPv6 addresses are found", records: []string{"persys.x. 40 IN SRV 0 0 8085 s6.x.", "s6.x. 40 IN AAAA fd00::1"},
 			want: []string{"[fd00::1]:8085"}, ttl: 40 * time.Second},
-		{name: "a target without address is left to the system", records: []string{"persys.x. 40 IN SRV 0 0 8085 s9.x."},
+		{name: "a target without an address is left to the system's resolver", records: []string{"persys.x. 40 IN SRV 0 0 8085 s9.x."},
 			want: []string{"s9.x:8085"}, names: []string{"s9.x"}, ttl: 40 * time.Second},
-		{name: "a truncated answer is asked for again over TCP", records: append(host, "persys.x. 40 IN SRV 0 0 8085 s1.x."),
+		{name: "a truncated answer is queried again over TCP", records: append(host, "persys.x. 40 IN SRV 0 0 8085 s1.x."),
 			change: func(z *zone) { z.tiny = true }, want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
-		{name: "a TTL of zero is a second", records: append(host, "persys.x. 0 IN SRV 0 0 8085 s1.x."), want: []string{"10.0.0.1:8085"}, ttl: minTTL},
-		{name: "a service of another name", records: append(host, "_other.persys.x. 40 IN SRV 0 0 8085 s1.x."),
+		{name: "a TTL of zero counts as one second", records: append(host, "persys.x. 0 IN SRV 0 0 8085 s1.x."), want: []string{"10.0.0.1:8085"}, ttl: minTTL},
+		{name: "another service name", records: append(host, "_other.persys.x. 40 IN SRV 0 0 8085 s1.x."),
 			target: Target{Service: "other"}, want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
-		{name: "the first host with addresses where there is no SRV record", records: append(host, "s2.x. 20 IN A 10.0.0.3"),
+		{name: "without SRV records, the addresses of the first host that has any are used", records: append(host, "s2.x. 20 IN A 10.0.0.3"),
 			target: Target{Hosts: []string{"s0.x", "s2.x", "s1.x"}}, want: []string{"10.0.0.2:8085", "10.0.0.3:8085"}, names: []string{"s2.x", "10.0.0.2"}, ttl: 20 * time.Second},
-		{name: "a host by IPv6", records: []string{"s6.x. 40 IN AAAA fd00::1"},
+		{name: "a host with an IPv6 address is used", records: []string{"s6.x. 40 IN AAAA fd00::1"},
 			target: Target{Hosts: []string{"s6.x"}}, want: []string{"[fd00::1]:8085"}, ttl: 40 * time.Second},
-		{name: "a host of a server without SRV records at all", records: host, change: func(z *zone) { z.plain = true },
+		{name: "a host is used if the server does not support SRV records", records: host, change: func(z *zone) { z.plain = true },
 			target: Target{Hosts: []string{"s1.x"}}, want: []string{"10.0.0.1:8085"}, ttl: time.Minute},
-		{name: "no host while a server that had SRV records fails", records: host, change: func(z *zone) { z.plain = true },
+		{name: "no host is used while the server fails, if there were SRV records before", records: host, change: func(z *zone) { z.plain = true },
 			target: Target{Hosts: []string{"s1.x"}}, hadSRV: true, err: "SERVFAIL"},
-		{name: "a host once there are no SRV records any more", records: host,
+		{name: "a host is used after the SRV records were removed", records: host,
 			target: Target{Hosts: []string{"s1.x"}}, hadSRV: true, want: []string{"10.0.0.1:8085"}, ttl: time.Minute},
-		{name: "SRV records go before hosts", records: append(host, "persys.x. 40 IN SRV 0 0 8086 s1.x."),
+		{name: "SRV records take precedence over hosts", records: append(host, "persys.x. 40 IN SRV 0 0 8086 s1.x."),
 			target: Target{Hosts: []string{"s2.x"}}, want: []string{"10.0.0.1:8086"}, ttl: 40 * time.Second},
-		{name: "hosts that nobody knows are an error", target: Target{Hosts: []string{"s1.x"}}, err: "SRV persys.x: no record"},
-		{name: "a service that is declared absent is none", records: []string{"persys.x. 40 IN SRV 0 0 1 ."}, err: "no record"},
-		{name: "nothing is an error", err: "SRV persys.x: no record"},
+		{name: "hosts without an address are an error", target: Target{Hosts: []string{"s1.x"}}, err: "SRV persys.x: no record"},
+		{name: "an SRV target of a single dot means that there is no such service", records: []string{"persys.x. 40 IN SRV 0 0 1 ."}, err: "no record"},
+		{name: "a name without any records is an error", err: "SRV persys.x: no record"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			z := startZone(t, tc.records...)
@@ -173,14 +173,14 @@ func TestLookup(t *testing.T) {
 				addrs = append(addrs, e.Addr)
 			}
 			if !slices.Equal(addrs, tc.want) || got.ttl != tc.ttl {
-				t.Errorf("got %v for %v, want %v for %v", addrs, got.ttl, tc.want, tc.ttl)
+				t.Errorf("the lookup returned addresses %v valid for %v, want %v for %v", addrs, got.ttl, tc.want, tc.ttl)
 			}
 			if tc.names != nil && !slices.Equal(got.endpoints[0].Names, tc.names) {
 				t.Errorf("names %v, want %v", got.endpoints[0].Names, tc.names)
 			}
 		})
 	}
-	t.Run("the second server answers for the first", func(t *testing.T) {
+	t.Run("the second server is queried if the first does not answer", func(t *testing.T) {
 		z := startZone(t, "persys.x. 40 IN SRV 0 0 8085 s1.x.", "s1.x. 60 IN A 10.0.0.1")
 		if _, err := lookup(t.Context(), Target{SRV: "persys.x", DNS: []string{vacant(t), z.addr}}, false); err != nil {
 			t.Error(err)
@@ -203,12 +203,12 @@ func TestOrderDrawsByWeight(t *testing.T) {
 		first[got[0].Target]++
 	}
 	if a, b := first["a."], first["b."]; a < 800 || a > 1200 || b < 2700 || b > 3200 || first["z."] == 0 {
-		t.Errorf("first drawn: %v, want about 1:3 and a few z", first)
+		t.Errorf("how often each record came first: %v; want about 1:3, and a few times z", first)
 	}
 }
 
-// Without configured servers, a name is queried at the system's servers and with its search
-// domains.
+// If no DNS servers are configured, a name must be queried at the system's servers and with the
+// system's search domains.
 func TestTheSystemsServersAreAsked(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "resolv.conf")
 	writeText(t, file, "search example.org\nnameserver 10.0.0.1\nnameserver 2001:db8::1\n")
@@ -255,7 +255,7 @@ func srvRecords(servers ...*server) []string {
 	return records
 }
 
-func TestDiscovery(t *testing.T) {
+func TestDiscoveredAddressesAreFollowedAndCached(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	z := startZone(t, srvRecords(a, b)...)
 	file := filepath.Join(t.TempDir(), "addrs.json")
@@ -263,20 +263,21 @@ func TestDiscovery(t *testing.T) {
 	c := dialTo(t, opt)
 	mustCall(t, c, apply)
 	if a.calls.Load() != 1 || !slices.Equal(c.Addrs(), []string{a.addr, b.addr}) {
-		t.Fatalf("addresses %v, %d calls at the first", c.Addrs(), a.calls.Load())
+		t.Fatalf("the addresses are %v; the first replica got %d calls", c.Addrs(), a.calls.Load())
 	}
 
-	// The set changes and is known within the TTL of a second.
+	// The set of schedulers changes. The client learns of it within the TTL of one second.
 	d := start(t, nil)
 	z.set(t, srvRecords(d)...)
-	testbed.Until(t, "the new set is used", func() bool { return slices.Equal(c.Addrs(), []string{d.addr}) })
+	testbed.Until(t, "the client uses the new addresses", func() bool { return slices.Equal(c.Addrs(), []string{d.addr}) })
 	mustCall(t, c, apply)
 	if d.calls.Load() != 1 {
 		t.Errorf("the new replica got %d calls", d.calls.Load())
 	}
 
-	// DNS fails: the last good set stays in use, also after a restart.
-	testbed.Until(t, "the set is cached", func() bool {
+	// When DNS fails, the addresses of the last successful lookup stay in use, even after a restart of the
+	// client.
+	testbed.Until(t, "the cache file has the addresses", func() bool {
 		have := sourceAt(t, file).recall().Endpoints
 		return len(have) == 1 && have[0].Addr == d.addr
 	})
@@ -291,21 +292,21 @@ func TestDiscovery(t *testing.T) {
 	next := dialTo(t, opt)
 	mustCall(t, next, apply)
 	if z.count() != asked {
-		t.Error("the stopped server answered")
+		t.Error("the stopped DNS server must not answer, but answered a query")
 	}
-	// The target in gRPC's form has the same name.
+	// The same SRV name in the form of a gRPC target.
 	opt.Discovery = "persys:///persys.x?dns=" + z.addr
 	mustCall(t, dialTo(t, opt), apply)
 	opt.CacheFile = ""
 	err := call(dialTo(t, opt), apply, 300*time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "no scheduler address is known") || !strings.Contains(err.Error(), "persys.x") {
-		t.Errorf("without DNS and cache: %v", err)
+		t.Errorf("a call without DNS and cache returned %v", err)
 	}
 }
 
-// TestSilentDNS: with cached addresses, a start does not wait for a silent DNS server. The wait
-// would be longer than a lease.
-func TestSilentDNS(t *testing.T) {
+// TestCachedAddressesNeedNoDNS: a client with addresses in its cache file does not wait at its start for a
+// DNS server that is silent. The wait would be longer than an agent's lease.
+func TestCachedAddressesNeedNoDNS(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -316,15 +317,15 @@ func TestSilentDNS(t *testing.T) {
 	writeText(t, file, fmt.Sprintf(`{"srv":"persys.x","endpoints":[{"addr":%q,"names":["h.x","127.0.0.1"]}]}`, a.addr))
 	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + silent.LocalAddr().String(), CacheFile: file})
 	if got := c.Addrs(); !slices.Equal(got, []string{a.addr}) {
-		t.Errorf("at once there is %v, want %s", got, a.addr)
+		t.Errorf("the first addresses are %v, want %s", got, a.addr)
 	}
 	if err := call(c, apply, queryTimeout); err != nil {
-		t.Errorf("while DNS is silent: %v", err)
+		t.Errorf("a call while DNS is silent returned %v", err)
 	}
-	// The answer of DNS replaces the cached addresses.
+	// When DNS answers, its answer replaces the addresses from the cache file.
 	z := startZone(t, srvRecords(b)...)
 	c = dialTo(t, Options{Discovery: "srv://persys.x?dns=" + z.addr, CacheFile: file})
-	testbed.Until(t, "the answer is used", func() bool { return slices.Equal(c.Addrs(), []string{b.addr}) })
+	testbed.Until(t, "the client uses the answer of DNS", func() bool { return slices.Equal(c.Addrs(), []string{b.addr}) })
 	mustCall(t, c, apply)
 	if b.calls.Load() != 1 {
 		t.Errorf("the replica that DNS names got %d calls", b.calls.Load())
@@ -351,13 +352,13 @@ func TestDiscoveryLooksAgainOnFailure(t *testing.T) {
 	}
 }
 
-func TestRecallRefuses(t *testing.T) {
+func TestInvalidCacheFilesAreIgnored(t *testing.T) {
 	for name, text := range map[string]string{
-		"no JSON":             `{`,
-		"another name":        `{"srv":"other","endpoints":[{"addr":"a:1","names":["a"]}]}`,
-		"a bad address":       `{"srv":"persys.x","endpoints":[{"addr":"a","names":["a"]}]}`,
-		"nothing to check":    `{"srv":"persys.x","endpoints":[{"addr":"a:1"}]}`,
-		"more than it may be": `{"srv":"persys.x"}` + strings.Repeat(" ", cacheMax),
+		"no JSON":                    `{`,
+		"another name":               `{"srv":"other","endpoints":[{"addr":"a:1","names":["a"]}]}`,
+		"a bad address":              `{"srv":"persys.x","endpoints":[{"addr":"a","names":["a"]}]}`,
+		"nothing to check":           `{"srv":"persys.x","endpoints":[{"addr":"a:1"}]}`,
+		"a file over the size limit": `{"srv":"persys.x"}` + strings.Repeat(" ", cacheMax),
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "addrs.json")
@@ -386,21 +387,21 @@ func sourceAt(t *testing.T, file string) *source {
 	return s
 }
 
-// A configured server without records, such as a replica that has just lost its disk, does not hide
-// the records of other servers.
-func TestDiscoveryAsksOnWhereNothingIsKnown(t *testing.T) {
+// If one DNS server has no records, like a replica that has just lost its disk, the client queries the other
+// servers.
+func TestDiscoveryAsksOtherServersIfOneHasNoRecords(t *testing.T) {
 	a := start(t, nil)
 	empty, full := startZone(t), startZone(t, srvRecords(a)...)
 	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + empty.addr + "," + full.addr})
 	mustCall(t, c, apply)
 	if empty.count() == 0 || a.calls.Load() != 1 {
-		t.Errorf("the empty server was asked %d times, the replica called %d times", empty.count(), a.calls.Load())
+		t.Errorf("the empty DNS server got %d queries, and the replica %d calls", empty.count(), a.calls.Load())
 	}
 }
 
-// All schedulers have moved since the agent was configured. It learned their addresses in time and
-// finds them after a restart.
-func TestLearn(t *testing.T) {
+// TestLearnedAddressesSurviveARestart: all schedulers have moved since the agent was configured. The agent
+// had learned their new addresses from an answer, and finds them after a restart.
+func TestLearnedAddressesSurviveARestart(t *testing.T) {
 	for _, name := range []string{"list", "srv"} {
 		t.Run(name, func(t *testing.T) {
 			a, b := start(t, nil), start(t, nil)
@@ -413,7 +414,7 @@ func TestLearn(t *testing.T) {
 			c := dialTo(t, opt)
 			c.Learn([]string{b.addr})
 			if name == "list" && len(c.Addrs()) != 1 {
-				t.Errorf("learned from nobody: %v", c.Addrs())
+				t.Errorf("before any scheduler has answered there must be no learned addresses, but there are: %v", c.Addrs())
 			}
 			mustCall(t, c, apply)
 			c.Learn([]string{"0.0.0.0:1", "no address", b.addr})
@@ -422,7 +423,7 @@ func TestLearn(t *testing.T) {
 			}
 			mustCall(t, c, apply)
 			if a.calls.Load() != 2 {
-				t.Errorf("%d of 2 calls went where the settings say", a.calls.Load())
+				t.Errorf("%d of 2 calls reached the configured address", a.calls.Load())
 			}
 			a.grpc.Stop()
 			if z != nil {
@@ -431,12 +432,12 @@ func TestLearn(t *testing.T) {
 			mustCall(t, c, apply)
 			mustCall(t, dialTo(t, opt), apply)
 			if b.calls.Load() != 2 {
-				t.Errorf("the replica that was learned got %d of 2 calls", b.calls.Load())
+				t.Errorf("the replica with the learned address got %d of 2 calls", b.calls.Load())
 			}
 			if name == "list" {
 				opt.Addrs = []string{a.addr, vacant(t)}
 				if err := call(dialTo(t, opt), apply, 300*time.Millisecond); err == nil {
-					t.Error("other settings, and the old cluster is still called")
+					t.Error("after the settings have changed, no scheduler of the former cluster may be called, but one is")
 				}
 			}
 		})

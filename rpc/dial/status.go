@@ -11,24 +11,29 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
-// ErrorDomain is the domain of every google.rpc.ErrorInfo that Persys attaches
-// to a status.
+// ErrorDomain is the domain in every google.rpc.ErrorInfo that Persys adds to a status.
 const ErrorDomain = "persys"
 
-// Reasons in an ErrorInfo that decide what a client does next. Existing ones must not change.
+// Reasons in a google.rpc.ErrorInfo, by which a client decides how to continue. Existing reasons must not
+// change.
 const (
-	// ReasonUnknownOutcome: the mutation may or may not have been applied. Repeating it with the
-	// same request id is safe and returns the outcome, unless it is one of Once.
+	// ReasonUnknownOutcome: it is not known whether the mutation was applied. To repeat it with the same
+	// request id is safe and returns the outcome, unless the method is one of Once.
 	ReasonUnknownOutcome = "UNKNOWN_OUTCOME"
-	// ReasonNoLeader: there is no leader; nothing was applied.
+	// ReasonNoLeader: the cluster has no leader, so nothing was applied.
 	ReasonNoLeader = "NO_LEADER"
-	// ReasonNotLeader: a forwarded call reached a replica that does not lead; nothing was applied.
+	// ReasonNotLeader: a forwarded call reached a replica that does not lead, so nothing was applied.
 	ReasonNotLeader = "NOT_LEADER"
-	// ReasonNoAgent: the replica works, but it cannot reach the agent.
+	// ReasonNoAgent: the replica works, but it cannot reach the agent of the node.
 	ReasonNoAgent = "NO_AGENT"
+	// ReasonOtherRevision: the workload has another revision than the request's condition demands, so
+	// nothing was changed.
+	ReasonOtherRevision = "OTHER_REVISION"
+	// ReasonOtherRequest: the request id was already used for another request, so nothing was changed.
+	ReasonOtherRequest = "OTHER_REQUEST"
 )
 
-// Error returns a status error with an ErrorInfo of the given reason.
+// Error returns a status error with a google.rpc.ErrorInfo that contains the reason.
 func Error(code codes.Code, reason, message string) error {
 	st, err := status.New(code, message).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: ErrorDomain})
 	if err != nil {
@@ -37,18 +42,17 @@ func Error(code codes.Code, reason, message string) error {
 	return st.Err()
 }
 
-// UnknownOutcome returns the error of a mutation that may or may not have been applied. Its code is
-// Aborted and not Unavailable, because proxies and retry policies repeat Unavailable by themselves,
+// UnknownOutcome returns the error for a mutation of which it is not known whether it was applied. Its code
+// is Aborted and not Unavailable, because proxies and retry policies repeat Unavailable by themselves,
 // without the request id.
 func UnknownOutcome(message string) error {
 	return Error(codes.Aborted, ReasonUnknownOutcome, message)
 }
 
-// IsUnknownOutcome reports whether err says that a mutation may or may not have
-// been applied.
+// IsUnknownOutcome reports whether err says that it is not known whether a mutation was applied.
 func IsUnknownOutcome(err error) bool { return Reason(err) == ReasonUnknownOutcome }
 
-// Reason returns the reason of our ErrorInfo in a status error; empty if there is none.
+// Reason returns the reason in the ErrorInfo that Persys added to a status error; empty if there is none.
 func Reason(err error) string {
 	var with interface{ GRPCStatus() *status.Status }
 	if err == nil || !errors.As(err, &with) {
@@ -62,17 +66,17 @@ func Reason(err error) string {
 	return ""
 }
 
-// verdict says how a call continues after a failed attempt.
+// verdict is what a client does after a failed attempt of a call.
 type verdict int
 
 const (
 	surface verdict = iota // return the error to the caller
-	next                   // nothing was applied: ask another replica
+	next                   // nothing was applied: call another replica
 	broken                 // the connection failed: the call may have been applied
 )
 
-// judge decides by the status. Unavailable without a reason of ours is a failed connection (or a
-// legacy v1 peer that is not ready); with a reason it is a replica's own answer.
+// judge returns the verdict on an error. Unavailable without a Persys reason means a failed connection, or a
+// legacy v1 peer that is not ready. Unavailable with a reason is the answer of a replica.
 func judge(err error) verdict {
 	if status.Code(err) != codes.Unavailable {
 		return surface
@@ -86,11 +90,11 @@ func judge(err error) verdict {
 	return surface
 }
 
-// IsRead reports whether a method is a read, by its name. Unknown methods count as mutations: they
-// get a request id, and a lost answer is an unknown outcome.
+// IsRead reports, by its name, whether a method only reads. Unknown methods count as mutations: they get a
+// request id, and if their answer is lost, the outcome is unknown.
 func IsRead(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
-	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat", "Why", "Plan", "Recovery", "Bundle", "ClusterKey"} {
+	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat", "Why", "Plan", "Recovery", "Bundle", "ClusterKey", "MirrorStatus", "ProbeMirror"} {
 		if strings.HasPrefix(name, verb) {
 			return true
 		}
@@ -98,8 +102,8 @@ func IsRead(method string) bool {
 	return false
 }
 
-// Once reports whether a method is a mutation without receipts. It would be applied again even with
-// the same request id, so it must not be repeated if a replica may have received it.
+// Once reports whether a method is a mutation without a receipt (a stored answer to its request id). Such a
+// mutation would be applied again, so it must not be repeated if a replica may have received it.
 func Once(method string) bool {
 	switch method {
 	case clusterv1.Cluster_DeleteVolume_FullMethodName, clusterv1.Cluster_TransferLeadership_FullMethodName, clusterv1.Cluster_RemoveReplica_FullMethodName,

@@ -9,35 +9,34 @@ import (
 	"strings"
 )
 
-// Defaults of discovery.
+// Default values for finding the schedulers.
 const (
-	DefaultPort    = "8085" // gRPC port
+	DefaultPort    = "8085" // default gRPC port of schedulers
 	DefaultService = "persys-scheduler"
 )
 
-// maxAddresses is the most addresses of a list or an SRV answer.
+// maxAddresses is the maximum number of addresses in a list or an SRV answer.
 const maxAddresses = 64
 
-// Target is a fixed list of schedulers or an SRV name.
+// Target says where to find the schedulers: a fixed list of addresses, or an SRV name.
 type Target struct {
-	// Addrs are host:port, in order of preference.
+	// Addrs are the addresses of schedulers, host:port, in order of preference.
 	Addrs []string
-	// SRV is the name to query, without a trailing dot; empty for a list.
+	// SRV is the SRV name to query, without a trailing dot; empty if the target is a list.
 	SRV string
-	// DNS are the servers for SRV queries, host:port; empty for those of the system.
+	// DNS are the DNS servers for the SRV queries, host:port; empty for the servers of the system.
 	DNS []string
-	// Service is the service label before the SRV name, without a leading _; empty for
-	// DefaultService.
+	// Service is the service label before the SRV name, without the leading _; empty for DefaultService.
 	Service string
-	// Hosts are used if there are no SRV records: the addresses of the first host that has any,
-	// with DefaultPort.
+	// Hosts are host names that are used if there are no SRV records. The schedulers are then at the
+	// addresses of the first host that has any, with DefaultPort.
 	Hosts []string
 }
 
-// ParseTarget parses "host[:port],…" (default port 8085) or
-// "srv://name[?dns=host[:port],…][&service=…][&hosts=name,…]". gRPC's form "persys:///name[?…]" is
-// the same as srv. An SRV name without a leading "_" is queried as _<service>._tcp.<name>,
-// _<service>.<name> and <name>; the first answer is used.
+// ParseTarget parses a list "host[:port],…" (default port 8085) or an SRV name
+// "srv://name[?dns=host[:port],…][&service=…][&hosts=name,…]". The gRPC form "persys:///name[?…]" means the
+// same as srv. An SRV name without a leading "_" is queried as _<service>._tcp.<name>, _<service>.<name> and
+// <name>, until one has records.
 func ParseTarget(s string) (Target, error) {
 	rest, ok := strings.CutPrefix(s, "srv://")
 	if !ok {
@@ -123,8 +122,7 @@ func parseAddrs(list []string, port string) ([]string, error) {
 func parseAddr(s, defaultPort string) (string, error) {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		// No port: a name, an IPv4 address, or an IPv6 address with or without
-		// brackets.
+		// s has no port: it is a name, an IPv4 address, or an IPv6 address with or without brackets.
 		host, port = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"), defaultPort
 		if strings.Contains(host, ":") && net.ParseIP(host) == nil {
 			return "", fmt.Errorf("%q is not host:port", s)
@@ -139,13 +137,13 @@ func parseAddr(s, defaultPort string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// Endpoint is an address to dial and one or more names, one of which its certificate must contain.
+// Endpoint is the address of a scheduler and its names, one of which its certificate must contain.
 type Endpoint struct {
-	Addr  string   `json:"addr"` // host:port
+	Addr  string   `json:"addr"` // address as host:port
 	Names []string `json:"names"`
 }
 
-// Equal reports whether both have the same address and names.
+// Equal reports whether two endpoints have the same address and the same names.
 func (e Endpoint) Equal(o Endpoint) bool {
 	return e.Addr == o.Addr && slices.Equal(e.Names, o.Names)
 }
@@ -155,7 +153,7 @@ func (e Endpoint) check() error {
 		return fmt.Errorf("endpoint %q must be host:port", e.Addr)
 	}
 	if len(e.Names) == 0 {
-		return fmt.Errorf("endpoint %q needs a name that its certificate may hold", e.Addr)
+		return fmt.Errorf("endpoint %q needs a name that its certificate must contain", e.Addr)
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestParseTarget(t *testing.T) {
+func TestTargetsAreParsed(t *testing.T) {
 	for _, tc := range []struct {
 		in   string
 		want Target
@@ -56,10 +56,10 @@ func TestParseTarget(t *testing.T) {
 		switch {
 		case tc.err != "":
 			if err == nil || !strings.Contains(err.Error(), tc.err) {
-				t.Errorf("%.60q: %v, %v; want an error with %q", tc.in, got, err, tc.err)
+				t.Errorf("ParseTarget of %.60q returned %v, %v; want an error with %q", tc.in, got, err, tc.err)
 			}
 		case err != nil || !reflect.DeepEqual(got, tc.want):
-			t.Errorf("%q: %+v, %v; want %+v", tc.in, got, err, tc.want)
+			t.Errorf("ParseTarget of %q returned %+v, %v; want %+v", tc.in, got, err, tc.want)
 		}
 	}
 }

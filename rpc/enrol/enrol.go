@@ -1,5 +1,5 @@
-// Package enrol obtains a program's identity with a join token and keeps it current: it renews the
-// certificate before it expires and fetches roots and revocations.
+// Package enrol obtains a program's certificate with a join token, and then keeps it current: it renews the
+// certificate before it expires, and fetches the trusted roots and the revocations.
 package enrol
 
 import (
@@ -25,32 +25,33 @@ import (
 )
 
 const (
-	// joinFor bounds a first start; the schedulers may be starting too.
+	// joinFor is how long a first start tries to join. The schedulers may be starting at the same time.
 	joinFor  = 2 * time.Minute
 	callFor  = 10 * time.Second
 	retryGap = time.Second
-	// lookEvery is the interval between requests for the trust bundle, and so the longest time
-	// until a revocation takes effect.
+	// lookEvery is the interval between requests for the trust bundle (roots and revocations), and so the
+	// longest time until a revocation takes effect.
 	lookEvery = 5 * time.Second
 )
 
-// Options of Join.
+// Options are the options of Join.
 type Options struct {
 	Token    string
 	Identity pki.IdentityStore
 	Role     pki.Role
 	Name     string
-	Hosts    []string // that this program answers at
-	// Keep stores further fields of the answer; nil stores none. If it fails, the join fails.
+	Hosts    []string // names and addresses of this program for its certificate
+	// Keep is called to store further fields of the scheduler's answer; nil stores none. If Keep fails, the
+	// join fails.
 	Keep func(*clusterv1.EnrolResponse) error
-	// Reissues is set if the program replaces an expired certificate itself, without asking
-	// schedulers whose certificates may have expired too.
+	// Reissues is set if the program can replace an expired certificate by itself, without a scheduler,
+	// whose own certificate may have expired too.
 	Reissues bool
 	Log      *slog.Logger
 }
 
-// Join obtains an identity with a token, unless a valid one is stored. It asks the schedulers in
-// the token until one answers, for two minutes at most. Errors say what is wrong with the token.
+// Join obtains a certificate with a join token, unless a valid certificate is stored. It calls the schedulers
+// in the token until one answers, for at most two minutes. Its errors say what is wrong with the token.
 func Join(ctx context.Context, o Options) error {
 	tok, err := pki.ParseJoinToken(o.Token)
 	if err != nil {
@@ -69,7 +70,7 @@ func Join(ctx context.Context, o Options) error {
 		return fmt.Errorf("%s does not make a %s: `persysctl token create --role %s` makes one that does", tok, o.Role, o.Role)
 	}
 	if tok.Name != "" && tok.Name != o.Name {
-		return fmt.Errorf("%s is for %q only, this is %q", tok, tok.Name, o.Name)
+		return fmt.Errorf("%s is only for %q, but this is %q", tok, tok.Name, o.Name)
 	}
 	keyPEM, csr, err := o.Identity.Request(o.Hosts)
 	if err != nil {
@@ -83,19 +84,22 @@ func Join(ctx context.Context, o Options) error {
 	}
 	if o.Keep != nil {
 		if err := o.Keep(resp); err != nil {
-			return fmt.Errorf("%s: what came with the certificate could not be kept; put that right and join again with the same token: %w", tok, err)
+			return fmt.Errorf("%s: what the scheduler sent with the certificate could not be stored; solve that and join again with the same token: %w", tok, err)
 		}
 	}
-	m := pki.Membership{Cluster: resp.GetCluster(), Role: o.Role, Name: o.Name, Token: tok.ID, Schedulers: resp.GetSchedulers(), Gossip: resp.GetGossip()}
+	m := pki.Membership{Cluster: resp.GetCluster(), Role: o.Role, Name: o.Name, Token: tok.ID, Schedulers: resp.GetSchedulers(), Gossip: resp.GetGossip(), Hosts: o.Hosts}
 	if err := o.Identity.SaveJoined(keyPEM, resp.GetChain(), resp.GetRoots(), m); err != nil {
 		return err
+	}
+	if leaf, err := o.Identity.Leaf(); err == nil && !pki.Covers(leaf, o.Hosts) {
+		o.Log.Info("the certificate contains fewer hosts than this machine has: `persysctl token create --dns-name NAME --ip ADDRESS` allows more", "names", leaf.DNSNames, "addresses", leaf.IPAddresses)
 	}
 	o.Log.Info("joined", "cluster", m.Cluster, "role", m.Role, "name", m.Name, "token", tok.ID)
 	return nil
 }
 
-// ask asks the schedulers of a token in turn. A refusal by one of them is final, because the others
-// would refuse too.
+// ask calls the schedulers in a token, one after another. If one of them refuses, the refusal is final,
+// because the others would refuse too.
 func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, log *slog.Logger) (*clusterv1.EnrolResponse, error) {
 	said := ""
 	for {
@@ -117,7 +121,7 @@ func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, lo
 		}
 		if last.Error() != said {
 			said = last.Error()
-			log.Warn("cannot join yet; trying on", "token", tok.ID, "err", last)
+			log.Warn("could not join the cluster yet; trying again", "token", tok.ID, "err", last)
 		}
 		t := time.NewTimer(retryGap)
 		select {
@@ -145,8 +149,9 @@ func askOne(ctx context.Context, tok pki.JoinToken, addr string, req *clusterv1.
 	return clusterv1.NewTrustClient(cc).Enrol(ctx, req, grpc.ForceCodecV2(dial.Codec()))
 }
 
-// LoadMembership returns the membership of the stored identity. If its name differs from name, the
-// value of setting, it returns an error that ends with otherwise, the advice to the user.
+// LoadMembership returns the membership that is stored with the identity. name is the program's name in its
+// settings, and setting is the name of that setting. If the stored name differs, the error ends with
+// otherwise, which tells the user what to do.
 func LoadMembership(k pki.IdentityStore, setting, name, otherwise string) (pki.Membership, error) {
 	m, err := k.Membership()
 	if err == nil && m.Name != name {
@@ -155,34 +160,38 @@ func LoadMembership(k pki.IdentityStore, setting, name, otherwise string) (pki.M
 	return m, err
 }
 
-// Expired returns an error with the next command if the stored certificate has expired.
+// Expired returns an error if the stored certificate has expired. The error names the command to run next.
 func Expired(k pki.IdentityStore, role pki.Role, name string) error {
 	leaf, err := k.Leaf()
 	if err != nil {
 		return err
 	}
 	if now := time.Now(); now.After(leaf.NotAfter) {
-		return fmt.Errorf("the certificate in %s expired at %s; to join again: `persysctl token create --role %s --name %s`, then start with --join TOKEN",
-			k.Dir, leaf.NotAfter.UTC().Format(time.RFC3339), role, name)
+		return fmt.Errorf("the certificate in %s expired at %s; to join again: `%s`, then start with --join TOKEN",
+			k.Dir, leaf.NotAfter.UTC().Format(time.RFC3339), pki.Identity{Role: role, ID: name}.TokenCommand())
 	}
 	return nil
 }
 
-// Keeper keeps an identity current while its program runs.
+// Keeper keeps a program's certificate, roots and revocations current while the program runs.
 type Keeper struct {
 	Identity pki.IdentityStore
 	Files    *pki.Files
 	Conn     grpc.ClientConnInterface
 	Hosts    []string
 	Log      *slog.Logger
-	// RenewOnly renews the certificate and does not fetch roots and revocations, which a scheduler
-	// has in its own state.
+	// RenewOnly makes the Keeper renew the certificate without fetching roots and revocations. It is for
+	// schedulers, which have these in their state.
 	RenewOnly bool
-	// RevokedOnly fetches revocations only, for programs with certificates of another CA. Identity
-	// is not used.
+	// Eager makes the Keeper renew the certificate after a quarter of its validity and not after two thirds.
+	// It is for programs that run only now and then.
+	Eager bool
+	// RevokedOnly makes the Keeper fetch only revocations. It is for programs with certificates of another
+	// CA. The field Identity is then not used.
 	RevokedOnly bool
 
-	got *renewed // an answer that could not be kept yet
+	got  *renewed // renewed certificate that could not be stored yet
+	last []string // hosts of the last certificate request; nil before the first request of this process
 }
 
 type renewed struct {
@@ -190,7 +199,7 @@ type renewed struct {
 	*clusterv1.RenewResponse
 }
 
-// Run calls Once regularly until ctx ends. Failures are retried.
+// Run calls Once at intervals until ctx ends. After a failure it tries again at the next interval.
 func (k *Keeper) Run(ctx context.Context) {
 	version, said := "", ""
 	trust := clusterv1.NewTrustClient(k.Conn)
@@ -209,9 +218,9 @@ func (k *Keeper) Run(ctx context.Context) {
 			said = ""
 		case err.Error() != said:
 			said = err.Error()
-			k.Log.Warn("the identity of this program could not be kept up to date; trying on", "err", err, "good_until", k.Files.Leaf().NotAfter)
+			k.Log.Warn("the certificate or the revocations of this program could not be updated; trying again", "err", err, "good_until", k.Files.Leaf().NotAfter)
 		}
-		// Not all at once.
+		// The interval is random, so that the requests of all programs are spread over time.
 		t := time.NewTimer(lookEvery - time.Duration(rand.Int64N(int64(lookEvery/4))))
 		select {
 		case <-ctx.Done():
@@ -222,20 +231,28 @@ func (k *Keeper) Run(ctx context.Context) {
 	}
 }
 
-// Once renews the certificate if it is due and fetches the trust bundle.
+// Once renews the certificate if that is due, and fetches the trust bundle (roots and revocations).
 func (k *Keeper) Once(ctx context.Context) error {
 	version := ""
 	trust := clusterv1.NewTrustClient(k.Conn)
+	if k.RenewOnly {
+		return k.renew(ctx, trust)
+	}
 	return errors.Join(k.renew(ctx, trust), k.learn(ctx, trust, &version))
 }
 
 func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
-	// A program that moved needs a certificate with its new address.
-	if leaf := k.Files.Leaf(); time.Now().Before(pki.RenewAt(leaf)) && pki.Covers(leaf, k.Hosts) {
+	// After its address has changed, a program needs a certificate with the new address.
+	leaf := k.Files.Leaf()
+	due := pki.RenewAt(leaf)
+	if k.Eager {
+		due = pki.IssuedAt(leaf).Add(pki.Life(leaf) / 4)
+	}
+	if time.Now().Before(due) && (pki.Covers(leaf, k.Hosts) || k.asked()) {
 		return nil
 	}
-	// Keep the answer if it cannot be stored, for instance on a full disk: each renewal is a log
-	// entry and an event.
+	// If the renewed certificate cannot be stored, for instance on a full disk, keep it in memory, because
+	// each renewal costs a log entry and an event.
 	if k.got == nil {
 		keyPEM, csr, err := k.Identity.Request(k.Hosts)
 		if err != nil {
@@ -252,13 +269,32 @@ func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
 	if err := k.Identity.Save(k.got.key, k.got.GetChain(), k.got.GetRoots()); err != nil {
 		return err
 	}
-	k.got = nil
+	k.got, k.last = nil, k.Hosts
 	leaf, err := k.Identity.Leaf()
 	if err != nil {
 		return err
 	}
 	k.Log.Info("certificate renewed", "not_after", leaf.NotAfter)
-	return nil
+	m, err := k.Identity.Membership()
+	if err != nil {
+		return err
+	}
+	m.Hosts = k.Hosts
+	return k.Identity.SaveMembership(m)
+}
+
+// asked reports whether the last certificate request was for the same hosts. A certificate contains only
+// those hosts that the token or the connection proves, so another request would give no more hosts.
+func (k *Keeper) asked() bool {
+	last := k.last
+	if last == nil {
+		m, err := k.Identity.Membership()
+		if err != nil {
+			return false
+		}
+		last = m.Hosts
+	}
+	return slices.Equal(last, k.Hosts)
 }
 
 func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version *string) error {
@@ -266,7 +302,7 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	defer cancel()
 	b, err := trust.Bundle(ctx, &clusterv1.BundleRequest{Version: *version})
 	if k.RevokedOnly && status.Code(err) == codes.Unimplemented {
-		return nil // Legacy v1 schedulers revoke nobody
+		return nil // a legacy v1 scheduler, which does not have the call
 	}
 	if err != nil {
 		return err
@@ -277,7 +313,7 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 		}
 		*version = b.GetVersion()
 	}
-	// The version does not cover the scheduler addresses.
+	// The version of the bundle does not change with the scheduler addresses, so compare these separately.
 	if k.RevokedOnly || len(b.GetSchedulers()) == 0 {
 		return nil
 	}
@@ -289,7 +325,7 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	return k.Identity.SaveMembership(m)
 }
 
-// believe stores the current roots and revocations.
+// believe stores the roots and revocations from a trust bundle that a scheduler sent.
 func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	if !k.RevokedOnly {
 		if err := k.Identity.SaveRoots(b.GetRoots()); err != nil {
@@ -308,7 +344,7 @@ func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	return nil
 }
 
-// Hosts returns the names and addresses of this machine, followed by more.
+// Hosts returns the names and addresses of this machine, and then those in more.
 func Hosts(more ...string) []string {
 	const most = 48
 	var out []string

@@ -25,7 +25,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// bundles implements the Bundle call only.
+// bundles is a fake scheduler that implements only the call Bundle.
 type bundles struct {
 	grpc.ClientConnInterface
 	mu     sync.Mutex
@@ -59,15 +59,15 @@ func devCerts(t *testing.T) pki.DevSet {
 
 func files(t *testing.T, p pki.Paths) *pki.Files {
 	t.Helper()
-	f, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.DefaultMapping("dev")})
+	f, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.Mapping{Cluster: "dev"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return f
 }
 
-// A program with a certificate of another CA (files, Vault) learns the cluster's revocations within
-// seconds too.
+// TestRevocationsReachProgramsWithFiles: a program whose certificate comes from another CA (files, Vault)
+// also learns of the cluster's revocations within seconds.
 func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 	set := devCerts(t)
 	own, peer := files(t, set.Leaf["agent/n1"]), files(t, set.Leaf["scheduler/s0"])
@@ -83,7 +83,7 @@ func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 		go func() { k.Run(ctx); close(ended) }()
 		synctest.Wait()
 		if conn.asked != 1 {
-			t.Errorf("asked %d times at the start", conn.asked)
+			t.Errorf("the scheduler got %d requests at the start", conn.asked)
 		}
 		conn.mu.Lock()
 		conn.answer = &clusterv1.BundleResponse{Version: "2", Revocations: []*clusterv1.Revocation{
@@ -93,15 +93,16 @@ func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 		time.Sleep(lookEvery)
 		synctest.Wait()
 		if _, err := own.Identify(state); !errors.Is(err, pki.ErrRevoked) {
-			t.Errorf("after %s: %v", lookEvery, err)
+			t.Errorf("%s after the revocation, Identify returned error %v, want a refusal", lookEvery, err)
 		}
 		cancel()
 		<-ended
 	})
 }
 
-// Legacy v1 schedulers have no revocations, which is logged once and not every five seconds.
-func TestExistingSchedulersRevokeNobody(t *testing.T) {
+// TestLegacySchedulersRevokeNobody: legacy v1 schedulers have no revocations. The program logs this once, and
+// not every five seconds.
+func TestLegacySchedulersRevokeNobody(t *testing.T) {
 	own := files(t, devCerts(t).Leaf["agent/n1"])
 	conn := &bundles{err: status.Error(codes.Unimplemented, "unknown service")}
 	k := Keeper{Files: own, Conn: conn, RevokedOnly: true}
@@ -111,13 +112,13 @@ func TestExistingSchedulersRevokeNobody(t *testing.T) {
 	}
 	conn.err = status.Error(codes.Unavailable, "away")
 	if err := k.learn(t.Context(), clusterv1.NewTrustClient(conn), &version); err == nil {
-		t.Error("schedulers that are away are not missed")
+		t.Error("Once must return an error while the scheduler is unreachable, but returned none")
 	}
 }
 
-// Scheduler addresses are stored even if revocations and roots stay the same, so the next start
-// finds replaced schedulers.
-func TestWhereTheSchedulersAreIsRemembered(t *testing.T) {
+// Scheduler addresses are stored even if roots and revocations stay the same, so that the program finds
+// replaced schedulers at its next start.
+func TestSchedulerAddressesAreStored(t *testing.T) {
 	own := files(t, devCerts(t).Leaf["agent/n1"])
 	root, err := pki.NewRoot("c1", pki.IssuedAt(own.Leaf()))
 	if err != nil {
@@ -144,14 +145,14 @@ func TestWhereTheSchedulersAreIsRemembered(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Equal(m.Schedulers, c.want) || m.Name != "g" {
-			t.Errorf("told of %v: %q looks for %v, want %v", c.says, m.Name, m.Schedulers, c.want)
+			t.Errorf("with the schedulers %v in the bundle, the program %q stored the addresses %v, want %v", c.says, m.Name, m.Schedulers, c.want)
 		}
 	}
 }
 
-// A machine whose certificate expired while it was off gets an error with the next command, and can
-// join again with a token.
-func TestExpiredSaysTheWayBack(t *testing.T) {
+// TestAnExpiredCertificateErrorNamesTheNextCommand: if a machine's certificate expired while the machine was
+// off, the error names the command to run next. The machine can join again with a token.
+func TestAnExpiredCertificateErrorNamesTheNextCommand(t *testing.T) {
 	root, err := pki.NewRoot("c1", time.Now().Add(-time.Hour))
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +166,7 @@ func TestExpiredSaysTheWayBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chain, err := a.Sign(csr, pki.Identity{Cluster: "c1", Role: pki.RoleAgent, ID: "n1"}, time.Now().Add(-30*time.Minute), time.Minute)
+	chain, err := a.Sign(csr, pki.Identity{Cluster: "c1", Role: pki.RoleAgent, ID: "n1"}, pki.Hosts{Requested: true}, time.Now().Add(-30*time.Minute), time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,9 +179,9 @@ func TestExpiredSaysTheWayBack(t *testing.T) {
 	}
 }
 
-// A certificate without the machine's current address is renewed at once. A certificate that cannot
-// be stored is requested only once.
-func TestRenewedWhereItMoved(t *testing.T) {
+// A certificate that lacks the machine's present address is renewed at once. If the new certificate cannot be
+// stored, it is still requested only once.
+func TestACertificateIsRenewedAtANewAddress(t *testing.T) {
 	leaf := files(t, devCerts(t).Leaf["agent/n1"])
 	for _, c := range []struct {
 		hosts []string
@@ -197,23 +198,59 @@ func TestRenewedWhereItMoved(t *testing.T) {
 			}
 		}
 		if conn.asked != c.asked {
-			t.Errorf("%v: asked for another %d times, want %d", c.hosts, conn.asked, c.asked)
+			t.Errorf("with the hosts %v the scheduler got %d requests for another certificate, want %d", c.hosts, conn.asked, c.asked)
 		}
 	}
 }
 
-// renewals answers and counts renewals.
+// TestMissingHostsAreRequestedOnce: a machine whose certificate lacks some of its hosts requests them once,
+// and not every few seconds, even after a restart.
+func TestMissingHostsAreRequestedOnce(t *testing.T) {
+	leaf := files(t, devCerts(t).Leaf["agent/n1"])
+	identityStore := pki.IdentityStore{Dir: t.TempDir()}
+	if err := identityStore.SaveMembership(pki.Membership{Cluster: "c1", Role: pki.RoleAgent, Name: "n1"}); err != nil {
+		t.Fatal(err)
+	}
+	conn := &renewals{real: true}
+	for start, hosts := range [][]string{{"10.9.8.7"}, {"10.9.8.7"}, {"10.9.8.8"}} {
+		k := Keeper{Identity: identityStore, Files: leaf, Conn: conn, Hosts: hosts, RenewOnly: true, Log: slog.New(slog.DiscardHandler)}
+		for range 3 {
+			if err := k.Once(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := []int{1, 1, 2}[start]; conn.asked != want {
+			t.Errorf("at start %d the scheduler got %d requests, want %d", start+1, conn.asked, want)
+		}
+	}
+}
+
+// renewals is a fake scheduler that answers requests for a renewal and counts them.
 type renewals struct {
 	grpc.ClientConnInterface
 	asked int
+	real  bool // set if the caller presented a certificate
 }
 
-func (r *renewals) Invoke(_ context.Context, _ string, _, reply any, _ ...grpc.CallOption) error {
+func (r *renewals) Invoke(_ context.Context, _ string, args, reply any, _ ...grpc.CallOption) error {
 	r.asked++
 	root, err := pki.NewRoot("dev", time.Now())
 	if err != nil {
 		return err
 	}
-	reply.(*clusterv1.RenewResponse).Roots = pki.EncodeCerts(root.Cert.Raw)
+	out := reply.(*clusterv1.RenewResponse)
+	out.Roots = pki.EncodeCerts(root.Cert.Raw)
+	if !r.real {
+		return nil
+	}
+	a, err := root.NewAuthority("dev", time.Now())
+	if err != nil {
+		return err
+	}
+	issued, err := a.Sign(args.(*clusterv1.RenewRequest).GetCsr(), pki.Identity{Role: pki.RoleAgent, ID: "n1"}, pki.Hosts{}, time.Now(), time.Hour)
+	if err != nil {
+		return err
+	}
+	out.Chain = issued.Chain
 	return nil
 }

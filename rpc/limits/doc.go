@@ -1,4 +1,4 @@
-// Package limits protects a server from single callers. It bounds connections, in total and per
-// host, and calls, concurrent and per second, of each peer. It also turns a panic in a call into an
-// error of that call.
+// Package limits protects a server from single callers. It limits connections: in total, per host, and of
+// clients without a certificate. It limits calls of each peer: concurrent calls, and calls per second. It
+// also turns a panic in a call into an error of that call.
 package limits

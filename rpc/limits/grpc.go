@@ -13,32 +13,32 @@ import (
 )
 
 const (
-	// HandshakeLimit is the time limit of a handshake: TLS and the preface of HTTP/2.
+	// HandshakeLimit is the time limit for the handshake of a connection: TLS and the preface of HTTP/2.
 	HandshakeLimit = 10 * time.Second
-	// HeaderLimit is the most bytes of headers in one call.
+	// HeaderLimit is the maximum size of the headers of one call, in bytes.
 	HeaderLimit = 32 << 10
-	// slowCall is the duration after which a unary call is logged.
+	// slowCall is the duration from which a unary call is logged as slow.
 	slowCall = 5 * time.Second
 )
 
-// ServerOptions returns the bounds that all our gRPC servers have.
+// ServerOptions returns the limits that all gRPC servers of this project have.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ConnectionTimeout(HandshakeLimit), grpc.MaxHeaderListSize(HeaderLimit)}
 }
 
-// Survive runs a call. It logs a panic and returns it as an error.
+// Survive calls a handler. If the handler panics, Survive logs the panic and returns it as an error.
 func Survive(log *slog.Logger, full string, call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			log.Error("a call panicked", "method", full, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			err = status.Errorf(codes.Internal, "the program failed while it handled %s; it is logged there", full)
+			err = status.Errorf(codes.Internal, "the program failed while it handled %s; its log has the details", full)
 		}
 	}()
 	return call()
 }
 
-// Unary is Survive as an interceptor. It also logs slow calls with their error, which shows what an
-// abandoned call was waiting for.
+// Unary is an interceptor that does the same as Survive. It also logs slow calls with their error, which
+// shows why a call that was given up was slow.
 func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
 		began := time.Now()
@@ -53,7 +53,7 @@ func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// Stream is Survive as an interceptor.
+// Stream is an interceptor that does the same as Survive for streams.
 func Stream(log *slog.Logger) grpc.StreamServerInterceptor {
 	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 		return Survive(log, info.FullMethod, func() error { return h(srv, ss) })

@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"container/list"
 	"errors"
 	"net"
 	"sync"
@@ -10,43 +11,61 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of one server. 0 means no limit.
+// Limits are the limits of one server. 0 means no limit.
 type Limits struct {
-	// Calls of one peer per second; the burst is twice as high.
+	// Calls is the number of calls per second of one peer. In a burst, twice as many are allowed.
 	Calls int
-	// Concurrent is the most concurrent calls of one peer, streams included.
+	// Concurrent is the maximum number of concurrent calls of one peer.
 	Concurrent int
-	// Connections in total and from one host.
+	// Streams is the maximum number of concurrent streams of one peer, which NewStreams counts.
+	Streams int
+	// Connections is the maximum number of connections in total, PerHost of those from one host.
 	Connections, PerHost int
+	// Strangers is the maximum number of connections whose clients have not shown a certificate
+	// (Identifying). StrangersPerNetwork is the maximum number of these from one network (NetworkOf). A new
+	// connection over one of these limits replaces the oldest. A connection without a certificate is closed
+	// after StrangerLife. With 0 there is no limit.
+	Strangers, StrangersPerNetwork int
+	StrangerLife                   time.Duration
 }
 
-// Reasons for a refusal, used in metrics.
+// The reasons for a refusal by a limit, as they appear in metrics.
 const (
 	ReasonRate        = "rate"
 	ReasonConcurrency = "concurrency"
+	ReasonStreams     = "streams"
 	ReasonConnections = "connections"
 	ReasonHost        = "host"
+	ReasonStrangers   = "strangers"
 )
 
-// Errors of Enter.
+// Reasons lists the possible reasons for a refusal by a limit.
+func Reasons() []string {
+	return []string{ReasonRate, ReasonConcurrency, ReasonStreams, ReasonConnections, ReasonHost, ReasonStrangers}
+}
+
+// Errors of Peers.Enter.
 var (
 	ErrRate       = errors.New("too many calls a second from this peer")
 	ErrConcurrent = errors.New("too many concurrent calls of this peer")
 )
 
-// Peer identifies a caller: a role and an id, or a host.
+// Peer identifies a caller whose calls are counted: by a role and an id, or by a host.
 type Peer struct{ Kind, Name string }
 
 const (
-	// If more than forgetAt peers are recorded, those without a call for forgetAfter are dropped.
-	// That search runs every forgetEvery at most, because it blocks all calls and a flood of hosts
-	// must not trigger it for each of them.
+	// If more than forgetAt peers are recorded, those without a call for forgetAfter are dropped. Peers
+	// searches for them at most once per forgetEvery, because the search blocks all calls, and calls from
+	// very many hosts must not cause a search for each host.
 	forgetAt    = 4096
 	forgetAfter = time.Minute
 	forgetEvery = time.Second
+	// If more than mostPeers peers are recorded, further peers share one entry, so that calls from very many
+	// hosts cannot fill the memory.
+	mostPeers = 16 * forgetAt
 )
 
-// Peers counts the calls of each peer. It is safe for concurrent use.
+// Peers counts the calls of each peer and refuses those over the limits. It is safe for concurrent use.
 type Peers struct {
 	limits  Limits
 	refused func(reason string)
@@ -57,14 +76,14 @@ type Peers struct {
 	forgot time.Time // time of the last search for idle peers
 }
 
-// Entry holds the counters of one peer.
+// Entry holds the counters of the calls of one peer.
 type Entry struct {
 	calls *rate.Limiter
 	open  atomic.Int64
-	seen  atomic.Int64 // Unix nanoseconds
+	seen  atomic.Int64 // time of the peer's last call in Unix nanoseconds
 }
 
-// NewPeers returns empty counters. refused is called for each refusal; it may be nil.
+// NewPeers returns a Peers without any calls. refused is called for each refusal; it may be nil.
 func NewPeers(l Limits, refused func(reason string)) *Peers {
 	if refused == nil {
 		refused = func(string) {}
@@ -72,8 +91,22 @@ func NewPeers(l Limits, refused func(reason string)) *Peers {
 	return &Peers{limits: l, refused: refused, now: time.Now, peers: map[Peer]*Entry{}}
 }
 
-// Enter admits a call or returns ErrRate or ErrConcurrent. The caller calls Leave when the call has
-// ended.
+// NewStreams returns a Peers that counts streams, with the limit Streams. Streams do not count against the
+// limits of NewPeers.
+func NewStreams(l Limits, refused func(reason string)) *Peers {
+	if refused == nil {
+		refused = func(string) {}
+	}
+	return NewPeers(Limits{Calls: l.Calls, Concurrent: l.Streams}, func(reason string) {
+		if reason == ReasonConcurrency {
+			reason = ReasonStreams
+		}
+		refused(reason)
+	})
+}
+
+// Enter admits a call, or returns ErrRate or ErrConcurrent. The caller of Enter must call Leave when the call
+// has ended.
 func (p *Peers) Enter(who Peer) (*Entry, error) {
 	if p == nil || p.limits.Calls <= 0 && p.limits.Concurrent <= 0 {
 		return nil, nil
@@ -121,6 +154,12 @@ func (p *Peers) entry(who Peer) *Entry {
 			}
 		}
 	}
+	if len(p.peers) >= mostPeers {
+		who = Peer{Kind: "others"}
+		if e = p.peers[who]; e != nil {
+			return e
+		}
+	}
 	e = &Entry{}
 	if n := p.limits.Calls; n > 0 {
 		e.calls = rate.NewLimiter(rate.Limit(n), 2*n)
@@ -129,16 +168,15 @@ func (p *Peers) entry(who Peer) *Entry {
 	return e
 }
 
-// Listen bounds the connections that l accepts. A connection beyond the bound is closed before the
-// handshake.
+// Listen limits the connections that l accepts. A connection over a limit is closed before the handshake.
 func Listen(l net.Listener, limits Limits, refused func(reason string)) net.Listener {
-	if limits.Connections <= 0 && limits.PerHost <= 0 {
+	if limits.Connections <= 0 && limits.PerHost <= 0 && limits.Strangers <= 0 {
 		return l
 	}
 	if refused == nil {
 		refused = func(string) {}
 	}
-	return &listener{Listener: l, limits: limits, refused: refused, hosts: map[string]int{}}
+	return &listener{Listener: l, limits: limits, refused: refused, hosts: map[string]int{}, strangers: newStrangers(limits)}
 }
 
 type listener struct {
@@ -146,13 +184,14 @@ type listener struct {
 	limits  Limits
 	refused func(string)
 
-	mu    sync.Mutex
-	all   int
-	hosts map[string]int
+	mu        sync.Mutex // guards the fields below
+	all       int
+	hosts     map[string]int
+	strangers *strangers
 }
 
-// HostOf returns an address without its port. It returns the whole address if there is no port, and
-// "" for nil.
+// HostOf returns a network address without its port. It returns the whole address if there is no port, and ""
+// for nil.
 func HostOf(a net.Addr) string {
 	if a == nil {
 		return ""
@@ -173,46 +212,70 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		host := HostOf(c.RemoteAddr())
-		if reason := l.enter(host); reason != "" {
+		out := &conn{Conn: c, l: l, host: HostOf(c.RemoteAddr())}
+		oldest, reason := l.enter(out)
+		if oldest != nil {
+			l.refused(ReasonStrangers)
+			_ = oldest.Close()
+		}
+		if reason != "" {
 			l.refused(reason)
-			_ = c.Close() // nothing was exchanged
+			_ = c.Close() // ignore the error: nothing was sent on this connection
 			continue
 		}
-		return &conn{Conn: c, left: sync.OnceFunc(func() { l.leave(host) })}, nil
+		return out, nil
 	}
 }
 
-func (l *listener) enter(host string) string {
+// enter counts a connection, or returns the reason why it is refused. oldest is another connection that must
+// be closed to make room for it.
+func (l *listener) enter(c *conn) (oldest *conn, reason string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.limits.PerHost > 0 && l.hosts[host] >= l.limits.PerHost {
-		return ReasonHost
+	if l.limits.PerHost > 0 && l.hosts[c.host] >= l.limits.PerHost {
+		return nil, ReasonHost
 	}
 	if l.limits.Connections > 0 && l.all >= l.limits.Connections {
-		return ReasonConnections
+		return nil, ReasonConnections
 	}
+	if l.strangers.full(c.host) {
+		return nil, ReasonStrangers
+	}
+	oldest = l.strangers.add(c)
 	l.all++
-	l.hosts[host]++
-	return ""
+	l.hosts[c.host]++
+	return oldest, ""
 }
 
-func (l *listener) leave(host string) {
+func (l *listener) leave(c *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.strangers.remove(c)
 	l.all--
-	if l.hosts[host]--; l.hosts[host] == 0 {
-		delete(l.hosts, host)
+	if l.hosts[c.host]--; l.hosts[c.host] == 0 {
+		delete(l.hosts, c.host)
 	}
 }
 
 type conn struct {
 	net.Conn
-	left func()
+	l    *listener
+	host string
+	once sync.Once
+	// place is the position in the list of strangers, and end closes the connection after StrangerLife. Both
+	// are set until the client has shown a certificate.
+	place *list.Element
+	end   *time.Timer
 }
 
 func (c *conn) Close() error {
 	err := c.Conn.Close()
-	c.left()
+	c.once.Do(func() { c.l.leave(c) })
 	return err
+}
+
+func (c *conn) identified() {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	c.l.strangers.identify(c)
 }

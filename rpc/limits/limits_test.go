@@ -25,7 +25,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-func TestEnter(t *testing.T) {
+func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 	var said []string
 	p := NewPeers(Limits{Calls: 5, Concurrent: 8}, func(r string) { said = append(said, r) })
 	now := time.Unix(1000, 0)
@@ -40,14 +40,14 @@ func TestEnter(t *testing.T) {
 		open = append(open, e)
 	}
 	if _, err := p.Enter(a); !errors.Is(err, ErrConcurrent) {
-		t.Errorf("the ninth call under way: %v", err)
+		t.Errorf("the ninth concurrent call returned %v, want ErrConcurrent", err)
 	}
 	open[0].Leave()
 	if _, err := p.Enter(a); err != nil {
-		t.Errorf("after one has ended: %v", err)
+		t.Errorf("a call after another has ended returned %v, want success", err)
 	}
 	if _, err := p.Enter(a); !errors.Is(err, ErrRate) {
-		t.Errorf("the eleventh call at once: %v", err)
+		t.Errorf("the eleventh call within a second returned %v, want ErrRate", err)
 	}
 	if _, err := p.Enter(b); err != nil {
 		t.Errorf("somebody else: %v", err)
@@ -55,12 +55,12 @@ func TestEnter(t *testing.T) {
 	now = now.Add(time.Second)
 	open[1].Leave()
 	if _, err := p.Enter(a); err != nil {
-		t.Errorf("a second later: %v", err)
+		t.Errorf("a call a second later returned %v, want success", err)
 	}
 	if got := strings.Join(said, " "); got != "concurrency rate" {
 		t.Errorf("refusals told: %s", got)
 	}
-	// Idle peers are dropped; a peer with a call in progress is not.
+	// Idle peers are dropped, but not a peer with a call in progress.
 	now = now.Add(2 * forgetAfter)
 	for i := range forgetAt + 10 {
 		if _, err := p.Enter(Peer{"host", fmt.Sprint(i)}); err != nil {
@@ -69,19 +69,20 @@ func TestEnter(t *testing.T) {
 		p.peers[Peer{"host", fmt.Sprint(i)}].Leave()
 	}
 	if p.peers[a] == nil || p.peers[b] == nil || len(p.peers) > forgetAt+12 {
-		t.Errorf("a %v, b %v, %d in all", p.peers[a], p.peers[b], len(p.peers))
+		t.Errorf("peer a is %v, peer b is %v, and there are %d peers in all; want both, and the idle peers dropped", p.peers[a], p.peers[b], len(p.peers))
 	}
 	now = now.Add(2 * forgetAfter)
 	if _, err := p.Enter(Peer{"host", "new"}); err != nil || len(p.peers) > 3 {
-		t.Errorf("%d are remembered: %v", len(p.peers), err)
+		t.Errorf("%d peers are remembered: %v", len(p.peers), err)
 	}
 	var none *Peers
 	if e, err := none.Enter(a); e != nil || err != nil {
-		t.Errorf("without limits: %v %v", e, err)
+		t.Errorf("a call without limits returned %v and error %v, want nil for both", e, err)
 	}
 }
 
-// A flood of hosts causes one search for idle peers per second, not one per host.
+// TestIdlePeersAreLookedForSeldom: calls from very many hosts cause one search for idle peers per second, and
+// not one search per host.
 func TestIdlePeersAreLookedForSeldom(t *testing.T) {
 	p := NewPeers(Limits{Calls: 5}, nil)
 	now := time.Unix(1000, 0)
@@ -98,20 +99,20 @@ func TestIdlePeersAreLookedForSeldom(t *testing.T) {
 		come(fmt.Sprint(i))
 	}
 	now = now.Add(forgetAfter)
-	come("looks") // a moment too early to find any
+	come("looks") // this call searches for idle peers, but no peer has been idle for longer than forgetAfter
 	now = now.Add(forgetEvery / 2)
 	come("does not")
 	if n := len(p.peers); n != forgetAt+2 {
-		t.Errorf("%d are remembered: they were looked for again within a second", n)
+		t.Errorf("%d peers are remembered, because idle peers were searched twice within a second", n)
 	}
 	now = now.Add(forgetEvery / 2)
 	come("looks again")
 	if n := len(p.peers); n != 3 {
-		t.Errorf("%d are remembered a second later", n)
+		t.Errorf("%d peers are remembered after the second search, want 3", n)
 	}
 }
 
-// serve runs a gRPC server with our usual bounds and shorter ones of the test.
+// serve runs a gRPC server with the usual limits of this package and the options of the test.
 func serve(t *testing.T, l Limits, opts ...grpc.ServerOption) (addr string, refused func(string) int) {
 	t.Helper()
 	var mu sync.Mutex
@@ -148,7 +149,7 @@ func check(t *testing.T, addr string, md ...string) error {
 	return err
 }
 
-// dialFrom connects from a given local address.
+// dialFrom connects to addr from a given local address.
 func dialFrom(t *testing.T, from, addr string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: 5 * time.Second}
@@ -160,7 +161,7 @@ func dialFrom(t *testing.T, from, addr string) net.Conn {
 	return c
 }
 
-// closedWithin reports whether the other side closes a connection in time.
+// closedWithin reports whether the other side closes the connection within d.
 func closedWithin(t *testing.T, c net.Conn, d time.Duration) bool {
 	t.Helper()
 	if err := c.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -170,8 +171,9 @@ func closedWithin(t *testing.T, c net.Conn, d time.Duration) bool {
 	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// A host cannot exceed its number of connections, and other hosts are served meanwhile.
-func TestHostOf(t *testing.T) {
+// TestHostOfAddresses: the host of an address is its IP with the IPv6 zone. For a Unix socket it is the path,
+// and without an address it is empty.
+func TestHostOfAddresses(t *testing.T) {
 	for _, tt := range []struct {
 		at   net.Addr
 		want string
@@ -188,7 +190,7 @@ func TestHostOf(t *testing.T) {
 	}
 }
 
-func TestConnectionFlood(t *testing.T) {
+func TestAFloodOfConnectionsIsClosed(t *testing.T) {
 	addr, refused := serve(t, Limits{Connections: 1000, PerHost: 20})
 	var flood []net.Conn
 	for range 200 {
@@ -201,39 +203,39 @@ func TestConnectionFlood(t *testing.T) {
 		}
 	}
 	if closed != 180 || refused(ReasonHost) != 180 {
-		t.Errorf("%d of 200 connections of one host were closed, %d counted; want 180", closed, refused(ReasonHost))
+		t.Errorf("%d of 200 connections of one host were closed and %d counted; want 180", closed, refused(ReasonHost))
 	}
 	if err := check(t, addr); err != nil {
-		t.Errorf("somebody else is not served: %v", err)
+		t.Errorf("a client of another host must be served, but got: %v", err)
 	}
 	for _, c := range flood[:20] {
 		_ = c.Close()
 	}
-	testbed.Until(t, "being let in again after it has closed its connections", func() bool {
+	testbed.Until(t, "a new connection of the host after its old ones were closed", func() bool {
 		return !closedWithin(t, dialFrom(t, "127.0.0.2", addr), 50*time.Millisecond)
 	})
 }
 
-func TestConnectionsInAll(t *testing.T) {
+func TestTheTotalOfConnectionsIsLimited(t *testing.T) {
 	addr, refused := serve(t, Limits{Connections: 3})
 	for i := range 3 {
 		if closedWithin(t, dialFrom(t, fmt.Sprintf("127.0.0.%d", i+2), addr), 50*time.Millisecond) {
-			t.Fatalf("connection %d was closed", i)
+			t.Fatalf("connection %d below the limit must stay open, but was closed", i)
 		}
 	}
 	if !closedWithin(t, dialFrom(t, "127.0.0.9", addr), 5*time.Second) || refused(ReasonConnections) != 1 {
-		t.Errorf("the fourth stays; %d counted", refused(ReasonConnections))
+		t.Errorf("the fourth connection must be closed and counted, but was not; %d refusals were counted", refused(ReasonConnections))
 	}
 }
 
-// A client that is silent or sends one byte at a time is disconnected after the handshake limit.
-// Others are served meanwhile.
-func TestSlowHandshakes(t *testing.T) {
+// TestSlowHandshakesAreDisconnected: a client that sends nothing, or only one byte at a time, is disconnected
+// after HandshakeLimit. Other clients are served meanwhile.
+func TestSlowHandshakesAreDisconnected(t *testing.T) {
 	addr, _ := serve(t, Limits{}, grpc.ConnectionTimeout(time.Second))
 	silent, slow := dialFrom(t, "127.0.0.2", addr), dialFrom(t, "127.0.0.2", addr)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		pace := time.NewTicker(100 * time.Millisecond) // all of it is more than the second that is allowed
+		pace := time.NewTicker(100 * time.Millisecond) // one byte in each interval: the handshake then takes longer than the allowed second
 		defer pace.Stop()
 		for _, b := range []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n") {
 			if _, err := slow.Write([]byte{b}); err != nil {
@@ -243,27 +245,27 @@ func TestSlowHandshakes(t *testing.T) {
 		}
 	})
 	if err := check(t, addr); err != nil {
-		t.Errorf("somebody else is not served: %v", err)
+		t.Errorf("another client must be served, but got: %v", err)
 	}
 	for name, c := range map[string]net.Conn{"silent": silent, "slow": slow} {
 		if !closedWithin(t, c, 5*time.Second) {
-			t.Errorf("the %s one is still connected", name)
+			t.Errorf("the %s client must be disconnected, but is still connected", name)
 		}
 	}
 	wg.Wait()
 }
 
-func TestHeaders(t *testing.T) {
+func TestHeadersOverTheLimitAreRefused(t *testing.T) {
 	addr, _ := serve(t, Limits{})
 	if err := check(t, addr, "x", strings.Repeat("x", HeaderLimit)); err == nil {
-		t.Errorf("headers of more than %d bytes are read", HeaderLimit)
+		t.Errorf("the server must refuse headers of more than %d bytes, but accepted them", HeaderLimit)
 	}
 	if err := check(t, addr, "x", strings.Repeat("x", HeaderLimit/2)); err != nil {
-		t.Errorf("smaller ones are not: %v", err)
+		t.Errorf("the server must accept headers below the limit, but refused them: %v", err)
 	}
 }
 
-func TestSurvive(t *testing.T) {
+func TestAPanicBecomesAnInternalError(t *testing.T) {
 	var log strings.Builder
 	err := Survive(slog.New(slog.NewTextHandler(&log, nil)), "/a/B", func() error { panic("a secret") })
 	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "secret") || !strings.Contains(log.String(), "method=/a/B") {
@@ -289,7 +291,7 @@ func TestSlowCallsAreLogged(t *testing.T) {
 		got := call(slowCall + time.Second)
 		for _, part := range []string{"level=WARN", "method=/s/M", "took=6s", "wait for index 7 (at 6)"} {
 			if !strings.Contains(got, part) {
-				t.Errorf("a slow call lacks %q: %s", part, got)
+				t.Errorf("the log line of a slow call must contain %q, but is: %s", part, got)
 			}
 		}
 	})

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Check recomputes every count and bound of the term and reports the first that does not
-// hold. Tests and the simulator call it.
+// Check computes the counts of the term again and returns an error for the first count or bound that is
+// wrong. Tests and the simulator call it.
 func (t *Term) Check() error {
 	if err := t.orders.check(&t.cfg); err != nil {
 		return err
@@ -17,14 +17,14 @@ func (t *Term) Check() error {
 	}
 	for i := 1; i < t.timers.Len(); i++ {
 		if t.timers.Less(i, (i-1)/2) {
-			return fmt.Errorf("timer %d is due before its parent", i)
+			return fmt.Errorf("the heap of timers is out of order: timer %d is below a timer that is due later", i)
 		}
 	}
 	if len(t.reports.order) != len(t.reports.pending) {
-		return fmt.Errorf("%d reports are pending, %d are in order", len(t.reports.pending), len(t.reports.order))
+		return fmt.Errorf("%d workload reports wait to be committed, but the list of their order has %d", len(t.reports.pending), len(t.reports.order))
 	}
 	if t.reads.running > t.cfg.Inspections || len(t.reads.waiting) > maxWaiting {
-		return fmt.Errorf("%d inspections are running and %d wait, at most %d and %d may", t.reads.running, len(t.reads.waiting), t.cfg.Inspections, maxWaiting)
+		return fmt.Errorf("%d reads of agents are running and %d wait; the limits are %d and %d", t.reads.running, len(t.reads.waiting), t.cfg.Inspections, maxWaiting)
 	}
 	return nil
 }
@@ -42,7 +42,7 @@ func (d *dispatcher) check(cfg *Settings) error {
 		e, n := d.entries[k], byNode[k.node]
 		n.entries++
 		if keyOf(e.order) != k {
-			return fmt.Errorf("the order of %v is %v", k, e.order)
+			return fmt.Errorf("the order for %v is stored under another key: %v", k, e.order)
 		}
 		if e.flight != 0 {
 			n.flying++
@@ -54,16 +54,16 @@ func (d *dispatcher) check(cfg *Settings) error {
 		}
 		switch o, ok := d.outstanding.Get(latestOrder{key: k}); {
 		case ok == e.spent:
-			return fmt.Errorf("order %v is spent %t and outstanding %t", e.order, e.spent, ok)
+			return fmt.Errorf("the dispatcher's entry of order %v has spent = %t and outstanding = %t; exactly one of them must be true", e.order, e.spent, ok)
 		case ok && o.generation != latest:
-			return fmt.Errorf("order %v counts as outstanding at %s, not %s", e.order, o.generation, latest)
+			return fmt.Errorf("order %v is outstanding with generation %s, want %s", e.order, o.generation, latest)
 		case ok:
 			all.outstanding++
 		}
 		byNode[k.node] = n
 	}
 	if d.outstanding.Len() != all.outstanding || d.flying != all.flying || all.flying > cfg.Parallel {
-		return fmt.Errorf("%d orders are outstanding and %d in flight (counted: %d and %d), at most %d may be in flight",
+		return fmt.Errorf("%d orders are held and %d are in flight (counted: %d and %d), at most %d may be in flight",
 			d.outstanding.Len(), d.flying, all.outstanding, all.flying, cfg.Parallel)
 	}
 	for _, id := range slices.Sorted(maps.Keys(d.nodes)) {
@@ -85,11 +85,11 @@ func (l *liveness) check() (err error) {
 		_, returned := l.returned.Get(id)
 		switch {
 		case down != (n.downAt != 0) || at != n.downAt || down == n.up:
-			err = fmt.Errorf("node %s: up %t, down since %d, indexed at %d", id, n.up, n.downAt, at)
+			err = fmt.Errorf("node %s: up is %t, down since %d, but the map downAt has %d", id, n.up, n.downAt, at)
 		case returned != (!n.up && n.heard != 0):
-			err = fmt.Errorf("node %s: up %t, heard at %d, counts as returned %t", id, n.up, n.heard, returned)
+			err = fmt.Errorf("node %s: up is %t and the last heartbeat was at %d, but membership in the set returned is %t", id, n.up, n.heard, returned)
 		case n.up && (n.pos < 0 || l.expiry[n.pos] != n):
-			err = fmt.Errorf("node %s is up and not in the expiry heap", id)
+			err = fmt.Errorf("node %s is up, but is missing in the heap of lease ends", id)
 		}
 		if n.up {
 			up++
@@ -97,11 +97,11 @@ func (l *liveness) check() (err error) {
 		return err == nil
 	})
 	if err == nil && up != len(l.expiry) {
-		err = fmt.Errorf("%d nodes are up, %d are in the expiry heap", up, len(l.expiry))
+		err = fmt.Errorf("%d nodes are up, but the heap of lease ends has %d", up, len(l.expiry))
 	}
 	for i := 1; i < len(l.expiry) && err == nil; i++ {
 		if l.expiry.Less(i, (i-1)/2) {
-			err = fmt.Errorf("node %s expires before its parent in the heap", l.expiry[i].id)
+			err = fmt.Errorf("the heap of lease ends is out of order: node %s is below a node whose lease ends later", l.expiry[i].id)
 		}
 	}
 	return err

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// pauseDetector notices that the process did not run for a while, or that the wall clock
-// was set. A Term is stepped at least every pulseEvery, so a much longer gap between two
-// steps was a pause.
+// pauseDetector detects that the process did not run for a while, or that the wall clock was set. A Term is
+// stepped at least every pulseEvery, so a much longer gap between two steps means that the process was
+// paused.
 type pauseDetector struct {
 	last    Moment
 	started bool
@@ -15,20 +15,20 @@ type pauseDetector struct {
 
 const (
 	pulseEvery = 200 * time.Millisecond
-	pulseLate  = 200 * time.Millisecond // more lateness than this is a pause, not scheduling noise
-	clockStep  = 10 * time.Millisecond  // the wall clock was set if it moved this much by itself
+	pulseLate  = 200 * time.Millisecond // a step that is late by more than this means that the process was paused; a shorter delay is normal scheduling
+	clockStep  = 10 * time.Millisecond  // the wall clock was set if it differs by this much from the monotonic clock
 )
 
-// observe returns by how much deadlines on the wall clock must move, nanoseconds: by the
-// whole gap if there was a pause, and by the step if the wall clock was set. Part of the
-// gap was no pause, but a deadline may be late and never early.
+// observe returns the nanoseconds by which deadlines on the wall clock must move: after a pause the whole
+// time since the last step, and after the wall clock was set, the change. The process ran for a part of the
+// time since the last step, but a deadline may be late and never early.
 func (p *pauseDetector) observe(now Moment) (shift int64) {
 	last, started := p.last, p.started
 	p.last, p.started = now, true
 	if !started {
 		return 0
 	}
-	ran := now.Mono - last.Mono // stands still while the machine sleeps; then the wall clock steps
+	ran := now.Mono - last.Mono // the monotonic clock stops while the machine sleeps, and the wall clock then jumps
 	if ran > int64(pulseEvery+pulseLate) {
 		shift = ran
 	}
@@ -38,21 +38,19 @@ func (p *pauseDetector) observe(now Moment) (shift int64) {
 	return shift
 }
 
-// clockOffset is how far the planner's clock is ahead of the wall clock. Time in the
-// state never goes back. If a replica with a clock that was ahead has written to it, the
-// planner's deadlines would lie in the future of this replica's wall clock, and every
-// wait would last until the wall clock gets there. So the planner's clock starts at the
-// state's and runs at three quarters of its speed until the wall clock has caught up:
-// meanwhile waits take up to a third longer, and none stands still. Leases stay on the
-// wall clock.
+// clockOffset is how far the planner's clock is ahead of the wall clock. The clock of the state never goes
+// back. So after a leader whose clock was ahead, the clock of the state is ahead of this replica's wall
+// clock. If the planner used the wall clock, every wait would last until the wall clock has caught up. So the
+// planner's clock starts at the clock of the state and runs at three quarters of the normal speed until the
+// wall clock has caught up. Until then a wait takes up to a third longer. Leases use the wall clock.
 type clockOffset struct {
-	planner int64 // the planner's clock at since, Unix nanoseconds
-	since   int64 // monotonic
-	set     bool  // unset: the planner's clock is the wall clock
+	planner int64 // planner's clock at the time since, Unix nanoseconds
+	since   int64 // monotonic time at which offset and planner were set
+	set     bool  // if false, the planner's clock is the wall clock
 }
 
-// at returns the offset at a moment, nanoseconds. It goes by the monotonic clock because
-// the wall clock may be set meanwhile.
+// at returns the clock offset at a moment, in nanoseconds. It counts elapsed time by the monotonic
+// clock, because the wall clock may be set meanwhile.
 func (o clockOffset) at(now Moment) int64 {
 	if !o.set {
 		return 0
@@ -60,10 +58,10 @@ func (o clockOffset) at(now Moment) int64 {
 	return max(0, o.planner-now.Wall+max(0, now.Mono-o.since)*3/4)
 }
 
-// farAhead is the offset from which on the clocks are reported as wrong.
+// farAhead is the smallest offset that is reported as a wrong clock.
 const farAhead = 10 * time.Second
 
-// keepUp moves the planner's clock up to the state's.
+// keepUp moves the planner's clock forward to the clock of the state, if it is behind.
 func (t *Term) keepUp(state int64) {
 	was := t.offset.at(t.now)
 	by := max(was, state-t.now.Wall)
@@ -76,24 +74,25 @@ func (t *Term) keepUp(state int64) {
 	}
 }
 
-// planned is the time that the planner goes by and that commands carry, Unix nanoseconds.
+// planned returns the present time on the planner's clock in Unix nanoseconds. The planner's commands carry
+// this time.
 func (t *Term) planned() int64 { return t.now.Wall + t.offset.at(t.now) }
 
-// allowForPause moves every deadline by the time that the process missed.
+// allowForPause moves every deadline by the time for which the process was paused, so that no deadline passes early.
 func (t *Term) allowForPause() {
 	if d := t.pause.observe(t.now); d != 0 {
 		t.live.shift(d)
-		t.plan.stale = true // the planner's cache holds some deadlines as they were
+		t.plan.stale = true // the planner's cache holds deadlines from before the pause, so it is built again
 		t.emit(Paused{By: time.Duration(d)})
 	}
 }
 
-// timer runs a function at a time; it is in the heap until then, or until it is stopped.
+// timer runs a function at a given time. It stays in the heap of timers until it has run or is stopped.
 type timer struct {
-	at  int64 // monotonic
+	at  int64 // time at which the function runs, on the monotonic clock
 	seq uint64
 	fn  func()
-	pos int // -1 = not in the heap
+	pos int // index in the heap of timers; -1 = not in the heap
 }
 
 type timers struct {
@@ -120,7 +119,7 @@ func (h *timers) Pop() any {
 	return e
 }
 
-// after runs fn in the first step that is d later or more.
+// after runs fn in the first step that comes at least d from now.
 func (t *Term) after(d time.Duration, fn func()) *timer {
 	t.timers.seq++
 	e := &timer{at: t.now.Mono + max(0, int64(d)), seq: t.timers.seq, fn: fn}
@@ -128,7 +127,7 @@ func (t *Term) after(d time.Duration, fn func()) *timer {
 	return e
 }
 
-// stop takes a timer back and reports whether it was still to run; nil never was.
+// stop removes a timer. It reports whether the timer had not run yet. e may be nil.
 func (t *Term) stop(e *timer) bool {
 	if e == nil || e.pos < 0 {
 		return false

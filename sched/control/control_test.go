@@ -18,10 +18,10 @@ func is[T comparable](t testing.TB, what string, got, want T) {
 	}
 }
 
-// wall is what the wall clock shows when the monotonic clock starts.
+// wall is the wall clock at the moment when the monotonic clock is 0.
 const wall = int64(1_790_000_000_000_000_000)
 
-// bench holds a Term whose effects a test answers by hand.
+// bench drives a Term in a test. The test itself carries out the effects and passes the answers to the Term.
 type bench struct {
 	t     *testing.T
 	term  *Term
@@ -29,10 +29,10 @@ type bench struct {
 	now   Moment
 	index uint64
 	calls Call
-	out   []Effect // not looked at yet
+	out   []Effect // effects that the test has not read yet
 }
 
-// lead starts a term over a state with the named nodes.
+// lead starts a leadership term over a state with the named nodes.
 func lead(t *testing.T, cfg Settings, nodes ...string) *bench {
 	t.Helper()
 	b := &bench{t: t, state: fsm.New(), now: Moment{Wall: wall}}
@@ -55,7 +55,7 @@ func (b *bench) apply(c *commandv1.Command) []fsm.Change {
 	}
 	next, r, changes := b.state.Apply(fsm.Meta{Index: b.index, Term: 1}, c)
 	if r.Err() != nil {
-		b.t.Fatalf("%v: %v", c, r.Err())
+		b.t.Fatalf("command %v was refused: %v", c, r.Err())
 	}
 	b.state = next
 	return changes
@@ -77,7 +77,7 @@ func (b *bench) put(id string) sched.Order {
 	})...)
 	w, _ = b.state.Workload(id)
 	if w.Node != "a" {
-		b.t.Fatalf("%s is on %q", id, w.Node)
+		b.t.Fatalf("workload %s is on node %q, want node a", id, w.Node)
 	}
 	b.step(Updates{View: b.state, Changes: changes})
 	return sched.Order{Op: sched.OpApply, Node: "a", Workload: id, Generation: w.Generation}
@@ -87,11 +87,11 @@ func (b *bench) step(in Input) {
 	b.t.Helper()
 	b.out = append(b.out, b.term.Step(b.now, b.state, in)...)
 	if err := b.term.Check(); err != nil {
-		b.t.Fatalf("after %T: %v", in, err)
+		b.t.Fatalf("after input %T the invariants must hold, but Check returned %v", in, err)
 	}
 }
 
-// pass lets time pass; the term is stepped whenever it is due.
+// pass lets the time d pass, and steps the term whenever its WakeAt is reached.
 func (b *bench) pass(d time.Duration) {
 	b.t.Helper()
 	for end := b.now.Mono + int64(d); b.now.Mono < end; {
@@ -101,7 +101,7 @@ func (b *bench) pass(d time.Duration) {
 	}
 }
 
-// take returns the effects of one kind that were not looked at yet.
+// take returns the effects of type E that the test has not read yet.
 func take[E Effect](b *bench) (out []E) {
 	rest := b.out[:0:0]
 	for _, e := range b.out {
@@ -115,17 +115,17 @@ func take[E Effect](b *bench) (out []E) {
 	return out
 }
 
-// one returns the only effect of one kind.
+// one returns the unread effect of type E and fails unless there is exactly one.
 func one[E Effect](b *bench) E {
 	b.t.Helper()
 	got := take[E](b)
 	if len(got) != 1 {
-		b.t.Fatalf("%d effects of type %T, want 1: %v", len(got), *new(E), got)
+		b.t.Fatalf("there are %d effects of type %T, want 1: %v", len(got), *new(E), got)
 	}
 	return got[0]
 }
 
-// beat sends a heartbeat.
+// beat passes a heartbeat to the term.
 func (b *bench) beat(hb sched.Heartbeat) Call {
 	b.t.Helper()
 	b.calls++
@@ -133,10 +133,10 @@ func (b *bench) beat(hb sched.Heartbeat) Call {
 	return b.calls
 }
 
-// order gives orders as a planning step does.
+// order passes orders to the term as if a planning step had returned them.
 func (b *bench) order(orders ...sched.Order) {
 	b.t.Helper()
-	b.pass(2 * time.Minute) // past every rest
+	b.pass(2 * time.Minute) // longer than any wait between retries
 	for range take[Plan](b) {
 		b.step(Planned{Step: sched.Step{Orders: orders}})
 	}
@@ -159,7 +159,7 @@ func TestHeartbeatIsAnsweredAfterAConfirm(t *testing.T) {
 			b.pass(time.Second)
 			first, _, _ := b.term.Lease("a")
 			call := b.beat(sched.Heartbeat{Node: "a"})
-			is(t, "replies before the Confirm", len(take[Reply](b)), 0)
+			is(t, "the Term replies before the Confirm is answered", len(take[Reply](b)), 0)
 			b.step(Confirmed{ID: one[Confirm](b).ID, Err: c.answer})
 			r := one[Reply](b)
 			is(t, "call", r.Call, call)
@@ -178,16 +178,16 @@ func TestConfirmsInFlight(t *testing.T) {
 	first := one[Confirm](b)
 	b.pass(100 * time.Millisecond)
 	b.beat(sched.Heartbeat{Node: "b"})
-	is(t, "Confirms within the window", len(take[Confirm](b)), 0)
+	is(t, "Confirms that were begun within the window", len(take[Confirm](b)), 0)
 	b.pass(100 * time.Millisecond)
 	second := one[Confirm](b)
 	b.step(Confirmed{ID: second.ID})
-	is(t, "answered by the second Confirm", one[Reply](b).Call, Call(2))
+	is(t, "heartbeats answered by the second Confirm", one[Reply](b).Call, Call(2))
 	b.step(Confirmed{ID: first.ID, Err: errors.New("too late")})
-	is(t, "answered by the first Confirm", one[Reply](b).Call, Call(1))
+	is(t, "heartbeats answered by the first Confirm", one[Reply](b).Call, Call(1))
 }
 
-func TestAbandonedCall(t *testing.T) {
+func TestAbandonedCallGetsTheOldLease(t *testing.T) {
 	b := lead(t, Settings{}, "a")
 	b.pass(time.Second)
 	call := b.beat(sched.Heartbeat{Node: "a"})
@@ -210,12 +210,12 @@ func TestLostTermAnswersEveryCaller(t *testing.T) {
 		is(t, "error", r.Err, ErrNotLeading)
 	}
 	b.beat(sched.Heartbeat{Node: "a"})
-	is(t, "effects after the term", len(take[Reply](b)), 0)
+	is(t, "effects after the term has ended", len(take[Reply](b)), 0)
 }
 
 func TestOrdersInFlight(t *testing.T) {
 	newer := func(o sched.Order) sched.Order { o.Generation.Sequence++; return o }
-	t.Run("a newer order waits for the flight of an older one", func(t *testing.T) {
+	t.Run("a newer order waits until the delivery of an older one has ended", func(t *testing.T) {
 		b := lead(t, Settings{}, "a")
 		o := b.put("web")
 		b.order(o)
@@ -240,7 +240,7 @@ func TestOrdersInFlight(t *testing.T) {
 			is(t, "commits reports", p.Reports, 0)
 		}
 	})
-	t.Run("an order that waited for its turn needs another Confirm, and is dropped if the state no longer asks for it", func(t *testing.T) {
+	t.Run("an order that waited for its turn needs another Confirm, and is dropped if the state no longer needs it", func(t *testing.T) {
 		b := lead(t, Settings{Parallel: 1}, "a")
 		first, second, third := b.put("a1"), b.put("a2"), b.put("a3")
 		b.order(first, second, third)
@@ -263,7 +263,7 @@ func TestOrdersInFlight(t *testing.T) {
 	})
 }
 
-func TestOutstanding(t *testing.T) {
+func TestOutstandingOrders(t *testing.T) {
 	b := lead(t, Settings{}, "a")
 	o := b.put("web")
 	at := func(step int) sched.Order {
@@ -275,15 +275,15 @@ func TestOutstanding(t *testing.T) {
 		s := snapshot{outstanding: b.term.orders.outstanding.Copy()}
 		return s.Outstanding(o)
 	}
-	is(t, "before it is given", outstanding(o), false)
+	is(t, "outstanding before the order is given", outstanding(o), false)
 	b.order(o)
 	is(t, "itself", outstanding(o), true)
 	is(t, "an older one", outstanding(at(-1)), true)
 	is(t, "a newer one", outstanding(at(1)), false)
 	b.term.give([]sched.Order{at(1)})
-	is(t, "the newer one that follows it", outstanding(at(1)), true)
+	is(t, "the newer order that follows it is outstanding", outstanding(at(1)), true)
 	is(t, "busy", b.term.orders.busy("a", "web"), true)
-	is(t, "busy on another node", b.term.orders.busy("b", "web"), false)
+	is(t, "the order makes the workload busy on another node", b.term.orders.busy("b", "web"), false)
 }
 
 func TestReportsOfABatchAreBounded(t *testing.T) {
@@ -303,13 +303,13 @@ func TestLivenessKeepsTheNewerRecord(t *testing.T) {
 	l.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 5}, 100)
 	l.observe(&fsm.Node{ID: "a", Up: false, ModifyIndex: 4}, 101)
 	n, _ := l.nodes.Get("a")
-	is(t, "up after an older change", n.up, true)
+	is(t, "the node is up after an older change", n.up, true)
 	l.removed(&fsm.Node{ID: "a", ModifyIndex: 4})
 	_, ok := l.nodes.Get("a")
-	is(t, "known after an older removal", ok, true)
+	is(t, "the node is known after an older removal", ok, true)
 	l.removed(&fsm.Node{ID: "a", ModifyIndex: 5})
 	_, ok = l.nodes.Get("a")
-	is(t, "known after its removal", ok, false)
+	is(t, "the node is known after its removal", ok, false)
 	is(t, "next expiry", l.snapshot(0, 0).nextExpiry, 0)
 }
 
@@ -318,33 +318,33 @@ func TestNodeBeingDeclaredLostIsGrantedNothing(t *testing.T) {
 	l.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 1}, 100)
 	is(t, "expired nodes", len(l.snapshot(110, 0).expired), 1)
 	ok, _ := l.extend("a", 109)
-	is(t, "extended while it is declared lost", ok, false)
+	is(t, "the lease is extended while the node is declared lost", ok, false)
 	l.clearExpiring()
 	ok, _ = l.extend("a", 111)
 	is(t, "extended afterwards", ok, true)
 	is(t, "next expiry", l.snapshot(111, 0).nextExpiry, 121)
 }
 
-// table is a liveness table with leases of 10 ns.
+// table returns a liveness table whose leases last 10 ns.
 func table() *liveness {
 	l := &liveness{}
 	l.init(&Settings{LegacyLease: 10})
 	return l
 }
 
-func TestPauseDetector(t *testing.T) {
+func TestPauseDetectorShiftsDeadlines(t *testing.T) {
 	for _, c := range []struct {
 		fact      string
-		ran, wall time.Duration // that the clocks advance by
+		ran, wall time.Duration // time that passes on the monotonic clock and on the wall clock
 		shift     time.Duration
 	}{
-		{"a step on time shifts nothing", pulseEvery, pulseEvery, 0},
-		{"a little lateness is noise", pulseEvery + pulseLate, pulseEvery + pulseLate, 0},
-		{"a pause shifts by all of the gap", 3 * time.Second, 3 * time.Second, 3 * time.Second},
-		{"a wall clock that was set back shifts back", pulseEvery, pulseEvery - time.Hour, -time.Hour},
-		{"a machine that slept shifts by its sleep", pulseEvery, pulseEvery + time.Hour, time.Hour},
-		{"a pause during which the clock was set shifts by both", 3 * time.Second, time.Hour, time.Hour},
-		{"a wall clock that drifts a little shifts nothing", pulseEvery, pulseEvery + clockStep/2, 0},
+		{"a step on time shifts no deadline", pulseEvery, pulseEvery, 0},
+		{"a step that is slightly late shifts no deadline", pulseEvery + pulseLate, pulseEvery + pulseLate, 0},
+		{"a pause shifts the deadlines by the whole gap", 3 * time.Second, 3 * time.Second, 3 * time.Second},
+		{"a wall clock that was set back shifts the deadlines back", pulseEvery, pulseEvery - time.Hour, -time.Hour},
+		{"the sleep of the machine shifts the deadlines by its length", pulseEvery, pulseEvery + time.Hour, time.Hour},
+		{"a pause during which the clock was set shifts the deadlines by both", 3 * time.Second, time.Hour, time.Hour},
+		{"a wall clock that drifts a little shifts no deadline", pulseEvery, pulseEvery + clockStep/2, 0},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			var p pauseDetector
@@ -354,7 +354,8 @@ func TestPauseDetector(t *testing.T) {
 	}
 }
 
-// Clocks of replicas always differ a little; that is no reason to drop the planner's cache.
+// The clocks of two replicas always differ a little. Such a difference must not make the planner drop its
+// cache.
 func TestClockOffsetKeepsTheCache(t *testing.T) {
 	b := lead(t, Settings{}, "a")
 	for range 3 {
@@ -363,26 +364,26 @@ func TestClockOffsetKeepsTheCache(t *testing.T) {
 		b.term.now = b.now
 		b.term.keepUp(state)
 		is(t, "the planner's time", b.term.planned(), state)
-		is(t, "the cache is dropped", b.term.plan.stale, false)
+		is(t, "the cache of the planner is dropped", b.term.plan.stale, false)
 	}
 }
 
-// The planner's clock runs at three quarters of its speed until the wall clock is there,
-// and not beyond it when a wall clock that was wrong is set right.
-func TestClockOffset(t *testing.T) {
+// The planner's clock runs at three quarters of its speed until the wall clock has caught up. If a wrong wall
+// clock is set right, the planner's clock does not run beyond it.
+func TestClockOffsetShrinks(t *testing.T) {
 	is(t, "unset", clockOffset{}.at(Moment{Mono: int64(time.Hour)}), 0)
 	o := clockOffset{planner: wall + int64(time.Hour), set: true}
 	for _, c := range []struct {
 		fact            string
-		ran, wall       time.Duration // since the start
+		ran, wall       time.Duration // time that has passed on each clock since the start
 		offset, planner time.Duration
 	}{
-		{"at once", 0, 0, time.Hour, time.Hour},
+		{"no time has passed", 0, 0, time.Hour, time.Hour},
 		{"later", time.Minute, time.Minute, time.Hour - 15*time.Second, time.Hour + 45*time.Second},
-		{"in the end", 4 * time.Hour, 4 * time.Hour, 0, 4 * time.Hour},
-		{"the clock is set right", time.Minute, time.Minute + time.Hour, 0, time.Hour + time.Minute},
-		{"the clock is set right but for ten minutes", time.Minute, 50 * time.Minute, 10*time.Minute + 45*time.Second, time.Hour + 45*time.Second},
-		{"the clock is set back again", time.Minute, time.Minute - time.Hour, 2*time.Hour - 15*time.Second, time.Hour + 45*time.Second},
+		{"the wall clock has caught up", 4 * time.Hour, 4 * time.Hour, 0, 4 * time.Hour},
+		{"the wall clock is set right", time.Minute, time.Minute + time.Hour, 0, time.Hour + time.Minute},
+		{"the wall clock is set right except for ten minutes", time.Minute, 50 * time.Minute, 10*time.Minute + 45*time.Second, time.Hour + 45*time.Second},
+		{"the wall clock is set back again", time.Minute, time.Minute - time.Hour, 2*time.Hour - 15*time.Second, time.Hour + 45*time.Second},
 	} {
 		by := time.Duration(o.at(Moment{Wall: wall + int64(c.wall), Mono: int64(c.ran)}))
 		is(t, "the offset, "+c.fact, by, c.offset)

@@ -12,30 +12,32 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// drifts is drift detection: every node is read once in DriftInterval, each in its own
-// slot of the interval, and compared with the state. A new difference counts once a
-// second comparison has found it as well.
+// drifts is the state of drift detection. Each node is read once in DriftInterval, in its own slot of the
+// interval, and its list is compared with the state. A new difference is recorded only if a second comparison
+// confirms it.
 type drifts struct {
 	slot    uint32
-	reading map[string]bool               // nodes that are read at the moment
-	second  btree.Map[string, secondLook] // by node
+	reading map[string]bool               // nodes that are being read at present
+	second  btree.Map[string, secondLook] // for each node: its first comparison, whose new differences the second comparison must confirm
 }
 
-// secondLook is a comparison that is to be confirmed.
+// secondLook keeps the result of a node's first comparison until the second comparison has
+// confirmed the new differences.
 type secondLook struct {
-	at    int64 // monotonic
+	at    int64 // time of the first comparison, monotonic clock
 	found []sched.Difference
 }
 
 const (
-	// driftSlots is the number of slots of an interval. Nodes are spread over the first
-	// driftSpread of them, so that second looks end inside the interval too.
+	// driftSlots is the number of slots of an interval. Nodes are read in the first driftSpread slots only,
+	// so that their second comparisons fall into the same interval.
 	driftSlots  = 64
 	driftSpread = 58
-	// lookAgain is the time between two looks: longer than a report takes from an agent
-	// into the state.
+	// lookAgain is the time between the two comparisons of a node. It is longer than the time in which an
+	// agent's report reaches the state.
 	lookAgain = 2 * time.Second
-	// forgetLook is after how long the second look at a node that went away is dropped.
+	// forgetLook is the time after which a first comparison is dropped if its node did not answer a second
+	// time.
 	forgetLook = time.Minute
 )
 
@@ -54,7 +56,7 @@ func (t *Term) nextSlot() {
 	})
 }
 
-// runSlot reads the nodes of one slot, and those whose second look is due.
+// runSlot reads the nodes of one slot, and the nodes for which the second comparison is due.
 func (t *Term) runSlot(slot uint32) {
 	d := &t.drift
 	if t.view.Info().Mode.Frozen() {
@@ -94,12 +96,12 @@ func (t *Term) runSlot(slot uint32) {
 
 func slotOf(node string) uint32 {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(node)) // a hash never fails
+	_, _ = h.Write([]byte(node)) // writing to a hash never fails
 	return h.Sum32() % driftSpread
 }
 
-// lastHeard reports whether n is the node to ask at its endpoint: of several that name
-// the same one, the last that was heard.
+// lastHeard reports whether node n is to be read at its endpoint. If several node records have the
+// same endpoint, the node with the latest heartbeat is read.
 func (t *Term) lastHeard(sharing []string, n *fsm.Node) bool {
 	_, mine, _ := t.Lease(n.ID)
 	for _, other := range sharing {
@@ -110,7 +112,8 @@ func (t *Term) lastHeard(sharing []string, n *fsm.Node) bool {
 	return true
 }
 
-// list reads a node and compares it with the state, unless that is under way.
+// list reads the workloads of a node and compares them with the state. It does nothing if such a read is
+// under way.
 func (t *Term) list(node string) {
 	d := &t.drift
 	if d.reading[node] {
@@ -130,7 +133,7 @@ func (t *Term) list(node string) {
 				done()
 				return
 			}
-			if !second { // a round has one first look, and audits the node after it
+			if !second { // the finished tasks of the node are recorded once per round, after the first comparison
 				audited := done
 				done = func() { t.audit(node, auditPage, audited) }
 			}
@@ -139,7 +142,7 @@ func (t *Term) list(node string) {
 	})
 }
 
-// compare looks for differences between a node's list and the state.
+// compare looks for differences between the workloads that a node lists and the state.
 func (t *Term) compare(n *fsm.Node, listed []sched.Reported, first []sched.Difference, second bool, began int64, then func()) {
 	found := sched.Compare(t.view, n, listed, func(workload string) bool { return t.orders.busy(n.ID, workload) })
 	switch {
@@ -166,16 +169,16 @@ func (t *Term) compare(n *fsm.Node, listed []sched.Reported, first []sched.Diffe
 		return
 	}
 	t.propose(func(err error) {
-		if err == nil { // otherwise the next round finds it again
+		if err == nil { // if the command was lost, the next round finds the drift again
 			remedy()
 		}
 		then()
 	}, &commandv1.Command{Head: t.head(), Body: &commandv1.Command_SetDrifts{SetDrifts: c}})
 }
 
-// remedies are the reports that end differences: a missing workload is reported as
-// missing, after which the planner gives its node SCHEDULER_MISSING_GRACE_PERIOD, and a
-// workload in another state is reported in that state.
+// remedies returns the reports that make the state agree with a node where they differ. A missing workload is
+// reported as missing, and the planner then waits SCHEDULER_MISSING_GRACE_PERIOD before it acts. A workload
+// in another state is reported in that state.
 func remedies(view fsm.View, n *fsm.Node, listed []sched.Reported, found []sched.Difference) (out []*commandv1.WorkloadReport) {
 	for i := range found {
 		d := &found[i]

@@ -12,83 +12,83 @@ import (
 
 // Moment is one point in time on the two clocks of a replica.
 type Moment struct {
-	Wall int64 // Unix nanoseconds; leases are on this clock; it may be set forward and back
-	Mono int64 // nanoseconds since any fixed start; never goes back; timers are on this clock
+	Wall int64 // Unix nanoseconds; wall clock, used for leases; it may be set forward and back
+	Mono int64 // nanoseconds since any fixed start; monotonic clock, used for timers; it never goes back
 }
 
-// ID pairs an effect with its answer; IDs are unique within a Term.
+// ID connects an effect with its answer. IDs are unique within a Term.
 type ID uint64
 
-// Call identifies a caller that waits for a lease; the caller chooses it, unique among
-// the waiting ones.
+// Call identifies an API call that waits for the lease of a node. The caller chooses the number,
+// which is unique among the waiting calls.
 type Call uint64
 
-// Input is something that happened. Its kinds are the types of this file up to Effect.
+// Input is an event that is passed to the Term. The types before Effect in this file implement it.
 type Input interface{ input() }
 
-// Tick is the passing of time: Term.WakeAt says when it is due.
+// Tick says that time has passed. It is due when the clock reaches Term.WakeAt.
 type Tick struct{}
 
-// Updates are changes of the replicated state, in order and without gaps.
+// Updates has changes of the replicated state, in order and without gaps.
 type Updates struct {
-	View    fsm.View // after Changes
+	View    fsm.View // the state after Changes
 	Changes []fsm.Change
-	Fresh   bool // changes were missed before View: the planner starts again from it
-	Thawed  bool // a frozen mode has ended, or may have ended among missed changes
+	Fresh   bool // earlier changes were missed, so the planner must read all of View
+	Thawed  bool // a frozen mode has ended, or may have ended in missed changes
 }
 
-// Heartbeat is the heartbeat of a node; it is answered by Reply.
+// Heartbeat is a heartbeat that a node has sent. The Term answers it with the effect Reply.
 type Heartbeat struct {
 	Call Call
 	Beat sched.Heartbeat
 }
 
-// Registered means that the registration of a node is committed; it is answered by
-// Reply with the node's first lease.
+// Registered means that the registration of a node is committed. The Term answers it with the effect Reply,
+// which has the node's first lease.
 type Registered struct {
 	Call Call
 	Node string
 }
 
-// Abandoned means that a caller waits no longer. It is answered by Reply with the old
-// lease, unless it has been answered already.
+// Abandoned means that a caller no longer waits. The Term answers it with a Reply that has the old lease,
+// unless it has answered that call before.
 type Abandoned struct{ Call Call }
 
-// Planned answers Plan.
+// Planned is the answer to the effect Plan.
 type Planned struct {
 	Step sched.Step
-	Took time.Duration // time that planning took; long plans are made less often
+	Took time.Duration // duration of the planning step; after a slow step the next begins later
 }
 
-// Proposed answers Propose. Err is nil if the commands are in the log; the state machine
-// may have refused them all the same.
+// Proposed is the answer to the effect Propose. If the commands are in the log, Err is nil. The state machine
+// may still have refused them.
 type Proposed struct {
 	ID  ID
 	Err error
 }
 
-// Confirmed answers Confirm. Err is nil if this replica led at a moment after Confirm
-// was issued.
+// Confirmed is the answer to the effect Confirm. Err is nil if this replica led at a moment after Confirm was
+// issued.
 type Confirmed struct {
 	ID  ID
 	Err error
 }
 
-// Delivered answers Deliver. Err is nil if the agent answered; a refusal is an Ack.
+// Delivered is the answer to the effect Deliver. If the agent answered, Err is nil; the Ack may be a refusal.
 type Delivered struct {
 	ID  ID
 	Ack sched.Ack
 	Err error
 }
 
-// Listed answers List.
+// Listed is the answer to the effect List.
 type Listed struct {
 	ID      ID
 	Reports []sched.Reported
 	Err     error
 }
 
-// Looked answers Look. Found is false if the node does not have the workload.
+// Looked is the answer to the effect Look. Found is false if the node does not have the workload.
 type Looked struct {
 	ID     ID
 	Report sched.Reported
@@ -96,15 +96,15 @@ type Looked struct {
 	Err    error
 }
 
-// ActionsRead answers ReadActions.
+// ActionsRead is the answer to the effect ReadActions.
 type ActionsRead struct {
 	ID      ID
 	Actions []*commandv1.AgentAction
 	Err     error
 }
 
-// Lost ends the term: every waiting caller gets ErrNotLeading, and no input has an
-// effect any more.
+// Lost means that this replica no longer leads. It ends the term: every waiting caller gets ErrNotLeading,
+// and later inputs have no effect.
 type Lost struct{}
 
 func (Tick) input()        {}
@@ -121,29 +121,28 @@ func (Looked) input()      {}
 func (ActionsRead) input() {}
 func (Lost) input()        {}
 
-// Effect is something to be done outside. Its kinds are the types below.
+// Effect is an action that the caller of the Term must carry out. The types below implement it.
 type Effect interface{ effect() }
 
-// Plan asks for one planning step: sched.Next(World, Cache). At most one is under way.
+// Plan asks for one planning step: sched.Next(World, Cache). At most one step is planned at a time.
 type Plan struct {
 	World sched.World
 	Cache *sched.Cache
 }
 
-// Propose puts commands through the log, as one batch. It must be answered within about
-// ten seconds, if need be with an error.
+// Propose puts commands through the log as one batch. The answer, possibly an error, must come within about
+// ten seconds.
 type Propose struct {
 	ID       ID
 	Commands []fsm.Command
-	Reports  int // of a flush: how many workload reports it carries
+	Reports  int // number of workload reports in the commands; 0 = none
 }
 
-// Confirm proves leadership by the log. It must be answered within a few seconds, if
-// need be with an error.
+// Confirm asks for proof by the log that this replica still leads. The answer, possibly an error, must come
+// within a few seconds.
 type Confirm struct{ ID ID }
 
-// Deliver sends one order to an agent. It should be answered within Within; a later
-// answer is ignored.
+// Deliver sends one order to an agent. An answer that comes later than the time Within is ignored.
 type Deliver struct {
 	ID     ID
 	Epoch  fsm.Epoch
@@ -151,19 +150,19 @@ type Deliver struct {
 	Within time.Duration
 }
 
-// List reads everything that a node has.
+// List asks the caller to read all workloads of a node.
 type List struct {
 	ID   ID
 	Node string
 }
 
-// Look reads one workload of a node.
+// Look asks the caller to read one workload of a node.
 type Look struct {
 	ID             ID
 	Node, Workload string
 }
 
-// ReadActions reads the newest tasks of a node, of one workload or, with "", of all.
+// ReadActions reads the newest tasks of a node's agent: those about one workload, or all if Workload is "".
 type ReadActions struct {
 	ID             ID
 	Node, Workload string
@@ -178,23 +177,23 @@ type Reply struct {
 	Err   error
 }
 
-// The effects below only inform: for logs and metrics.
+// The next effects need no action: the caller only logs and counts them.
 type (
-	// Paused tells that this process stood still, or that its clock was set.
+	// Paused reports that this process was paused or that its clock was set.
 	Paused struct{ By time.Duration }
-	// ClockBehind tells that the state was written by a clock that is ahead of this one.
+	// ClockBehind reports that the state was written with a clock that is ahead of this replica's clock.
 	ClockBehind struct{ By time.Duration }
-	// Undelivered tells that an order was not taken by its agent and rests before
-	// another try. Err is nil if a fence refused it; then Message says which.
+	// Undelivered reports that an agent did not accept an order, which is tried again later. If the agent
+	// refused the order because it has seen a newer epoch or generation, Err is nil and Message says so.
 	Undelivered struct {
 		Order   sched.Order
 		Try     int
 		Err     error
 		Message string
 	}
-	// PlanLost tells that the outcome of a planning step is unknown.
+	// PlanLost reports that it is unknown whether the commands of a planning step are in the log.
 	PlanLost struct{}
-	// AuditTruncated tells that a node has more tasks than are read.
+	// AuditTruncated reports that an agent has more finished tasks than the leader reads.
 	AuditTruncated struct {
 		Node string
 		Read int
@@ -215,17 +214,17 @@ func (Undelivered) effect()    {}
 func (PlanLost) effect()       {}
 func (AuditTruncated) effect() {}
 
-// ErrNotLeading is the answer to a caller that asks outside a leadership term.
+// ErrNotLeading is the answer to a call outside a leadership term.
 var ErrNotLeading = errors.New("this replica is not the leader")
 
-// ErrUnknownNode is the answer to a node that never registered, or has not registered
-// since it was fenced. Agents register when they get it.
+// ErrUnknownNode is the answer to a node that is not registered, or that has not registered since it was
+// fenced. An agent that gets this answer registers.
 type ErrUnknownNode struct {
 	Node   string
 	Fenced bool
 }
 
-// NotFound marks the error for the API.
+// NotFound marks the error, so that the API answers with "not found".
 func (e *ErrUnknownNode) NotFound() bool { return true }
 
 func (e *ErrUnknownNode) Error() string {

@@ -11,24 +11,24 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// inspections are the reads of agents: Inspections at a time, and planning waits for none
-// of them.
+// inspections runs the reads of agents, at most cfg.Inspections of them at a time. Planning never waits for a
+// read.
 type inspections struct {
 	running int
 	waiting []func()
 
-	// polls are the workloads on agents of protocol 0 between acceptance and outcome;
-	// true = a read is under way.
+	// polls holds workloads whose orders agents of protocol 0 have accepted and whose outcomes are not known
+	// yet. The value is true while the workload is being read.
 	polls btree.Map[string, bool]
 	timer *timer
 }
 
-// maxWaiting is how many inspections wait for their turn. More are dropped; the next
-// planning step, poll or round starts them again.
+// maxWaiting is the maximum number of reads that wait for their turn. Further ones are dropped; the next
+// planning step, poll or drift round starts them again.
 const maxWaiting = 1024
 
-// inspect runs fn in its turn and reports whether there is room for it. fn must lead to
-// one call of inspected.
+// inspect runs fn, which reads an agent, when it has its turn. It returns false if too many reads wait. fn
+// must lead to exactly one call of inspected.
 func (t *Term) inspect(fn func()) bool {
 	i := &t.reads
 	switch {
@@ -43,7 +43,7 @@ func (t *Term) inspect(fn func()) bool {
 	return true
 }
 
-// inspected ends one inspection and begins the next.
+// inspected ends one read of an agent and starts the next one that waits.
 func (t *Term) inspected() {
 	i := &t.reads
 	if len(i.waiting) == 0 {
@@ -56,7 +56,7 @@ func (t *Term) inspected() {
 	next()
 }
 
-// inquire reads the actions of agents about workloads that missed a deadline.
+// inquire reads the recent tasks of agents about workloads whose orders missed their deadline.
 func (t *Term) inquire(list []sched.Inquiry) {
 	if !t.cfg.Inspect {
 		return
@@ -95,18 +95,18 @@ func (t *Term) recordActions(node, workload string, acts []*commandv1.AgentActio
 }
 
 const (
-	// auditPage is how many tasks of a node are read at first, and recorded by one
-	// command; auditMost is how many are read at most.
+	// auditPage is the number of tasks of a node that the first read requests and that one command records.
+	// auditMost is the largest number of tasks that are read from one node.
 	auditPage = 100
 	auditMost = 16 * auditPage
-	// auditBefore is how many seconds a task may have waited and run. Agents list tasks
-	// by creation time; events are ordered by when the tasks ended.
+	// auditBefore is the longest time in seconds that a task is expected to wait and run. Agents list tasks
+	// by the time at which they were created, but they are recorded by the time at which they ended.
 	auditBefore = 600
 )
 
-// audit records events of the tasks that a node has ended since the last recorded ones.
-// Agents list the newest tasks and have no pages: limit grows as long as unread tasks may
-// be unrecorded. Of a node without recorded tasks the newest ones are enough.
+// audit records events for those tasks of a node that ended after the last recorded task. An agent can only
+// list its newest tasks, not pages of them. So audit reads again with a higher limit as long as the list may
+// lack tasks that are not recorded. If no task of the node is recorded yet, the newest ones are enough.
 func (t *Term) audit(node string, limit int, then func()) {
 	t.readActions(node, "", limit, func(acts []*commandv1.AgentAction, err error) {
 		if err != nil {
@@ -122,15 +122,16 @@ func (t *Term) audit(node string, limit int, then func()) {
 			t.emit(AuditTruncated{Node: node, Read: limit})
 		}
 		acts = slices.DeleteFunc(acts, known.Knows)
-		// The first to end is recorded first: what ended before a recorded task counts
-		// as recorded.
+		// The task that ended last comes first, because recordPages begins with the last page. Tasks must be
+		// recorded in the order in which they ended: a task that ended before a recorded one counts as
+		// recorded too.
 		slices.SortStableFunc(acts, func(a, b *commandv1.AgentAction) int { return cmp.Compare(b.GetEndedAt(), a.GetEndedAt()) })
 		t.recordPages(node, acts, then)
 	})
 }
 
-// recordPages records tasks page by page, the last page first. If one is lost, the next
-// audit finds it and the later ones again.
+// recordPages records tasks page by page, the last page of acts first. If a page is lost, the next audit
+// finds the tasks of that page and of the later ones again.
 func (t *Term) recordPages(node string, acts []*commandv1.AgentAction, then func()) {
 	if len(acts) == 0 {
 		then()
@@ -146,8 +147,8 @@ func (t *Term) recordPages(node string, acts []*commandv1.AgentAction, then func
 	})
 }
 
-// awaited reports whether w is on an agent of protocol 0 that has accepted it and whose
-// outcome is not known yet.
+// awaited reports whether the leader has to ask the agent of w again and again for the result of its order. A
+// legacy v1 agent (protocol 0) does not report by itself that it has carried an accepted order out.
 func awaited(view fsm.View, w *fsm.Workload) bool {
 	if w.Node == "" || !w.Acknowledged || w.Retry.Terminal || w.Retry.NextAt != 0 || w.Desired == fsm.DesiredDeleted {
 		return false
@@ -163,7 +164,7 @@ func awaited(view fsm.View, w *fsm.Workload) bool {
 	return true
 }
 
-// beginPolls polls every awaited workload of a view.
+// beginPolls begins to poll every awaited workload of a view.
 func (t *Term) beginPolls(view fsm.View) {
 	if !t.cfg.Inspect {
 		return
@@ -176,7 +177,7 @@ func (t *Term) beginPolls(view fsm.View) {
 	})
 }
 
-// poll polls a workload from now on if it is awaited.
+// poll begins to poll a workload if it is awaited.
 func (t *Term) poll(view fsm.View, w *fsm.Workload) {
 	i := &t.reads
 	if !t.cfg.Inspect || !awaited(view, w) {
@@ -195,7 +196,7 @@ func (t *Term) nextPolls() {
 	}
 }
 
-// runPolls reads every polled workload once.
+// runPolls reads every polled workload from its agent once.
 func (t *Term) runPolls() {
 	i := &t.reads
 	var due []*fsm.Workload
@@ -224,7 +225,12 @@ func (t *Term) runPolls() {
 	t.nextPolls()
 }
 
-// look reads one workload; the answer is treated as a heartbeat's report.
+// runsFormer reports whether a legacy v1 agent runs another revision of w than the one in its order.
+func runsFormer(w *fsm.Workload, r *sched.Reported) bool {
+	return r.Observation.State == fsm.ActualRunning && r.Revision != "" && r.Revision != w.Revision() && !w.RunsAdopted()
+}
+
+// look reads one workload from its agent. The answer is handled like a report in a heartbeat.
 func (t *Term) look(w *fsm.Workload) {
 	t.emit(Look{Node: w.Node, Workload: w.ID, ID: t.await(func(in Input) {
 		got := in.(Looked)
@@ -235,11 +241,12 @@ func (t *Term) look(w *fsm.Workload) {
 		now, ok := t.view.Workload(w.ID)
 		node, known := t.view.Node(w.Node)
 		switch {
-		case got.Err != nil || !ok || !known || now.Generation != w.Generation: // an answer about an earlier order
+		case got.Err != nil || !ok || !known || now.Generation != w.Generation: // no answer, or an answer about an earlier order
 		case !got.Found:
 			rep := missing(node, now)
 			rep.ObservedAt = t.planned()
 			t.report(rep)
+		case runsFormer(now, &got.Report): // the agent has not begun to carry out the order
 		default:
 			t.report(reportDiff(t.view, node, &got.Report))
 		}

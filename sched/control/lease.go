@@ -7,15 +7,15 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// confirms shares one Confirm among all that ask within a window. A new one may begin
-// while earlier ones are in flight.
+// confirms lets all calls that come within a short time share one Confirm (proof that this replica still
+// leads). A new Confirm may begin while earlier ones are in flight.
 type confirms struct {
-	next []func(error) // wait for a Confirm that has not begun
-	last int64         // when the last one began, monotonic
+	next []func(error) // calls that wait for the next Confirm
+	last int64         // when the last Confirm began, on the monotonic clock
 }
 
-// afterConfirm calls then once a Confirm that began after this call has succeeded or
-// failed.
+// afterConfirm calls the function then when a Confirm that began after this call has ended. The
+// argument of then is nil if this replica still leads.
 func (t *Term) afterConfirm(then func(error)) {
 	c := &t.confirm
 	c.next = append(c.next, then)
@@ -27,7 +27,7 @@ func (t *Term) afterConfirm(then func(error)) {
 func (t *Term) beginConfirm() {
 	c := &t.confirm
 	waiting := c.next
-	c.next, c.last = nil, t.now.Mono // whoever asks from here on waits for the next one
+	c.next, c.last = nil, t.now.Mono // calls from now on wait for the next Confirm
 	t.emit(Confirm{ID: t.await(func(in Input) {
 		for _, then := range waiting {
 			then(in.(Confirmed).Err)
@@ -35,14 +35,14 @@ func (t *Term) beginConfirm() {
 	})})
 }
 
-// heartbeat takes one heartbeat in and answers it with the node's lease. The lease is
-// extended only if leadership is confirmed after the heartbeat arrived; otherwise the
-// answer repeats the old end with Duration 0.
+// heartbeat processes one heartbeat and answers it with the node's lease. The lease is extended only if
+// leadership is confirmed after the heartbeat arrived. Otherwise the answer repeats the old end of the lease,
+// with Duration 0.
 func (t *Term) heartbeat(in Heartbeat) {
 	node, ok := t.view.Node(in.Beat.Node)
 	if !ok || node.Fenced {
-		// A fenced node may send a late heartbeat from before it was declared dead.
-		// Only a registration brings it back.
+		// A fenced node may send a late heartbeat from before it was fenced. Only a registration ends the
+		// fence.
 		t.emit(Reply{Call: in.Call, Err: &ErrUnknownNode{Node: in.Beat.Node, Fenced: ok}})
 		return
 	}
@@ -55,7 +55,7 @@ func (t *Term) heartbeat(in Heartbeat) {
 	t.grant(in.Call, node)
 }
 
-// registered grants the lease of a node whose registration is committed.
+// registered answers a node whose registration is committed with its lease.
 func (t *Term) registered(in Registered) {
 	node, ok := t.view.Node(in.Node)
 	if !ok {
@@ -67,8 +67,7 @@ func (t *Term) registered(in Registered) {
 	t.grant(in.Call, node)
 }
 
-// grant extends the lease of a node that was heard just now, if leadership can be
-// confirmed.
+// grant extends the lease of a node after a heartbeat or a registration, if leadership can be confirmed.
 func (t *Term) grant(call Call, node *fsm.Node) {
 	received := t.now.Wall
 	t.calls.Set(uint64(call), node)
@@ -91,18 +90,18 @@ func (t *Term) grant(call Call, node *fsm.Node) {
 	})
 }
 
-// abandoned answers a caller that waits no longer.
+// abandoned answers a caller that no longer waits with the old lease.
 func (t *Term) abandoned(call Call) {
 	if node, waits := t.calls.Delete(uint64(call)); waits {
 		t.reply(call, node, false)
 	}
 }
 
-// reply answers a caller with the lease of a node; Duration is 0 if it was not extended.
+// reply answers a caller with the lease of a node. If the lease was not extended, Duration is 0.
 func (t *Term) reply(call Call, node *fsm.Node, extended bool) {
 	n, ok := t.live.nodes.Get(node.ID)
 	if !ok || n.granted == 0 {
-		// There is no old lease to repeat: another replica has to answer.
+		// The node has no old lease that the answer could repeat, so it must ask another replica.
 		t.emit(Reply{Call: call, Err: ErrNotLeading})
 		return
 	}

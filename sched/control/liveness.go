@@ -9,42 +9,42 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// node is what the leader remembers of one node. Times are Unix nanoseconds, wall clock.
+// node is what the leader knows of one node in memory. Times are Unix nanoseconds on the wall clock.
 type node struct {
 	id       string
-	index    uint64 // of the record that up and protocol come from
+	index    uint64 // log index of the replicated node record from which the fields up and protocol come
 	protocol uint32
-	up       bool // as the replicated state has it
+	up       bool // the node is Up in the replicated state
 
-	heard    int64  // last heartbeat that extended the lease in this term, 0 = none yet
-	expires  int64  // from then on the planner may declare the node lost
-	granted  int64  // end of the lease that the node was last told, 0 = none
-	sequence uint64 // highest heartbeat number of this registration
-	full     bool   // its complete list was received in this term
-	downAt   int64  // since when this term knows the node to be down, 0 while it is up
-	expiring bool   // the planner is declaring it lost; nothing extends its lease meanwhile
+	heard    int64  // time of the last heartbeat that extended the lease in this term; 0 = none yet
+	expires  int64  // earliest time at which the planner may declare the node lost
+	granted  int64  // end of the last lease that the node was told; 0 = none
+	sequence uint64 // highest number of a heartbeat since the node registered
+	full     bool   // the node's complete list of workloads was received in this term
+	downAt   int64  // since when this term knows that the node is down; 0 = the node is up
+	expiring bool   // the planner is declaring the node lost; its lease must not be extended meanwhile
 
 	usage     sched.NodeUsage
-	pools     map[string]int64               // GB in use, by name; the map is never changed
-	workloads map[string]sched.WorkloadUsage // a complete list replaces it
+	pools     map[string]int64               // GB in use in each storage pool, by name; the map is never changed
+	workloads map[string]sched.WorkloadUsage // last reported use by workload; a complete list of the node replaces the map
 
-	pos int // in the expiry heap; -1 = not in it
+	pos int // index in the heap expiry; -1 = not in the heap
 }
 
-// liveness is the liveness table: nodes by id and, of those that are up, by the end of
-// their lease.
+// liveness is the liveness table: all nodes by id, and the nodes that are up, sorted by the end of their
+// lease.
 type liveness struct {
 	cfg      *Settings
 	nodes    btree.Map[string, *node]
 	expiry   expiryHeap
-	returned btree.Map[string, *node] // heard with a valid lease while the state has them down
-	downAt   btree.Map[string, int64] // node.downAt where it is not 0; planning gets a copy
+	returned btree.Map[string, *node] // nodes that the state has as down, but that have a valid lease
+	downAt   btree.Map[string, int64] // for each node that is down, since when; each planning step gets a copy
 	expiring []*node
 }
 
 func (l *liveness) init(cfg *Settings) { l.cfg = cfg }
 
-// length is the length of a node's lease, nanoseconds.
+// length returns the length of a node's lease in nanoseconds.
 func (l *liveness) length(protocol uint32) int64 {
 	_, d := l.cfg.leaseTerms(protocol, l.nodes.Len())
 	return int64(d)
@@ -64,7 +64,8 @@ func (h *expiryHeap) Pop() any {
 	return n
 }
 
-// place puts n where its expiry and its state belong.
+// place puts node n into the heap expiry if the node is up, and into the set returned if the state
+// has the node as down but the node has sent a heartbeat.
 func (l *liveness) place(n *node) {
 	switch {
 	case n.up && n.pos < 0:
@@ -89,7 +90,7 @@ func (l *liveness) setDownAt(n *node, at int64) {
 	}
 }
 
-// begin starts a term: every node of the state is granted one full lease from now.
+// begin fills the table at the start of a term: every node of the state gets one full lease from now.
 func (l *liveness) begin(view fsm.View, now int64) {
 	l.sync(view, now)
 	l.nodes.Scan(func(_ string, n *node) bool {
@@ -100,7 +101,7 @@ func (l *liveness) begin(view fsm.View, now int64) {
 	heap.Init(&l.expiry)
 }
 
-// sync brings the table up to a view whose changes were missed.
+// sync updates the table to a view. It is for the case that the changes before the view were missed.
 func (l *liveness) sync(view fsm.View, now int64) {
 	view.Nodes("", func(n *fsm.Node) bool {
 		l.observe(n, now)
@@ -118,8 +119,8 @@ func (l *liveness) sync(view fsm.View, now int64) {
 	}
 }
 
-// grantAll lets no node expire before a full lease from now, as at the end of a frozen
-// mode.
+// grantAll gives every node a lease that lasts at least its full length from now. It is called at the end of
+// a frozen mode.
 func (l *liveness) grantAll(now int64) {
 	l.nodes.Scan(func(_ string, n *node) bool {
 		n.expires = max(n.expires, now+l.length(n.protocol))
@@ -128,8 +129,7 @@ func (l *liveness) grantAll(now int64) {
 	heap.Init(&l.expiry)
 }
 
-// shift moves every deadline by d nanoseconds: the process was paused, or its clock was
-// set.
+// shift moves every deadline by d nanoseconds, because the process was paused or its clock was set.
 func (l *liveness) shift(d int64) {
 	l.nodes.Scan(func(_ string, n *node) bool {
 		n.expires += d
@@ -140,8 +140,8 @@ func (l *liveness) shift(d int64) {
 	})
 }
 
-// observe takes over the replicated record of a node. A record that is older than the
-// one already seen changes nothing.
+// observe takes over the replicated record of a node. A record that is older than the last one changes
+// nothing.
 func (l *liveness) observe(record *fsm.Node, now int64) {
 	n, ok := l.nodes.Get(record.ID)
 	switch {
@@ -152,11 +152,11 @@ func (l *liveness) observe(record *fsm.Node, now int64) {
 		return
 	}
 	if record.Up && !n.up {
-		// It gets a full lease to be heard in, whoever declared it up.
+		// A node that the state has just marked up gets a full lease, in which it must send its first heartbeat.
 		n.expires = max(n.expires, now+l.length(record.Facts.Protocol))
 	}
 	if n.up && !record.Up {
-		n.heard = 0 // it must be heard again before it may return
+		n.heard = 0 // before the node may return, it must send another heartbeat
 	}
 	switch {
 	case record.Up:
@@ -168,7 +168,7 @@ func (l *liveness) observe(record *fsm.Node, now int64) {
 	l.place(n)
 }
 
-// removed forgets a node whose record is gone; old is its last record.
+// removed drops a node whose record was removed from the state. old is its last record.
 func (l *liveness) removed(old *fsm.Node) {
 	if n, ok := l.nodes.Get(old.ID); ok && n.index <= old.ModifyIndex {
 		l.drop(n)
@@ -182,8 +182,8 @@ func (l *liveness) drop(n *node) {
 	l.nodes.Delete(n.id)
 }
 
-// hear takes over the figures of a heartbeat; it does not extend the lease. It reports
-// false for a heartbeat that was overtaken by a later one and must change nothing.
+// hear stores the reported use in a heartbeat. It does not extend the lease. It returns false if a later
+// heartbeat arrived before this one, which must then change nothing.
 func (l *liveness) hear(hb *sched.Heartbeat) bool {
 	n, ok := l.nodes.Get(hb.Node)
 	if !ok || hb.Sequence < n.sequence {
@@ -204,24 +204,26 @@ func (l *liveness) hear(hb *sched.Heartbeat) bool {
 	return true
 }
 
-// reregistered starts the count of a node's heartbeats again.
+// reregistered resets the number of the last heartbeat of a node, because an agent that has registered counts
+// from 1 again.
 func (l *liveness) reregistered(id string) {
 	if n, ok := l.nodes.Get(id); ok {
 		n.sequence, n.full = 0, false
 	}
 }
 
-// askForAll has a node send its complete list: one of its reports was lost.
+// askForAll makes the next answer to a node ask for its complete list of workloads, because one of its
+// reports was lost.
 func (l *liveness) askForAll(id string) {
 	if n, ok := l.nodes.Get(id); ok {
 		n.full = false
 	}
 }
 
-// extend moves the end of a node's lease to received plus its length, never back.
-// Leadership was confirmed after received. It reports false if the node is being
-// declared lost. back means that the state has the node down and that this is the first
-// it is heard since.
+// extend moves the end of a node's lease to the time received plus the length of the lease, never back. The
+// caller has confirmed, after the time received, that this replica leads. ok is false if the node is unknown
+// or is being declared lost. back is true if the state has the node as down and this is its first heartbeat
+// since then.
 func (l *liveness) extend(id string, received int64) (ok, back bool) {
 	n, known := l.nodes.Get(id)
 	if !known || n.expiring {
@@ -235,7 +237,8 @@ func (l *liveness) extend(id string, received int64) (ok, back bool) {
 	return true, back
 }
 
-// clearExpiring lets leases be extended again once the planner's commands are judged.
+// clearExpiring allows leases to be extended again, after the state machine has judged the planner's
+// commands.
 func (l *liveness) clearExpiring() {
 	for _, n := range l.expiring {
 		n.expiring = false
@@ -243,12 +246,12 @@ func (l *liveness) clearExpiring() {
 	l.expiring = l.expiring[:0]
 }
 
-// snapshot is what one planning step may know of liveness and of orders: it does not
-// change while the step is planned. Its times are on the planner's clock.
+// snapshot is what a planning step reads about liveness and orders. It does not change during the step. Its
+// times are on the planner's clock.
 type snapshot struct {
 	expired, returned []heardNode
 	nextExpiry        int64
-	offset            int64 // planner's clock minus wall clock
+	offset            int64 // planner's clock minus wall clock, in nanoseconds
 	downAt            *btree.Map[string, int64]
 	outstanding       *btree.BTreeG[latestOrder]
 }
@@ -258,13 +261,13 @@ type heardNode struct {
 	heard, expires int64
 }
 
-// snapshot takes the liveness of all nodes at a time. The leases of expired nodes cannot
-// be extended until clearExpiring: otherwise one of them could be granted a lease and be
-// declared lost at the same time.
+// snapshot returns the liveness of all nodes at the time now. From then until clearExpiring, the leases of
+// expired nodes cannot be extended. Otherwise a node could be granted a lease and declared lost at the same
+// time.
 func (l *liveness) snapshot(now int64, grace int64) snapshot {
 	var s snapshot
 	var walk func(i int)
-	walk = func(i int) { // the heap is only partly ordered: go down while parents are expired
+	walk = func(i int) { // in the heap, children expire after their parent: look at them only if the parent has expired
 		if i >= len(l.expiry) || l.expiry[i].expires > now-grace {
 			return
 		}
@@ -297,20 +300,20 @@ func each(nodes []heardNode, among func(heardNode) bool, fn func(sched.NodeID, i
 	}
 }
 
-// Expired implements sched.Liveness.
+// Expired calls fn for each node in the snapshot whose lease has ended by now.
 func (s snapshot) Expired(now int64, fn func(sched.NodeID, int64) bool) {
 	each(s.expired, func(n heardNode) bool { return n.expires <= now-s.offset }, fn)
 }
 
-// Returned implements sched.Liveness.
+// Returned calls fn for each node in the snapshot that was down and has sent a heartbeat again.
 func (s snapshot) Returned(now int64, fn func(sched.NodeID, int64) bool) {
 	each(s.returned, func(n heardNode) bool { return n.expires > now-s.offset }, fn)
 }
 
-// NextExpiry implements sched.Liveness.
+// NextExpiry returns the earliest end of a lease in the snapshot, on the planner's clock.
 func (s snapshot) NextExpiry() int64 { return s.onPlannersClock(s.nextExpiry) }
 
-// DownSince implements sched.Liveness.
+// DownSince returns the time from which on this leader has known that a node is down.
 func (s snapshot) DownSince(node string) int64 {
 	at, _ := s.downAt.Get(node)
 	return s.onPlannersClock(at)
@@ -323,7 +326,8 @@ func (s snapshot) onPlannersClock(at int64) int64 {
 	return at + s.offset
 }
 
-// Outstanding implements sched.Liveness.
+// Outstanding reports whether the dispatcher had this order, or a newer one for the same workload, when the
+// snapshot was taken.
 func (s snapshot) Outstanding(o sched.Order) bool {
 	latest, ok := s.outstanding.Get(latestOrder{key: keyOf(o)})
 	return ok && !latest.generation.Less(o.Generation)

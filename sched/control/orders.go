@@ -13,15 +13,15 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// dispatcher carries orders to agents: a bounded queue per node, NodeParallel in flight
-// per node and Parallel in all, one per workload of a node, each with a deadline. An
-// order that was not delivered rests before the planner may give it again, if the state
-// still asks for it.
+// dispatcher delivers orders to agents. Each node has a bounded queue. At most NodeParallel orders are in
+// flight to one node, and Parallel to all nodes together, and there is one order per workload and node. Each
+// delivery has a deadline. After a failed delivery the order waits for a while (backoff). Then the planner
+// may give the order again, if the state still needs it.
 type dispatcher struct {
 	nodes       map[string]*nodeQueue
 	entries     map[orderKey]*entry
-	outstanding *btree.BTreeG[latestOrder] // of the entries that are not spent; planning gets a copy
-	ready       []*entry                   // wait for one of the Parallel flights only
+	outstanding *btree.BTreeG[latestOrder] // the orders that are queued, in flight or waiting for another try; each planning step gets a copy
+	ready       []*entry                   // entries that wait only because Parallel orders are in flight
 	flying      int
 }
 
@@ -33,53 +33,55 @@ func (k orderKey) less(o orderKey) bool {
 	return cmp.Or(cmp.Compare(k.node, o.node), cmp.Compare(k.workload, o.workload)) < 0
 }
 
-// latestOrder is the newest generation that is on its way to a node.
+// latestOrder is the newest generation of an order for a workload that is queued or in flight to a node.
 type latestOrder struct {
 	key        orderKey
 	generation fsm.Generation
 }
 
-// entry is one order held by the dispatcher. It waits, is in flight, or rests until a
-// timer ends.
+// entry is one order in the dispatcher. It is queued, is in flight, or waits for a timer.
 type entry struct {
 	order     sched.Order
-	confirmed int64        // leadership was confirmed then, monotonic, after the order was planned
-	flight    uint64       // number of its flight; 0 = not in flight
-	deadline  *timer       // of the flight
-	next      *sched.Order // a newer generation, given during the flight
+	confirmed int64        // monotonic time at which a Confirm that began after the order was planned succeeded
+	flight    uint64       // number of the delivery in flight; 0 = none
+	deadline  *timer       // timer that ends the delivery in flight
+	next      *sched.Order // newer order for the same workload that came during the delivery
 	tries     int
 	rest      *timer
-	spent     bool // its backoff is over: not outstanding, kept only for the count of tries
+	spent     bool // the backoff has ended: the entry only keeps the number of tries, and its order is not outstanding
 }
 
 type nodeQueue struct {
 	waiting []*entry
-	flying  int  // in flight, or ready to be
-	entries int  // held for this node
-	failing bool // the last delivery failed: one at a time until one succeeds
+	flying  int  // number of the node's orders that are in flight or in the list ready
+	entries int  // number of orders held for this node
+	failing bool // the last delivery failed: the node gets only one order at a time until a delivery succeeds
 }
 
 const (
-	// freshConfirm is how long after a Confirm an order may set out without another one.
+	// freshConfirm is the time after a Confirm during which orders may be sent without another Confirm.
 	freshConfirm = time.Second
-	// keepSpent is how long the tries of an order are remembered if it is not given again.
+	// keepSpent is the time for which the number of tries of an order is remembered if the planner does not
+	// give the order again.
 	keepSpent = time.Minute
-	// deleteAgain is how long an agent may take over a delete before it is asked again.
-	deleteAgain  = time.Second
-	firstBackoff = 100 * time.Millisecond
-	// complainAt is the try from which on the workload says that its node cannot be told.
+	// deleteAgain is the time that an agent has for a delete before the order is sent again. After
+	// deletePatience tries this time doubles with each try.
+	deleteAgain    = time.Second
+	deletePatience = 8
+	firstBackoff   = 100 * time.Millisecond
+	// complainAt is the number of failed deliveries after which the workload gets the reason dispatch_failed.
 	complainAt = 3
 )
 
-// errWithdrawn means that the state no longer asks for an order.
-var errWithdrawn = errors.New("the state no longer asks for it")
+// errWithdrawn means that the state no longer needs the order.
+var errWithdrawn = errors.New("the state no longer needs the order")
 
 func (d *dispatcher) init() {
 	d.nodes, d.entries = map[string]*nodeQueue{}, map[orderKey]*entry{}
 	d.outstanding = btree.NewBTreeGOptions(func(a, b latestOrder) bool { return a.key.less(b.key) }, btree.Options{NoLocks: true})
 }
 
-// index keeps outstanding in step with an entry.
+// index updates outstanding after a change of an entry.
 func (d *dispatcher) index(e *entry) {
 	latest := latestOrder{keyOf(e.order), e.order.Generation}
 	if e.next != nil {
@@ -92,8 +94,7 @@ func (d *dispatcher) index(e *entry) {
 	}
 }
 
-// busy reports whether an order about a workload is on its way to a node, or was a
-// moment ago.
+// busy reports whether an order about a workload is on its way to a node or was delivered a moment ago.
 func (d *dispatcher) busy(node, workload string) bool {
 	return d.entries[orderKey{node, workload}] != nil
 }
@@ -107,8 +108,8 @@ func (d *dispatcher) queue(node string) *nodeQueue {
 	return q
 }
 
-// give takes orders over right after a Confirm. An order that finds the queue of its
-// node full is dropped; the planner gives it again.
+// give takes new orders from the planner, right after a Confirm. An order for a node whose queue is full is
+// dropped; the planner gives it again.
 func (t *Term) give(orders []sched.Order) {
 	d := &t.orders
 	for _, o := range orders {
@@ -128,7 +129,7 @@ func (t *Term) give(orders []sched.Order) {
 	}
 }
 
-// renew gives an entry its order again, or a later one.
+// renew puts an order into the queue entry that its workload already has: the same order again, or a newer one.
 func (t *Term) renew(e *entry, o sched.Order) {
 	e.confirmed = t.now.Mono
 	if e.flight != 0 {
@@ -144,7 +145,7 @@ func (t *Term) renew(e *entry, o sched.Order) {
 	if t.stop(e.rest) {
 		t.enqueue(e, t.orders.queue(o.Node))
 	}
-	// Otherwise it waits in its queue already.
+	// The entry is in the queue already.
 }
 
 func (t *Term) enqueue(e *entry, q *nodeQueue) {
@@ -152,7 +153,7 @@ func (t *Term) enqueue(e *entry, q *nodeQueue) {
 	t.setOut(q)
 }
 
-// setOut starts as many waiting orders of a node as may be in flight.
+// setOut starts to deliver orders that wait in a node's queue, up to the limit of orders in flight.
 func (t *Term) setOut(q *nodeQueue) {
 	d := &t.orders
 	most := t.cfg.NodeParallel
@@ -175,8 +176,8 @@ func (t *Term) setOut(q *nodeQueue) {
 	}
 }
 
-// fly delivers the order of an entry. An order that had to wait for its turn needs
-// another Confirm, since this replica may have been deposed meanwhile.
+// fly delivers the order of an entry. If the order had to wait, it first needs another Confirm, because this
+// replica may have been deposed meanwhile.
 func (t *Term) fly(e *entry) {
 	t.lastFlight++
 	flight := t.lastFlight
@@ -207,14 +208,14 @@ func (t *Term) fly(e *entry) {
 		case !asked(t.view, e.order):
 			land(sched.Ack{}, errWithdrawn)
 		case t.until(e.deadline.at) <= 0:
-			// The deadline has passed; its timer ends the flight in this step.
+			// The deadline of the delivery has passed; its timer ends the delivery in this step.
 		default:
 			deliver()
 		}
 	})
 }
 
-// land ends the flight of an order: the entry is forgotten, or rests first.
+// land handles the end of a delivery. The entry of the order is dropped at once or after a wait.
 func (t *Term) land(e *entry, ack sched.Ack, err error) {
 	d, o := &t.orders, e.order
 	q := d.queue(o.Node)
@@ -233,13 +234,17 @@ func (t *Term) land(e *entry, ack sched.Ack, err error) {
 		e.order, e.next, e.tries = *e.next, nil, 0
 		q.waiting = append(q.waiting, e)
 	case err == nil && (ack.Accepted || ack.Refused || ack.Gone) && !ack.Fenced:
-		// For a moment, so that the report reaches the state before the planner looks
-		// again, and older lists do not make the workload count as missing.
-		wait := 2 * t.cfg.FlushEvery
+		// The entry is kept for a moment. So the report of the agent reaches the state before the planner
+		// looks again, and a workload list that is older than the order does not make the workload count as
+		// missing.
 		if o.Op == sched.OpDelete && !ack.Gone {
-			wait = deleteAgain // the agent stops it in its own time and reports that
+			// The agent accepted the delete, but has not removed the workload yet. It reports later that the
+			// workload is gone.
+			e.tries++
+			t.restFor(e, min(t.cfg.MaxBackoff, deleteAgain<<min(max(0, e.tries-deletePatience), 10)))
+			break
 		}
-		e.rest = t.after(wait, func() { t.forget(e) })
+		e.rest = t.after(2*t.cfg.FlushEvery, func() { t.forget(e) })
 	case !asked(t.view, o):
 		t.forget(e)
 	default:
@@ -248,15 +253,21 @@ func (t *Term) land(e *entry, ack sched.Ack, err error) {
 	t.setOut(q)
 }
 
-// failed lets an order that its agent did not take rest before the next try.
+// failed schedules the next try of an order that could not be delivered, or that the agent refused because it
+// has seen a newer epoch or generation.
 func (t *Term) failed(e *entry, ack sched.Ack, err error) {
 	e.tries++
 	t.emit(Undelivered{Order: e.order, Try: e.tries, Err: err, Message: ack.Message})
 	if err != nil && e.tries == complainAt && e.order.Op == sched.OpApply {
 		t.complain(e.order, err)
 	}
-	backoff := min(t.cfg.MaxBackoff, firstBackoff<<min(e.tries-1, 10))
-	e.rest = t.after(backoff, func() {
+	t.restFor(e, min(t.cfg.MaxBackoff, firstBackoff<<min(e.tries-1, 10)))
+}
+
+// restFor keeps an entry until its backoff has ended. After that the planner may give the order
+// again, and the entry still has the number of tries.
+func (t *Term) restFor(e *entry, wait time.Duration) {
+	e.rest = t.after(wait, func() {
 		if !asked(t.view, e.order) {
 			t.forget(e)
 			return
@@ -268,7 +279,7 @@ func (t *Term) failed(e *entry, ack sched.Ack, err error) {
 	})
 }
 
-// forget drops an entry and lets the planner look again.
+// forget drops an entry and requests another plan.
 func (t *Term) forget(e *entry) {
 	d, k := &t.orders, keyOf(e.order)
 	delete(d.entries, k)
@@ -280,7 +291,7 @@ func (t *Term) forget(e *entry) {
 	t.signal()
 }
 
-// asked reports whether the state still wants this very order delivered.
+// asked reports whether the present state still needs exactly order o.
 func asked(view fsm.View, o sched.Order) bool {
 	if view.Info().Mode.Frozen() {
 		return false
@@ -296,7 +307,7 @@ func asked(view fsm.View, o sched.Order) bool {
 	return ok && w.Node == o.Node && w.Generation == o.Generation && !w.Acknowledged
 }
 
-// complain records on the workload that its agent cannot be told.
+// complain records in the state that the order of a workload could not be delivered (reason dispatch_failed).
 func (t *Term) complain(o sched.Order, err error) {
 	t.propose(func(error) {}, &commandv1.Command{
 		Head: t.head(),

@@ -7,27 +7,27 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// planning is the cycle of the leader: observe, plan, propose, confirm, give orders, wait
-// for a change or for the deadline that the plan named. One cycle is under way at a time.
+// planning is the planning cycle of the leader: observe, plan, propose, confirm, give orders. Then it waits
+// for a change, or for the time at which the planner wants to be called again. Only one cycle runs at a time.
 type planning struct {
 	busy      bool
-	due       bool  // something changed since the last plan began
-	notBefore int64 // monotonic; the next plan begins then at the earliest
+	due       bool  // a change since the last planning step began needs another step
+	notBefore int64 // earliest time for the next planning step, on the monotonic clock
 	wake      *timer
 
-	view    fsm.View     // up to which changes were received
-	changes []fsm.Change // since the last plan
-	inPlan  []fsm.Change // handed to the plan under way
-	spare   []fsm.Change // an empty slice, to be filled next
-	fresh   bool         // changes were missed
-	stale   bool         // the cache must not be used again
+	view    fsm.View     // newest view whose changes were received
+	changes []fsm.Change // changes since the last planning step
+	inPlan  []fsm.Change // changes that the present planning step evaluates
+	spare   []fsm.Change // empty slice that is reused for the next changes
+	fresh   bool         // changes were missed, so the planner must read the whole view
+	stale   bool         // the planner's cache must be built again
 	cache   *sched.Cache
 }
 
-// afterTrouble is the rest after a step whose outcome is unknown.
+// afterTrouble is the pause after a planning step of which it is unknown whether its commands are in the log.
 const afterTrouble = 50 * time.Millisecond
 
-// signal has the planner look again.
+// signal requests another planning step.
 func (t *Term) signal() { t.plan.due = true }
 
 // startPlan begins a planning cycle if one is due.
@@ -65,13 +65,13 @@ func (t *Term) startPlan() {
 	p.inPlan = changes
 }
 
-// wakeIn has the planner look again after d.
+// wakeIn requests another planning step after the time d.
 func (t *Term) wakeIn(d time.Duration) {
 	t.stop(t.plan.wake)
 	t.plan.wake = t.after(d, t.signal)
 }
 
-// planDone carries out a planned step.
+// planDone carries out the result of a planning step: it proposes the commands.
 func (t *Term) planDone(in Planned) {
 	if !t.plan.busy {
 		return
@@ -85,7 +85,8 @@ func (t *Term) planDone(in Planned) {
 	t.propose(func(err error) { t.proposed(in, err) }, step.Commands...)
 }
 
-// proposed goes on with a step whose commands were judged, or lost.
+// proposed continues after the commands of a planning step were proposed. If the commands are in
+// the log, the orders of the step follow. If it is unknown whether they are, proposed plans again.
 func (t *Term) proposed(in Planned, err error) {
 	t.live.clearExpiring()
 	if err != nil {
@@ -107,7 +108,7 @@ func (t *Term) proposed(in Planned, err error) {
 	})})
 }
 
-// planLost looks at everything anew: the outcome of a step is unknown.
+// planLost plans again with a new cache, because it is unknown whether the commands of a step are in the log.
 func (t *Term) planLost() {
 	p := &t.plan
 	p.busy, p.due, p.stale = false, true, true
@@ -115,9 +116,9 @@ func (t *Term) planLost() {
 	t.emit(PlanLost{})
 }
 
-// rest ends a cycle. The rest lets changes pile up, so that one step serves many of
-// them. After a step that took long it is longer: planning uses at most a tenth of a
-// core, and rests at most slowest.
+// rest ends a planning cycle. The planner pauses for at least StepEvery, so that the next step serves many
+// changes. After a slow step the pause is nine times as long as the step, up to slowest, so that planning
+// uses about a tenth of a core.
 func (t *Term) rest(in Planned) {
 	const slowest = 50 * time.Millisecond
 	pace := max(t.cfg.StepEvery, min(slowest, 9*in.Took))
@@ -130,15 +131,15 @@ func (t *Term) rest(in Planned) {
 	t.wakeIn(max(pace, wait))
 }
 
-// spareChanges is the largest room that is kept from one plan to the next.
+// spareChanges is the largest capacity of a slice of changes that is kept for the next plan.
 const spareChanges = 16 << 10
 
-// reuse takes back the changes of a step that is planned; under load they are many, and
-// new room for each step costs more than planning does.
+// reuse keeps the slice of changes after a plan for the next changes. Under load the slice is long, and
+// allocating a new one for each step would cost more than the planning.
 func (t *Term) reuse() {
 	p := &t.plan
 	if cap(p.inPlan) <= spareChanges {
-		clear(p.inPlan) // the records are not to be kept alive
+		clear(p.inPlan) // drop the pointers, so that the changed records do not stay in memory
 		p.spare = p.inPlan[:0]
 	}
 	p.inPlan = nil

@@ -8,14 +8,14 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// reports collects the workload reports that the state does not hold yet. The latest
-// report per node and workload wins.
+// reports collects workload reports that are not committed yet. The latest report per node and workload
+// replaces earlier ones.
 type reports struct {
 	pending  map[reportKey]*commandv1.WorkloadReport
-	order    []reportKey // oldest first
-	flushing bool        // a flush is under way: what arrives joins it
-	timer    *timer      // of the next flush
-	last     int64       // when the last flush began, monotonic
+	order    []reportKey // keys of the waiting reports, oldest first
+	flushing bool        // a flush (commit of waiting reports) is under way, which also commits new reports
+	timer    *timer      // starts the next flush
+	last     int64       // when the last flush began, on the monotonic clock
 }
 
 type reportKey struct{ node, workload string }
@@ -24,9 +24,9 @@ func (r *reports) init(last int64) {
 	r.pending, r.last = map[reportKey]*commandv1.WorkloadReport{}, last
 }
 
-// report adds reports to the next flush; nil ones are left out. The first of a window is
-// committed at once, later ones FlushEvery after the last flush, or as soon as FlushItems
-// wait.
+// report adds reports to the next flush; nil reports are skipped. If the last flush is longer ago than
+// FlushEvery, the reports are committed at once. Otherwise they wait until FlushEvery is over, or until
+// FlushItems reports wait.
 func (t *Term) report(items ...*commandv1.WorkloadReport) {
 	r := &t.reports
 	for _, it := range items {
@@ -58,9 +58,9 @@ func (r *reports) add(it *commandv1.WorkloadReport) {
 	r.pending[k] = it
 }
 
-// keepOld reports whether the waiting report says more than the new one: it is about a
-// later generation, or says "gone" of the same one, or says how the workload runs where
-// the new one is only the answer to its order, which it has overtaken.
+// keepOld reports whether the waiting report old is kept instead of the new report it. This is so in three
+// cases: old is about a later generation; old reports "gone" for the same generation; or the node sent old by
+// itself, and the new report is only the late answer to an order.
 func keepOld(old, it *commandv1.WorkloadReport) bool {
 	og, ng := fsm.GenerationOf(old.GetGeneration()), fsm.GenerationOf(it.GetGeneration())
 	if og != ng {
@@ -69,13 +69,15 @@ func keepOld(old, it *commandv1.WorkloadReport) bool {
 	return old.GetGone() && !it.GetGone() || accepts(it) && !old.GetAcknowledged()
 }
 
-// accepts tells the answer to an order from a report that a node sends by itself.
+// accepts reports whether report r comes from the answer to an order. Otherwise the node sent it by itself.
 func accepts(r *commandv1.WorkloadReport) bool { return r.GetAcknowledged() && !r.GetRefused() }
 
-// reportBytes bounds the reports of one command, so that it stays below a log batch.
+// reportBytes is the maximum size in bytes of the reports of one command, which keeps the command below the
+// limit of a log batch.
 const reportBytes = 192 << 10
 
-// take removes up to limit reports, oldest first, that fit into one command.
+// take removes the oldest waiting reports, up to limit and only as many as fit into one command, and returns
+// them.
 func (r *reports) take(limit int) []*commandv1.WorkloadReport {
 	var out []*commandv1.WorkloadReport
 	size := 0
@@ -96,8 +98,8 @@ func (t *Term) flush() {
 	t.flushNext()
 }
 
-// flushNext commits one batch, and the next ones until none is left. If the outcome of a
-// batch is unknown it is dropped, and its nodes are asked for their complete lists.
+// flushNext commits the waiting reports batch by batch. If it is unknown whether a batch is in the log, the
+// batch is dropped, and its nodes are asked for their complete lists of workloads.
 func (t *Term) flushNext() {
 	for {
 		batch := t.reports.take(t.cfg.FlushItems)
@@ -106,8 +108,8 @@ func (t *Term) flushNext() {
 			return
 		}
 		batch = slices.DeleteFunc(batch, func(r *commandv1.WorkloadReport) bool {
-			// A report that the node sent by itself may have been committed since the
-			// order was answered, and is the later one.
+			// Skip an answer to an order that is older than a report, sent by the node itself, that is
+			// already in the state.
 			w, ok := t.view.Workload(r.GetWorkload())
 			return accepts(r) && ok && w.Acknowledged && w.Generation == fsm.GenerationOf(r.GetGeneration())
 		})
@@ -133,24 +135,26 @@ func (t *Term) flushNext() {
 	}
 }
 
-// heartbeatDiff compares a heartbeat with the state and keeps the differences.
+// heartbeatDiff compares a heartbeat with the state and queues a report for each difference.
 func (t *Term) heartbeatDiff(node *fsm.Node, hb *sched.Heartbeat) {
 	seen := make(map[string]bool, len(hb.Reports))
 	for i := range hb.Reports {
 		r := &hb.Reports[i]
-		// An agent that reports a former generation lacks the accepted order: it has
-		// lost its file, and the workload is left over.
+		// The agent accepted the present order, but reports a former generation: it has lost its state file,
+		// and the instance is from before.
 		w, ok := t.view.Workload(r.Workload)
 		seen[r.Workload] = !ok || r.Observation.Generation.IsZero() || !r.Observation.Generation.Less(w.Generation)
-		t.report(reportDiff(t.view, node, r))
+		if !t.unsure(node, w, r) {
+			t.report(reportDiff(t.view, node, r))
+		}
 	}
 	if !hb.Full {
 		return
 	}
-	// Of workloads that a complete list does not name, only acknowledged ones count, and
-	// none whose order was answered a moment ago: the list may be older than the answer.
-	// A list that is older still costs a report, not a move: the planner waits for
-	// MissingGrace.
+	// A workload counts as missing only if the node has acknowledged its order and the complete list does not
+	// name it. If the node answered an order about the workload a moment ago, the workload is skipped,
+	// because the list may be older than the answer. If an old list makes a workload count as missing
+	// nevertheless, it costs a report but no move, because the planner waits for MissingGrace.
 	t.view.WorkloadsOn(node.ID, func(w *fsm.Workload) bool {
 		if seen[w.ID] || !w.Acknowledged || t.orders.busy(node.ID, w.ID) {
 			return true
@@ -163,38 +167,52 @@ func (t *Term) heartbeatDiff(node *fsm.Node, hb *sched.Heartbeat) {
 	})
 }
 
-// reportDiff returns the report to commit for one reported workload, nil if it says
-// nothing new or does not concern the state.
+// unsure reports whether a status in a heartbeat may be about the instance of the former order. A legacy v1
+// agent accepts an order, answers Pending, and then stops the former instance. Meanwhile its heartbeats
+// report the workload as Running, without a revision. The polls of the agent read the revision and the task.
+// So for half of the time that an apply may take, only the polls count. If they bring no outcome, heartbeats
+// count before the deadline of the order, so that the planner counts no failed attempt. In a frozen mode
+// nobody polls, so heartbeats count at once.
+func (t *Term) unsure(n *fsm.Node, w *fsm.Workload, r *sched.Reported) bool {
+	if !t.cfg.Inspect || t.view.Info().Mode.Frozen() || w == nil || w.Node != n.ID || !awaited(t.view, w) || r.Observation.State != fsm.ActualRunning {
+		return false
+	}
+	limit := t.cfg.Tuning.ApplyLimit(w)
+	return limit <= 0 || t.planned() < w.AcknowledgedAt+limit/2
+}
+
+// reportDiff returns the report to commit about one workload that a node has reported; nil if there
+// is nothing new to commit.
 func reportDiff(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.WorkloadReport {
 	w, known := view.Workload(r.Workload)
 	if r.Gone {
 		res, left := view.Residual(node.ID, r.Workload)
 		if left && (r.Observation.Generation.IsZero() || !r.Observation.Generation.Less(res.Generation)) {
-			return protoReport(node.ID, r)
+			return report(node.ID, r)
 		}
 		if known && w.Node == node.ID && w.Acknowledged && r.Observation.Generation == w.Generation {
-			return protoReport(node.ID, r)
+			return report(node.ID, r)
 		}
 		return nil
 	}
 	if !known {
-		// A deleted workload that still runs is to be deleted there, unless that is
-		// ordered already.
+		// A deleted workload that still runs must be removed from the node, unless a residual already orders
+		// that.
 		_, ordered := view.Residual(node.ID, r.Workload)
 		if g, ok := view.Tombstone(r.Workload); ok && !ordered && g.StillRunsOn(node, r.Observation.Generation, r.Observation.State) {
-			return protoReport(node.ID, r)
+			return report(node.ID, r)
 		}
 		return nil
 	}
 	if w.NewerThanState(r.Observation.Generation, view.Info()) {
-		return protoReport(node.ID, r) // the state went back: a backup, or a lost quorum
+		return report(node.ID, r) // the state was restored, or recovered from a lost quorum, and is older than the order that the node has
 	}
 	if w.Node != node.ID {
-		// A workload left over from an earlier placement is to be deleted there, unless
-		// that is ordered already.
+		// An instance from an earlier placement must be removed from the node, unless a residual already
+		// orders that.
 		_, left := view.Residual(node.ID, r.Workload)
 		if !left && w.LeftOn(node, r.Observation.Generation, r.Observation.State) {
-			return protoReport(node.ID, r)
+			return report(node.ID, r)
 		}
 		return nil
 	}
@@ -203,33 +221,35 @@ func reportDiff(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Wor
 	case g == w.Generation:
 	case g.IsZero() && w.Acknowledged:
 	default:
-		return nil // about an earlier order
+		return nil // the report is about an earlier order
 	}
 	if w.Acknowledged && sameObservation(w.Actual, &r.Observation, w.Generation) {
 		return nil
 	}
-	return protoReport(node.ID, r)
+	return report(node.ID, r)
 }
 
-// sameObservation compares two observations except for their times. present is the
-// workload's generation.
+// sameObservation reports whether observation got has nothing new compared with observation have. A
+// legacy v1 agent sends no generation, so its report counts as one about present, the generation of
+// the workload.
 func sameObservation(have, got *fsm.Observation, present fsm.Generation) bool {
-	sameGeneration := have.Generation == got.Generation || (got.Generation.IsZero() && have.Generation == present)
-	return sameGeneration && have.State == got.State && have.Code == got.Code && have.Message == got.Message &&
-		have.Failure == got.Failure && have.Retryable == got.Retryable && have.RestartCount == got.RestartCount && have.Health == got.Health &&
-		slices.Equal(have.Addresses, got.Addresses) && slices.Equal(have.Ports, got.Ports)
+	told := *got
+	if told.Generation.IsZero() && have.Generation == present {
+		told.Generation = present
+	}
+	return have.Same(&told)
 }
 
-// missingReport is the report of a workload that its node accepted and does not name in
-// a complete list at this generation, nil if the state knows that. It is missing, unless
-// it is to be stopped and runs at a former generation: then it runs, and its agent has
-// lost the order.
+// missingReport returns the report for a workload whose order the node accepted, but which the node does not
+// list at this generation; nil if the state has that report already. It reports the workload as Missing, with
+// one exception: if the workload should be stopped and runs at a former generation, it is reported as
+// Running, because the agent has lost the order to stop it.
 func missingReport(node *fsm.Node, w *fsm.Workload, listed []sched.Reported) *commandv1.WorkloadReport {
 	rep := missing(node, w)
 	if w.Desired == fsm.DesiredStopped && slices.ContainsFunc(listed, func(r sched.Reported) bool {
 		return r.Workload == w.ID && !r.Gone && r.Observation.State == fsm.ActualRunning
 	}) {
-		rep.State, rep.Message = string(fsm.ActualRunning), "node "+node.ID+" runs it and no longer knows that it is to be stopped"
+		rep.State, rep.Message = string(fsm.ActualRunning), "node "+node.ID+"runs it, but no longer knows that it has to stop it"
 	}
 	if w.Actual.State == fsm.Actual(rep.State) && w.Actual.Generation == w.Generation &&
 		(w.Actual.State == fsm.ActualMissing || w.Actual.Code == rep.Code) {
@@ -238,7 +258,7 @@ func missingReport(node *fsm.Node, w *fsm.Workload, listed []sched.Reported) *co
 	return rep
 }
 
-// missing is the report that a node does not have a workload that it accepted.
+// missing returns the report that a node no longer has a workload whose order it accepted.
 func missing(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport {
 	return &commandv1.WorkloadReport{
 		Workload:   w.ID,
@@ -251,8 +271,8 @@ func missing(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport {
 	}
 }
 
-// answerReport is the report that follows from the answer to an order, nil if the answer
-// decides nothing. at is Unix nanoseconds.
+// answerReport returns the report that follows from an agent's answer to an order; nil if the answer changes
+// nothing. at is the time in Unix nanoseconds.
 func answerReport(o sched.Order, ack sched.Ack, at int64) *commandv1.WorkloadReport {
 	r := &commandv1.WorkloadReport{
 		Workload: o.Workload, Node: o.Node, Generation: fsm.GenerationPB(o.Generation), Code: ack.Code, Message: ack.Message, ObservedAt: at,
@@ -276,27 +296,9 @@ func answerReport(o sched.Order, ack sched.Ack, at int64) *commandv1.WorkloadRep
 	return r
 }
 
-func protoReport(node string, r *sched.Reported) *commandv1.WorkloadReport {
-	o := &r.Observation
-	out := &commandv1.WorkloadReport{
-		Workload:      r.Workload,
-		Node:          node,
-		Generation:    fsm.GenerationPB(o.Generation),
-		State:         string(o.State),
-		Gone:          r.Gone,
-		FailureReason: o.Failure,
-		Code:          o.Code,
-		Message:       o.Message,
-		Retryable:     o.Retryable,
-		RestartCount:  o.RestartCount,
-		Addresses:     o.Addresses,
-		ObservedAt:    o.At,
-		Health:        o.Health,
-	}
-	for _, p := range o.Ports {
-		out.Ports = append(out.Ports, &commandv1.PortBinding{
-			HostPort: uint32(p.HostPort), ContainerPort: uint32(p.ContainerPort), Protocol: p.Protocol,
-		})
-	}
+// report encodes the report r of a node as a message for the log.
+func report(node string, r *sched.Reported) *commandv1.WorkloadReport {
+	out := r.Observation.Report(r.Workload, node)
+	out.Gone = r.Gone
 	return out
 }

@@ -7,31 +7,31 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// Settings of a leader. A zero field takes the default named beside it.
+// Settings are the settings of a leader. A field that is zero takes the default named beside the field.
 type Settings struct {
-	Tuning sched.Tuning // the zero Tuning means sched.DefaultTuning; any other is used as it is
+	Tuning sched.Tuning // the zero Tuning means sched.DefaultTuning; a Tuning with any field set is used unchanged
 
-	HeartbeatInterval time.Duration // 3 s, for agents of protocol 1 and up
-	NodeLease         time.Duration // 10 s; at least 3 × HeartbeatInterval
-	LegacyInterval    time.Duration // 10 s, for legacy v1 peers
-	LegacyLease       time.Duration // 60 s, the shortest lease of a legacy v1 peer
+	HeartbeatInterval time.Duration // default 3 s: time between heartbeats of agents of protocol 1 and up
+	NodeLease         time.Duration // default 10 s; at least 3 × HeartbeatInterval
+	LegacyInterval    time.Duration // default 10 s: time between heartbeats of legacy v1 agents
+	LegacyLease       time.Duration // default 60 s: shortest lease of a legacy v1 agent
 
-	FlushEvery    time.Duration // 100 ms between commits of reports
-	FlushItems    int           // 1,000 waiting reports are flushed at once
-	ConfirmEvery  time.Duration // 200 ms; one Confirm serves the heartbeats of that window
-	StepEvery     time.Duration // 2 ms between planning steps under load, so that changes coalesce
-	OrderDeadline time.Duration // 10 s per order and per read of an agent (SCHEDULER_AGENT_RPC_TIMEOUT)
-	NodeQueue     int           // 1,024 orders held per node
-	NodeParallel  int           // 4 orders in flight per node
-	Parallel      int           // 256 orders in flight in all
-	MaxBackoff    time.Duration // 5 s between tries of one order
-	PollEvery     time.Duration // 1 s between polls of an agent of protocol 0
-	Inspections   int           // 64 reads of agents at a time
-	Inspect       bool          // agents can be read; without it they are neither polled nor compared
+	FlushEvery    time.Duration // default 100 ms: time between two commits of workload reports
+	FlushItems    int           // default 1,000: this many waiting reports are committed at once
+	ConfirmEvery  time.Duration // default 200 ms: one Confirm serves all heartbeats that arrive within this time
+	StepEvery     time.Duration // default 2 ms: shortest time between planning steps, so that one step serves many changes
+	OrderDeadline time.Duration // default 10 s: deadline of an order and of a read of an agent (SCHEDULER_AGENT_RPC_TIMEOUT)
+	NodeQueue     int           // default 1,024: orders that wait or are in flight per node
+	NodeParallel  int           // default 4: orders in flight per node
+	Parallel      int           // default 256: orders in flight to all nodes together
+	MaxBackoff    time.Duration // default 5 s: longest wait between tries of one order
+	PollEvery     time.Duration // default 1 s: time between polls of an agent of protocol 0
+	Inspections   int           // default 64: agents that are read at the same time
+	Inspect       bool          // whether agents can be read; if false, agents are neither polled nor compared with the state
 	DriftInterval time.Duration // each node is compared with the state once in this time; 0 = never
 }
 
-// WithDefaults fills in the zero fields.
+// WithDefaults returns the settings with defaults in the zero fields.
 func (s Settings) WithDefaults() Settings {
 	duration := func(d *time.Duration, v time.Duration) {
 		if *d <= 0 {
@@ -64,7 +64,7 @@ func (s Settings) WithDefaults() Settings {
 	return s
 }
 
-// Validate reports the first setting that breaks a rule.
+// Validate returns an error for the first setting that breaks a rule.
 func (s Settings) Validate() error {
 	s = s.WithDefaults()
 	if s.NodeLease < 3*s.HeartbeatInterval {
@@ -74,9 +74,9 @@ func (s Settings) Validate() error {
 	return nil
 }
 
-// leaseTerms returns how often a node sends heartbeats and how long its lease lasts.
-// Above 1,000 nodes both grow with their number, so that the leader's work per second
-// does not.
+// leaseTerms returns the interval between heartbeats of a node and the duration of its lease. With more than
+// 1,000 nodes both grow in proportion to the number of nodes, so that the number of heartbeats per second
+// stays the same.
 func (s *Settings) leaseTerms(protocol uint32, nodes int) (interval, duration time.Duration) {
 	if protocol == 0 {
 		return s.LegacyInterval, max(s.LegacyLease, s.NodeLease)

@@ -11,20 +11,20 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// Term is one leadership term. It belongs to one caller at a time.
+// Term is one leadership term. It must not be used by two goroutines at once.
 type Term struct {
 	cfg   Settings
 	epoch fsm.Epoch
 	over  bool
 
-	// Of the step under way.
+	// Clocks, view and effects of the step that is being processed.
 	now  Moment
-	view fsm.View // this replica's newest
+	view fsm.View // newest view of this replica
 	out  []Effect
 
 	lastID     ID
 	lastFlight uint64
-	waiting    map[ID]func(Input) // what an answer leads to
+	waiting    map[ID]func(Input) // for each effect ID: the function that continues with the answer
 
 	pause      pauseDetector
 	offset     clockOffset
@@ -32,7 +32,7 @@ type Term struct {
 	timers     timers
 
 	live    liveness
-	calls   btree.Map[uint64, *fsm.Node] // callers that wait for a Confirm, by Call
+	calls   btree.Map[uint64, *fsm.Node] // API calls that wait for a Confirm, by Call, with their node
 	confirm confirms
 	orders  dispatcher
 	reports reports
@@ -41,8 +41,8 @@ type Term struct {
 	drift   drifts
 }
 
-// New starts a term right after leadership was established: view is the state at that
-// time. Every node gets a full lease. The first step plans.
+// New starts a term. It is called right after this replica became the leader; view is the state at that time.
+// Every node gets a full lease. The first step requests a plan.
 func New(cfg Settings, epoch fsm.Epoch, now Moment, view fsm.View) *Term {
 	t := &Term{cfg: cfg.WithDefaults(), epoch: epoch, now: now, view: view, waiting: map[ID]func(Input){}}
 	t.pause.observe(now)
@@ -60,7 +60,7 @@ func New(cfg Settings, epoch fsm.Epoch, now Moment, view fsm.View) *Term {
 // Epoch returns the epoch of the term, which every order carries.
 func (t *Term) Epoch() fsm.Epoch { return t.epoch }
 
-// WakeAt returns when the next step is due at the latest, on the monotonic clock.
+// WakeAt returns the monotonic time at which Step must be called at the latest.
 func (t *Term) WakeAt() int64 {
 	at := t.now.Mono + int64(pulseEvery)
 	if t.timers.Len() > 0 {
@@ -69,8 +69,7 @@ func (t *Term) WakeAt() int64 {
 	return at
 }
 
-// Step takes one input in and returns the effects that follow. view is the newest state
-// of this replica.
+// Step processes one input and returns the effects that follow. view is the newest state of this replica.
 func (t *Term) Step(now Moment, view fsm.View, in Input) []Effect {
 	if t.over {
 		return nil
@@ -115,14 +114,14 @@ func (t *Term) Step(now Moment, view fsm.View, in Input) []Effect {
 
 func (t *Term) emit(e Effect) { t.out = append(t.out, e) }
 
-// await returns the ID of an effect whose answer is handed to then.
+// await returns a new ID for an effect, whose answer is passed to then.
 func (t *Term) await(then func(Input)) ID {
 	t.lastID++
 	t.waiting[t.lastID] = then
 	return t.lastID
 }
 
-// answered hands an answer to the code that waits for it, once.
+// answered passes the answer to an effect to the function that waits for it, at most once.
 func (t *Term) answered(id ID, in Input) {
 	if then, ok := t.waiting[id]; ok {
 		delete(t.waiting, id)
@@ -130,7 +129,7 @@ func (t *Term) answered(id ID, in Input) {
 	}
 }
 
-// propose puts commands through the log; then is told whether they are in it.
+// propose puts commands into the log. then gets nil if they are in the log.
 func (t *Term) propose(then func(err error), cmds ...fsm.Command) {
 	t.emit(Propose{
 		ID:       t.await(func(in Input) { then(in.(Proposed).Err) }),
@@ -138,7 +137,7 @@ func (t *Term) propose(then func(err error), cmds ...fsm.Command) {
 	})
 }
 
-// head marks a command as the leader's own, planned in this term.
+// head returns the head (caller, epoch, time) of a command that the leader plans in this term.
 func (t *Term) head() *commandv1.Head {
 	return &commandv1.Head{
 		Epoch: &commandv1.Epoch{Incarnation: t.epoch.Incarnation, Term: t.epoch.Term},
@@ -147,7 +146,7 @@ func (t *Term) head() *commandv1.Head {
 	}
 }
 
-// lost ends the term.
+// lost ends the term, because this replica no longer leads.
 func (t *Term) lost() {
 	t.calls.Scan(func(call uint64, _ *fsm.Node) bool {
 		t.emit(Reply{Call: Call(call), Err: ErrNotLeading})
@@ -158,18 +157,18 @@ func (t *Term) lost() {
 
 // Stats are figures for metrics.
 type Stats struct {
-	Orders  int // held by the dispatcher: waiting, in flight, or resting before another try
-	Flying  int // of them in flight
-	Reports int // waiting to be committed
+	Orders  int // number of orders that the dispatcher holds: queued, in flight, or waiting for another try
+	Flying  int // number of orders in flight; included in Orders
+	Reports int // number of workload reports that are not committed yet
 }
 
-// Stats counts what the term has to do.
+// Stats returns figures for metrics.
 func (t *Term) Stats() Stats {
 	return Stats{Orders: len(t.orders.entries), Flying: t.orders.flying, Reports: len(t.reports.order)}
 }
 
-// Lease returns the end of a node's lease and when the node was last heard, Unix
-// nanoseconds (0 = not in this term); false for an unknown node.
+// Lease returns the end of a node's lease and the time of its last heartbeat in Unix nanoseconds (0 = none
+// in this term); false for an unknown node.
 func (t *Term) Lease(node string) (expires, heard int64, ok bool) {
 	if n, ok := t.live.nodes.Get(node); ok {
 		return n.expires, n.heard, true
@@ -177,7 +176,7 @@ func (t *Term) Lease(node string) (expires, heard int64, ok bool) {
 	return 0, 0, false
 }
 
-// NodeUsage returns what a node last reported to use; false for an unknown node.
+// NodeUsage returns the resource usage that a node last reported; false for an unknown node.
 func (t *Term) NodeUsage(node string) (sched.NodeUsage, bool) {
 	if n, ok := t.live.nodes.Get(node); ok {
 		return n.usage, true
@@ -185,8 +184,8 @@ func (t *Term) NodeUsage(node string) (sched.NodeUsage, bool) {
 	return sched.NodeUsage{}, false
 }
 
-// PoolsUsed returns what a node last reported that its storage pools hold: GB, by name.
-// The map must not be changed.
+// PoolsUsed returns the GB in use of each storage pool of a node, by name, as last reported. The map must
+// not be changed.
 func (t *Term) PoolsUsed(node string) map[string]int64 {
 	if n, ok := t.live.nodes.Get(node); ok {
 		return n.pools
@@ -203,7 +202,7 @@ func (t *Term) WorkloadUsage(node, workload string) (sched.WorkloadUsage, bool) 
 	return sched.WorkloadUsage{}, false
 }
 
-// updated takes over changes of the replicated state.
+// updated processes changes of the replicated state that the caller passes in.
 func (t *Term) updated(u Updates) {
 	if u.Fresh {
 		t.live.sync(u.View, t.now.Wall)
@@ -234,8 +233,8 @@ func (t *Term) updated(u Updates) {
 	t.signal()
 }
 
-// maxChanges bounds the changes that wait for one planning step; beyond it, starting
-// again from the view is cheaper.
+// maxChanges is the maximum number of changes that wait for one planning step. If there are more, the planner
+// reads the whole view instead, which costs less.
 const maxChanges = 32 << 10
 
 // thaws reports whether a change ends a frozen mode.
@@ -244,5 +243,5 @@ func thaws(c fsm.Change) bool {
 	return was != nil && now != nil && was.Mode.Frozen() && !now.Mode.Frozen()
 }
 
-// until returns the time until a moment of the monotonic clock, 0 if it has passed.
+// until returns the duration from now until the time at, on the monotonic clock; 0 if at has passed.
 func (t *Term) until(at int64) time.Duration { return time.Duration(max(0, at-t.now.Mono)) }

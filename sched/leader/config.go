@@ -11,52 +11,52 @@ import (
 	"github.com/persys/compute/sched/control"
 )
 
-// Config holds the settings of the leader and what it is wired to.
+// Config holds the settings of the leader and the components that it uses.
 type Config struct {
-	control.Settings // Inspect follows from Inspector
+	control.Settings // New sets the field Inspect if there is an Inspector
 
 	Inspector Inspector             // nil: agents are not read
-	Clock     func() control.Moment // nil: the clocks of this machine
+	Clock     func() control.Moment // source of time; nil = the clocks of this machine
 	Logger    *slog.Logger          // nil: nothing is logged
 	Metrics   Metrics               // nil: nothing is counted
 }
 
-// Proposer puts commands through the log; *cluster.Node is one.
+// Proposer puts commands into the Raft log. *cluster.Node implements it.
 type Proposer interface {
 	Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error)
-	// Confirm proves leadership at a moment after the call began.
+	// Confirm returns nil if this replica led at a moment after the call began.
 	Confirm(ctx context.Context) (uint64, error)
 }
 
-// Agents delivers one order to one agent. It returns an error only when it cannot say
-// what the agent did; a refusal is an Ack.
+// Agents delivers one order to one agent. It returns an error only if it is unknown whether the agent
+// accepted the order; if the agent refuses the order, the answer is an Ack.
 type Agents interface {
 	Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (sched.Ack, error)
 }
 
-// Inspector reads agents. It changes nothing.
+// Inspector reads workloads and tasks from agents. It changes nothing.
 type Inspector interface {
-	// List returns everything that a node has.
+	// List returns all workloads of a node.
 	List(ctx context.Context, node string) ([]sched.Reported, error)
-	// Look returns one workload of a node; false means that the node does not have it.
+	// Look returns one workload of a node; the bool is false if the node does not have it.
 	Look(ctx context.Context, node, workload string) (sched.Reported, bool, error)
-	// Actions returns the tasks of one workload, or of all if it is "", newest first;
-	// none from agents that keep no history.
+	// Actions returns the recent tasks of a node's agent about one workload, or all of them if workload is
+	// "", newest first. It returns none for agents that keep no history.
 	Actions(ctx context.Context, node, workload string, limit int) ([]*commandv1.AgentAction, error)
 }
 
-// Metrics receives figures; every method may be called from any goroutine.
+// Metrics receives the figures of a leader. Its methods may be called from any goroutine.
 type Metrics interface {
-	// Step counts one planning step.
+	// Step counts one planning step: its duration and its numbers of commands and orders.
 	Step(took time.Duration, commands, orders int)
 	// Flush counts one commit of workload reports.
 	Flush(reports int)
-	// Paused counts a pause of this process.
+	// Paused counts a pause of this process and its length.
 	Paused(d time.Duration)
 	// Result counts the outcome of one decision of the planner: action is the name of a
 	// command or, for an order, apply or delete.
 	Result(action string, ok bool)
-	// Trouble counts a planning step whose outcome is unknown.
+	// Trouble counts a planning step of which it is unknown whether its commands are in the log.
 	Trouble()
 }
 

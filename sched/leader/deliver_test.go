@@ -24,7 +24,7 @@ func named(id string) func(*commandv1.RegisterNode) {
 	return func(n *commandv1.RegisterNode) { n.Labels = []*commandv1.Label{{Key: "node", Value: id}} }
 }
 
-// crowd gives a slow node n orders, four of which are in flight.
+// crowd gives n orders to node a, which is slow to answer, so that four of them are in flight.
 func (w *world) crowd(n int) {
 	w.t.Helper()
 	w.agents.on("a", func(ctx context.Context, _ sched.Order) (sched.Ack, error) {
@@ -37,7 +37,7 @@ func (w *world) crowd(n int) {
 	w.pass(500 * time.Millisecond)
 }
 
-func TestOrders(t *testing.T) {
+func TestOrdersAreDelivered(t *testing.T) {
 	for _, c := range []struct {
 		fact string
 		fn   func(*testing.T, *world)
@@ -78,14 +78,15 @@ func TestOrders(t *testing.T) {
 			is(t, "deliveries", len(w.agents.got("a")), 1)
 			is(t, "status", w.workload("web").Status, fsm.StatusFailed)
 		}},
-		{"an order that fails is given again with a growing pause", func(t *testing.T, w *world) {
+		{"an order that could not be delivered is given again with a growing pause", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
 			w.put("web", on("a"))
 			w.pass(3 * time.Second)
 			got := w.agents.got("a")
-			// 0, 100, 300, 700, 1500 ms, and what each look at the state takes.
+			// Expected deliveries: after 0, 100, 300, 700 and 1500 ms. Each planning step adds some time, so
+			// the last one may be missing.
 			if len(got) < 4 || len(got) > 5 {
-				t.Fatalf("%d tries in 3 s, want 4 or 5", len(got))
+				t.Fatalf("the order was delivered %d times in 3 s, want 4 or 5", len(got))
 			}
 			for i := 2; i < len(got); i++ {
 				if a, b := got[i-1].at.Sub(got[i-2].at), got[i].at.Sub(got[i-1].at); b < a*3/2 {
@@ -93,13 +94,13 @@ func TestOrders(t *testing.T) {
 				}
 			}
 		}},
-		{"the pause between tries is bounded, and the workload says why it waits", func(t *testing.T, w *world) {
+		{"the pause between tries is bounded, and the workload has the reason", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
 			w.put("web", on("a"))
 			w.alive(60*time.Second, "a")
 			got := w.agents.got("a")
 			if n := len(got); n < 12 {
-				t.Errorf("%d tries in a minute, want one in 5 s", n)
+				t.Errorf("the order was delivered %d times in a minute, want one try in 5 s", n)
 			}
 			is(t, "reason", w.workload("web").Reason.Code, fsm.CodeDispatchFailed)
 		}},
@@ -111,7 +112,7 @@ func TestOrders(t *testing.T) {
 			w.pass(2 * time.Second)
 			is(t, "acknowledged", w.workload("web").Acknowledged, true)
 		}},
-		{"an order that a fence refused is given again", func(t *testing.T, w *world) {
+		{"an order that the agent refused because of a newer epoch is given again", func(t *testing.T, w *world) {
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
 				return sched.Ack{Fenced: true, Accepted: true, Message: "a newer epoch was seen"}, nil
 			})
@@ -120,7 +121,7 @@ func TestOrders(t *testing.T) {
 			is(t, "acknowledged", w.workload("web").Acknowledged, false)
 			is(t, "tried again", len(w.agents.got("a")) > 1, true)
 		}},
-		{"one order of a workload is in flight at a time, and a newer one follows it", func(t *testing.T, w *world) {
+		{"only one order for a workload is in flight at a time, and a newer one follows it", func(t *testing.T, w *world) {
 			release := make(chan bool)
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
 				<-release
@@ -143,7 +144,7 @@ func TestOrders(t *testing.T) {
 		{"a newer order does not wait for the backoff of an older one", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
 			w.put("web", on("a"))
-			w.alive(20*time.Second, "a") // its pauses are 5 s by now
+			w.alive(20*time.Second, "a") // by now, the wait before the next try is 5 s
 			w.agents.on("a", nil)
 			before := len(w.agents.got("a"))
 			w.put("web", on("a"))
@@ -160,11 +161,11 @@ func TestOrders(t *testing.T) {
 			w.pass(20 * time.Second)
 			for _, d := range w.agents.got("a")[before:] {
 				if d.Op == sched.OpApply {
-					t.Errorf("given again: %v", d.Order)
+					t.Errorf("an order that the state no longer needs must not be given again, but was: %v", d.Order)
 				}
 			}
 		}},
-		{"no order is given, and none again, in a frozen mode", func(t *testing.T, w *world) {
+		{"no order is given, or given again, in a frozen mode", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
 			w.put("web", on("a"))
 			w.pass(300 * time.Millisecond)
@@ -177,7 +178,7 @@ func TestOrders(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "deliveries after it", len(w.agents.got("a")) > before, true)
 		}},
-		{"a dead node delays nobody", func(t *testing.T, w *world) {
+		{"a dead node delays no other node", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
 			for i := range 100 {
 				w.put(fmt.Sprintf("a%d", i), on("a"))
@@ -185,7 +186,7 @@ func TestOrders(t *testing.T) {
 			w.pass(500 * time.Millisecond)
 			w.put("web", on("b"))
 			w.pass(500 * time.Millisecond)
-			is(t, "b has its workload", w.workload("web").Acknowledged, true)
+			is(t, "node b runs its workload", w.workload("web").Acknowledged, true)
 			w.agents.mu.Lock()
 			defer w.agents.mu.Unlock()
 			is(t, "in flight to a", w.agents.most["a"], 4)
@@ -195,7 +196,7 @@ func TestOrders(t *testing.T) {
 			for i := range 20 {
 				w.put(fmt.Sprintf("a%d", i), on("a"))
 			}
-			w.alive(15*time.Second, "a") // the first four have timed out
+			w.alive(15*time.Second, "a") // the first four orders have reached their deadline
 			w.agents.mu.Lock()
 			defer w.agents.mu.Unlock()
 			is(t, "in flight to a", w.agents.flying["a"], 1)
@@ -249,6 +250,41 @@ func TestOrders(t *testing.T) {
 			w.pass(2 * time.Second)
 			is(t, "workloads", w.view().WorkloadCount(), 0)
 		}},
+		{"deletes that do not end delay no other order and are sent with growing pauses", func(t *testing.T, w *world) {
+			for i := range 8 {
+				w.put(fmt.Sprintf("stuck-%d", i), on("a"))
+			}
+			w.pass(2 * time.Second)
+			w.agents.on("a", func(_ context.Context, o sched.Order) (sched.Ack, error) {
+				return sched.Ack{Accepted: true, State: fsm.ActualPending}, nil
+			})
+			for i := range 8 {
+				w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: fmt.Sprintf("stuck-%d", i), Force: i%2 == 0}}})
+			}
+			w.alive(30*time.Second, "a")
+			deletes := func() (n int) {
+				for _, d := range w.agents.got("a") {
+					if d.Op == sched.OpDelete {
+						n++
+					}
+				}
+				return n
+			}
+			before := deletes()
+			w.alive(30*time.Second, "a")
+			if n := deletes() - before; n < 8*5 || n > 8*7 {
+				t.Errorf("%d deletes of 8 workloads in the second half minute, want one every 5 s", n)
+			}
+			w.put("web", on("a"))
+			w.pass(500 * time.Millisecond)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			w.put("stuck-0", on("a")) // the workload stuck-0 was deleted with --force
+			w.pass(500 * time.Millisecond)
+			is(t, "the order for a workload that was deleted by force and applied again", w.workload("stuck-0").Acknowledged, true)
+			w.put("stuck-1", on("a"))
+			w.pass(500 * time.Millisecond)
+			is(t, "a workload that was deleted and applied again waits until the former instance is gone", w.workload("stuck-1").Reason.Code, fsm.CodeAwaitStop)
+		}},
 		{"an order lost with its leadership term is given by the next leader", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
 			w.put("web", on("a"))
@@ -286,7 +322,7 @@ func TestQueuesAreBounded(t *testing.T) {
 		w.alive(20*time.Second, "a")
 		w.view().Workloads("", func(wl *fsm.Workload) bool {
 			if !wl.Acknowledged {
-				t.Errorf("%s was never ordered", wl.ID)
+				t.Errorf("workload %s must have been ordered and acknowledged, but was not", wl.ID)
 			}
 			return true
 		})
@@ -311,12 +347,12 @@ func TestFlightsAreBoundedInAll(t *testing.T) {
 	}, func(c *Config) { c.Parallel = 5 })
 }
 
-func TestStats(t *testing.T) {
+func TestStatsCountOrdersAndReports(t *testing.T) {
 	inWorld(t, nil, func(w *world) {
 		w.register("a", named("a"))
 		w.crowd(10)
 		if s := w.loop.Stats(); s.Orders != 10 || s.Flying != w.loop.cfg.NodeParallel {
-			t.Errorf("%+v", s)
+			t.Errorf("the leader's Stats are %+v, want 10 orders, NodeParallel of them in flight", s)
 		}
 		w.alive(10*time.Second, "a")
 		for i, id := range []string{"a0", "a1"} {
@@ -326,17 +362,17 @@ func TestStats(t *testing.T) {
 			w.pass(time.Millisecond)
 		}
 		if s := w.loop.Stats(); s.Reports != 1 {
-			t.Errorf("a report right after another: %+v", s)
+			t.Errorf("Stats after two reports in a row are %+v, want 1 waiting report", s)
 		}
 		w.pass(time.Second)
 		w.resign()
 		if s := w.loop.Stats(); s != (control.Stats{}) {
-			t.Errorf("after the term: %+v", s)
+			t.Errorf("Stats after the term are %+v, want zero values", s)
 		}
 	})
 }
 
-func TestLoop(t *testing.T) {
+func TestLoopPlansAgainWhenNeeded(t *testing.T) {
 	for _, c := range []struct {
 		fact string
 		fn   func(*testing.T, *world)
@@ -345,7 +381,7 @@ func TestLoop(t *testing.T) {
 			w.log.set(func(l *fakeLog) { l.fail = errUnknown })
 			w.put("web")
 			w.pass(300 * time.Millisecond)
-			is(t, "placed all the same", w.workload("web").Node, "a")
+			is(t, "the workload was placed although the outcome of the command was unknown", w.workload("web").Node, "a")
 			w.log.set(func(l *fakeLog) { l.fail = nil })
 			w.pass(time.Second)
 			is(t, "acknowledged", w.workload("web").Acknowledged, true)
@@ -360,7 +396,7 @@ func TestLoop(t *testing.T) {
 			w.pass(300 * time.Millisecond)
 			is(t, "placed", w.workload("web").Node, "a")
 		}},
-		{"it wakes at the time that the step asks for", func(t *testing.T, w *world) {
+		{"the leader plans again at the WakeAt of the step", func(t *testing.T, w *world) {
 			w.put("web")
 			w.pass(time.Second)
 			r := w.running("web")
@@ -374,7 +410,7 @@ func TestLoop(t *testing.T) {
 			w.pass(next + 50*time.Millisecond)
 			is(t, "given again", before.Less(w.workload("web").Generation), true)
 		}},
-		{"a feed that was lost is replaced by a view", func(t *testing.T, w *world) {
+		{"after the feed was lost, the leader starts again from a view", func(t *testing.T, w *world) {
 			w.log.st.Restore(w.log.last)
 			w.settle()
 			w.put("web")
@@ -413,7 +449,7 @@ func TestLoop(t *testing.T) {
 			is(t, "index", w.view().Info().Index, index)
 			is(t, "confirms", w.log.confirmed(), confirms)
 		}},
-		{"it ends promptly while everything hangs", func(t *testing.T, w *world) {
+		{"the term ends promptly while all calls hang", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
 			w.put("web")
 			w.settle()
@@ -425,7 +461,7 @@ func TestLoop(t *testing.T) {
 			is(t, "time to end", time.Since(began), 0)
 			is(t, "leading", w.loop.Leading(), false)
 		}},
-		{"it ends after the store was closed", func(t *testing.T, w *world) {
+		{"the term ends after the store was closed", func(t *testing.T, w *world) {
 			w.log.st.Close()
 			w.pass(time.Second)
 			w.resign()

@@ -12,10 +12,10 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// each makes the leader compare every node once in d.
+// each makes the leader compare every node with the state once in each interval d.
 func each(d time.Duration) func(*Config) { return func(c *Config) { c.DriftInterval = d } }
 
-// has makes a node list a workload as the state expects it.
+// has makes a node list a workload as the state expects it. set changes the listed workload.
 func (w *world) has(f *fakeInspector, node, id string, set ...func(*sched.Reported)) {
 	r := w.running(id)
 	r.Revision = w.workload(id).Revision()
@@ -33,7 +33,7 @@ func (w *world) drifts() (out []string) {
 	return out
 }
 
-// obedient makes a node report its orders as running.
+// obedient makes a node report that the workloads of its orders run.
 func (w *world) obedient(node string) {
 	w.agents.on(node, func(_ context.Context, o sched.Order) (sched.Ack, error) {
 		return sched.Ack{Accepted: true, Gone: o.Op == sched.OpDelete, State: fsm.ActualRunning}, nil
@@ -42,7 +42,7 @@ func (w *world) obedient(node string) {
 
 func TestDriftRounds(t *testing.T) {
 	const interval = 10 * time.Second
-	// steady is a leader of node a, which runs and reports web.
+	// steady runs fn with a leader and a node a that runs workload web and reports it.
 	steady := func(t *testing.T, f *fakeInspector, fn func(w *world)) {
 		t.Helper()
 		inWorld(t, []string{"a"}, func(w *world) {
@@ -62,13 +62,13 @@ func TestDriftRounds(t *testing.T) {
 			entries := len(w.log.entries)
 			w.alive(5*interval, "a")
 			if n := len(f.listed("a")); n < 5 || n > 7 {
-				t.Errorf("asked %d times in 6 intervals", n)
+				t.Errorf("the node was read %d times in 6 drift intervals, want 5 to 7", n)
 			}
 			is(t, "entries", len(w.log.entries)-entries, 0)
 			is(t, "drifts", len(w.drifts()), 0)
 		})
 	})
-	t.Run("an orphan is recorded after a second look, left alone, and closed when it is gone", func(t *testing.T) {
+	t.Run("an orphan is recorded after a second comparison, not touched, and closed when it is gone", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			f.put("a", is0(fsm.ActualRunning, "ghost"))
@@ -119,18 +119,18 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "drifts", len(w.drifts()), 0)
 		})
 	})
-	t.Run("another state is committed", func(t *testing.T) {
+	t.Run("a changed state is committed", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			w.has(f, "a", "web", func(r *sched.Reported) { r.Observation.State = fsm.ActualFailed })
 			w.alive(interval+3*time.Second, "a")
 			w.pass(time.Second)
 			if got := w.workload("web"); got.Actual.State != fsm.ActualFailed && got.Retry.Attempts == 0 {
-				t.Errorf("%+v", got)
+				t.Errorf("the committed record of the workload is %+v, want the reported failure", got)
 			}
 		})
 	})
-	t.Run("another revision is ordered again", func(t *testing.T) {
+	t.Run("a workload with another revision is ordered again", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			before := w.workload("web").Generation
@@ -143,7 +143,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "drifts", len(w.drifts()), 0)
 		})
 	})
-	t.Run("a difference that ends before the second look is not recorded", func(t *testing.T) {
+	t.Run("a difference that ends before the second comparison is not recorded", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			f.put("a", is0(fsm.ActualRunning, "ghost"))
@@ -155,7 +155,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "commands", w.log.count("set_drifts"), 0)
 		})
 	})
-	t.Run("a node that does not answer closes nothing", func(t *testing.T) {
+	t.Run("a node that does not answer closes no drift", func(t *testing.T) {
 		f := newInspector()
 		steady(t, f, func(w *world) {
 			f.put("a", is0(fsm.ActualRunning, "ghost"))
@@ -176,7 +176,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "asked", len(f.listed("a"))-n, 0)
 		})
 	})
-	t.Run("tasks of agents become events, once", func(t *testing.T) {
+	t.Run("each task of an agent becomes one event", func(t *testing.T) {
 		f := newInspector()
 		f.acts = []*commandv1.AgentAction{{TaskId: "t2", Workload: "web", Status: "running"}, {TaskId: "t1", Workload: "web", Status: "completed", EndedAt: 7}}
 		steady(t, f, func(w *world) {
@@ -184,11 +184,11 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "commands", w.log.count("record_actions"), 1)
 		})
 	})
-	t.Run("tasks of agents become events, whatever else a look finds", func(t *testing.T) {
+	t.Run("tasks of agents become events whether or not there are differences", func(t *testing.T) {
 		f := newInspector()
 		f.acts = []*commandv1.AgentAction{{TaskId: "t1", Workload: "web", Status: "completed", EndedAt: 7}}
 		steady(t, f, func(w *world) {
-			for len(f.listed("a")) == 0 { // each look finds another orphan, which the next one does not see
+			for len(f.listed("a")) == 0 { // each comparison finds another orphan, so no second comparison confirms the first one
 				f.put("a", is0(fsm.ActualRunning, "ghost"))
 				w.alive(100*time.Millisecond, "a")
 			}
@@ -196,7 +196,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "commands", w.log.count("record_actions"), 1)
 		})
 	})
-	t.Run("a node with many tasks is read further back, and its events are in the order in which tasks ended", func(t *testing.T) {
+	t.Run("more tasks of a busy node are read, and its events are in the order in which the tasks ended", func(t *testing.T) {
 		const many = 700
 		f := newInspector()
 		f.acts = []*commandv1.AgentAction{{TaskId: "old", CreatedAt: 1, EndedAt: 2}}
@@ -205,7 +205,7 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "known", w.told(), 1)
 			f.mu.Lock()
 			f.acts = nil
-			for i := many; i > 0; i-- { // the one that was made first ends last
+			for i := many; i > 0; i-- { // the task that was created first ends last
 				f.acts = append(f.acts, &commandv1.AgentAction{TaskId: fmt.Sprint("t", i), CreatedAt: int64(10 + i), EndedAt: int64(5000 - i)})
 			}
 			f.mu.Unlock()
@@ -214,12 +214,12 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "until", w.view().AuditedUntil("a"), int64(4999))
 			entries := len(w.log.entries)
 			w.alive(2*interval, "a")
-			is(t, "entries for what is known", len(w.log.entries)-entries, 0)
+			is(t, "events about tasks that are recorded already", len(w.log.entries)-entries, 0)
 		})
 	})
 }
 
-// told counts the tasks of agents that have become events.
+// told returns how many tasks of agents have become events.
 func (w *world) told() (n int) {
 	w.view().Events(0, func(e *fsm.Event) bool {
 		if e.Type == fsm.EventAgentAction {
@@ -245,19 +245,19 @@ func TestDriftIsSpreadAndShared(t *testing.T) {
 			moments := map[int64]int{}
 			for _, n := range nodes {
 				if got := f.listed(n); len(got) != 1 {
-					t.Fatalf("%s was asked %d times", n, len(got))
+					t.Fatalf("node %s was read %d times, want once", n, len(got))
 				} else {
 					moments[got[0].UnixNano()/int64(time.Millisecond)]++
 				}
 			}
 			if len(moments) < 15 {
-				t.Errorf("only %d different moments", len(moments))
+				t.Errorf("the nodes were read at only %d different times, want at least 15", len(moments))
 			}
 		}, with(f), each(10*time.Second))
 	})
 	t.Run("of nodes with the same endpoint, the last one heard is read", func(t *testing.T) {
 		f := newInspector()
-		inWorld(t, []string{"old", "new"}, func(w *world) { // both at 10.0.0.1
+		inWorld(t, []string{"old", "new"}, func(w *world) { // both node records have the endpoint 10.0.0.1
 			w.beat(sched.Heartbeat{Node: "old"})
 			w.pass(time.Second)
 			w.beat(sched.Heartbeat{Node: "new"})
@@ -265,7 +265,7 @@ func TestDriftIsSpreadAndShared(t *testing.T) {
 			w.pass(6 * time.Second)
 			is(t, "old", len(f.listed("old"))-before, 0)
 			if len(f.listed("new")) < 2 {
-				t.Error("nobody is asked")
+				t.Error("the node with the newest heartbeat must be read at the shared endpoint, but is not")
 			}
 		}, with(f), each(2*time.Second))
 	})

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	proposeTimeout = 10 * time.Second // a propose waits this long at most
-	confirmTimeout = 3 * time.Second  // a leader that needs longer is about to be deposed
+	proposeTimeout = 10 * time.Second // time limit of a proposal
+	confirmTimeout = 3 * time.Second  // time limit of a Confirm; a leader that needs longer is about to be deposed
 )
 
-// carryOut does what an effect asks for. Effects that take time run on goroutines of
-// their own; their answers are inputs.
+// carryOut carries out an effect of the term. An effect that takes time runs on its own goroutine, and its
+// answer becomes an input of the term.
 func (t *term) carryOut(e control.Effect) {
 	switch e := e.(type) {
 	case control.Plan:
@@ -51,26 +51,26 @@ func (t *term) carryOut(e control.Effect) {
 		})
 	case control.Paused:
 		t.cfg.Metrics.Paused(e.By)
-		t.cfg.Logger.Warn("this process was paused, or its clock was set; every lease ends later by that much",
+		t.cfg.Logger.Warn("this process was paused, or its clock was set; every lease ends later by the length of the pause",
 			"by", e.By.Round(time.Millisecond), "epoch", t.epoch.String())
 	case control.ClockBehind:
-		t.cfg.Logger.Warn("the state was written by a clock that is ahead of this replica's; times shown are ahead until this clock has caught up: check that the clocks of all replicas are synchronised",
+		t.cfg.Logger.Warn("the state was written by a clock that is ahead of this replica's; times are shown too late until this clock has caught up: check that the clocks of all replicas are synchronised",
 			"by", e.By.Round(time.Millisecond), "epoch", t.epoch.String())
 	case control.Undelivered:
 		attrs := []any{"workload", e.Order.Workload, "node", e.Order.Node, "epoch", t.epoch.String(), "try", e.Try}
 		if e.Err != nil {
 			t.cfg.Logger.Warn("order not delivered", append(attrs, "err", e.Err)...)
 		} else {
-			t.cfg.Logger.Warn("order refused by a fence", append(attrs, "message", e.Message)...)
+			t.cfg.Logger.Warn("the agent refused an order because it has seen a newer epoch or generation", append(attrs, "message", e.Message)...)
 		}
 	case control.PlanLost:
 		t.cfg.Metrics.Trouble()
 	case control.AuditTruncated:
-		t.cfg.Logger.Warn("the agent did more than is read at once; its older tasks become no events", "node", e.Node, "read", e.Read)
+		t.cfg.Logger.Warn("the agent has more finished tasks than one read returns; the older tasks do not become events", "node", e.Node, "read", e.Read)
 	}
 }
 
-// run carries out one effect on a goroutine of its own; 0 = without a deadline.
+// run carries out one effect on its own goroutine. within is the time limit; 0 = none.
 func (t *term) run(within time.Duration, fn func(context.Context) control.Input) {
 	t.wg.Go(func() {
 		ctx, cancel := t.ctx, context.CancelFunc(func() {})
@@ -78,13 +78,13 @@ func (t *term) run(within time.Duration, fn func(context.Context) control.Input)
 			ctx, cancel = context.WithTimeout(t.ctx, within)
 		}
 		defer cancel()
-		if in := fn(ctx); t.ctx.Err() == nil { // after the term's end only Lost is an input
+		if in := fn(ctx); t.ctx.Err() == nil { // the term has ended and accepts no more answers
 			t.step(in)
 		}
 	})
 }
 
-// plan makes one planning step.
+// plan carries out the effect Plan: one planning step.
 func (t *term) plan(e control.Plan) control.Input {
 	began := time.Now()
 	step := sched.Next(e.World, e.Cache)
@@ -98,7 +98,7 @@ func (t *term) plan(e control.Plan) control.Input {
 	return control.Planned{Step: step, Took: took}
 }
 
-// propose puts commands through the log. A refusal by the state machine is no error.
+// propose puts commands into the log. If the state machine refuses a command, that is not an error.
 func (t *term) propose(ctx context.Context, e control.Propose) control.Input {
 	if e.Reports > 0 {
 		t.cfg.Metrics.Flush(e.Reports)
@@ -106,7 +106,7 @@ func (t *term) propose(ctx context.Context, e control.Propose) control.Input {
 	results, err := t.log.Propose(ctx, e.Commands...)
 	if err != nil {
 		if t.ctx.Err() == nil {
-			t.cfg.Logger.Warn("planner commands were not committed", "epoch", t.epoch.String(), "err", err)
+			t.cfg.Logger.Warn("the planner's commands could not be committed", "epoch", t.epoch.String(), "err", err)
 		}
 		return control.Proposed{ID: e.ID, Err: err}
 	}
@@ -120,7 +120,7 @@ func (t *term) propose(ctx context.Context, e control.Propose) control.Input {
 	return control.Proposed{ID: e.ID}
 }
 
-// deliver sends one order to its agent.
+// deliver carries out the effect Deliver: it sends one order to its agent.
 func (t *term) deliver(ctx context.Context, e control.Deliver) control.Input {
 	o, action := e.Order, "apply"
 	if o.Op == sched.OpDelete {
@@ -135,7 +135,7 @@ func (t *term) deliver(ctx context.Context, e control.Deliver) control.Input {
 	return control.Delivered{ID: e.ID, Ack: ack, Err: err}
 }
 
-// unread logs that an agent could not be read.
+// unread logs that a read of an agent failed.
 func (t *term) unread(err error, about ...any) {
 	if err != nil {
 		t.cfg.Logger.Debug("agent not read", append(about, "err", err)...)

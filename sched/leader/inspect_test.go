@@ -13,27 +13,27 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// fakeInspector answers with the workloads and tasks that a test put into it.
+// fakeInspector returns the workloads and tasks that a test has set.
 type fakeInspector struct {
 	mu      sync.Mutex
-	has     map[string]map[string]sched.Reported // by node and workload
-	fail    map[string]error                     // by node
+	has     map[string]map[string]sched.Reported // workloads that an agent lists, by node and workload
+	fail    map[string]error                     // error that each read of an agent returns, by node
 	acts    []*commandv1.AgentAction
 	looks   int
 	lists   map[string][]time.Time
 	flying  int
 	most    int
-	holding time.Duration // how long an answer takes
+	holding time.Duration // time that each answer takes
 }
 
 func newInspector() *fakeInspector {
 	return &fakeInspector{has: map[string]map[string]sched.Reported{}, fail: map[string]error{}, lists: map[string][]time.Time{}}
 }
 
-// with makes the leader read agents through f.
+// with makes the leader read agents through the fake inspector f.
 func with(f *fakeInspector) func(*Config) { return func(c *Config) { c.Inspector = f } }
 
-// put sets what a node reports of a workload.
+// put makes a node list a workload.
 func (f *fakeInspector) put(node string, r sched.Reported) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,8 +112,48 @@ func is0(state fsm.Actual, id string) sched.Reported {
 	return sched.Reported{Workload: id, Observation: fsm.Observation{State: state}}
 }
 
-func TestPolls(t *testing.T) {
-	// old makes a world with one agent of protocol 0 that has accepted web.
+// TestHeartbeatsOfAFormerInstanceDoNotCount: a legacy v1 agent (protocol 0) accepts a new revision
+// and shuts the former instance down, which its heartbeats still report as Running. For half of the
+// apply limit these heartbeats must not count.
+func TestHeartbeatsOfAFormerInstanceDoNotCount(t *testing.T) {
+	for _, c := range []struct {
+		name, kind string
+		limit      time.Duration // SCHEDULER_AGENT_APPLY_TIMEOUT
+	}{
+		{"a virtual machine has a limit of its own", "vm", 45 * time.Second},
+		{"without a limit they never count", "container", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newInspector()
+			f.put("old", is0(fsm.ActualRunning, "web"))
+			kind := func(p *commandv1.WorkloadPut) { p.Demand.Type = c.kind }
+			inWorld(t, nil, func(w *world) {
+				w.register("old", legacy, func(b *commandv1.RegisterNode) { b.Types = append(b.Types, "vm") })
+				w.beat(sched.Heartbeat{Node: "old"})
+				w.put("web", kind)
+				w.pass(1800 * time.Millisecond)
+				is(t, "status before", w.workload("web").Status, fsm.StatusRunning)
+				w.put("web", kind, func(p *commandv1.WorkloadPut) { p.Content = "c1:" + strings.Repeat("a", 64) })
+				f.put("old", is0(fsm.ActualPending, "web"))
+				for range 60 {
+					w.pass(time.Second)
+					w.beat(sched.Heartbeat{Node: "old", Full: true, Reports: []sched.Reported{is0(fsm.ActualRunning, "web")}})
+					w.pass(100 * time.Millisecond)
+					if got := w.workload("web"); got.Status == fsm.StatusRunning {
+						t.Errorf("the new revision must not count as Running while the polls say Pending, but does %d s after the agent accepted it", (got.UpdatedAt-got.AcknowledgedAt)/1e9)
+						return
+					}
+				}
+			}, with(f), func(cfg *Config) {
+				cfg.Tuning = sched.DefaultTuning()
+				cfg.Tuning.ApplyTimeout = int64(c.limit)
+			})
+		})
+	}
+}
+
+func TestLegacyAgentsArePolled(t *testing.T) {
+	// old runs fn with a node whose legacy v1 agent (protocol 0) has accepted an order for workload web.
 	old := func(t *testing.T, f *fakeInspector, fn func(w *world)) {
 		t.Helper()
 		inWorld(t, nil, func(w *world) {
@@ -122,7 +162,7 @@ func TestPolls(t *testing.T) {
 			w.put("web")
 			w.pass(300 * time.Millisecond)
 			if !w.workload("web").Acknowledged {
-				t.Fatalf("not accepted: %+v", w.workload("web"))
+				t.Fatalf("the workload must be accepted, but is not: %+v", w.workload("web"))
 			}
 			fn(w)
 		}, with(f))
@@ -133,7 +173,7 @@ func TestPolls(t *testing.T) {
 		old(t, f, func(w *world) {
 			w.pass(3 * time.Second)
 			if n := f.asked(); n < 2 || n > 4 {
-				t.Errorf("asked %d times in 3 s", n)
+				t.Errorf("the agent was polled %d times in 3 s, want 2 to 4", n)
 			}
 			f.put("old", is0(fsm.ActualRunning, "web"))
 			w.pass(1500 * time.Millisecond)
@@ -143,7 +183,7 @@ func TestPolls(t *testing.T) {
 			is(t, "asked after that", f.asked()-n, 0)
 		})
 	})
-	t.Run("a polled workload that the agent does not have is missing", func(t *testing.T) {
+	t.Run("a polled workload that the agent does not have is Missing", func(t *testing.T) {
 		f := newInspector()
 		old(t, f, func(w *world) {
 			w.pass(1500 * time.Millisecond)
@@ -156,12 +196,12 @@ func TestPolls(t *testing.T) {
 		old(t, f, func(w *world) {
 			w.pass(5 * time.Second)
 			if n := f.asked(); n < 3 {
-				t.Errorf("asked %d times in 5 s", n)
+				t.Errorf("the agent was polled %d times in 5 s, want at least 3", n)
 			}
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualPending)
 		})
 	})
-	t.Run("a new leader goes on polling", func(t *testing.T) {
+	t.Run("a new leader continues to poll", func(t *testing.T) {
 		f := newInspector()
 		f.put("old", is0(fsm.ActualPending, "web"))
 		old(t, f, func(w *world) {
@@ -170,8 +210,63 @@ func TestPolls(t *testing.T) {
 			w.lead()
 			w.pass(1500 * time.Millisecond)
 			if f.asked() == n {
-				t.Error("nobody asks")
+				t.Error("the leader must poll the agent, but does not")
 			}
+		})
+	})
+	t.Run("while the former instance stops, the new revision is not said to be Running", func(t *testing.T) {
+		f := newInspector()
+		f.put("old", is0(fsm.ActualRunning, "web"))
+		runs := sched.Heartbeat{Node: "old", Full: true, Reports: []sched.Reported{is0(fsm.ActualRunning, "web")}}
+		old(t, f, func(w *world) {
+			w.pass(1500 * time.Millisecond)
+			is(t, "status before", w.workload("web").Status, fsm.StatusRunning)
+			former := is0(fsm.ActualRunning, "web")
+			former.Revision = w.workload("web").Revision()
+			f.put("old", former)
+			w.put("web", func(p *commandv1.WorkloadPut) { p.Content = "c1:" + strings.Repeat("a", 64) })
+			for range 5 {
+				w.pass(500 * time.Millisecond)
+				w.beat(runs) // a heartbeat of a legacy v1 agent names no revision
+				w.pass(200 * time.Millisecond)
+				if got := w.workload("web"); got.Revision() == former.Revision || got.Status == fsm.StatusRunning {
+					t.Errorf("revision %s is %s while %s stops, want the new revision, and not Running", got.Revision(), got.Status, former.Revision)
+					return
+				}
+			}
+			f.put("old", is0(fsm.ActualPending, "web")) // the task of the agent is under way
+			w.pass(1500 * time.Millisecond)
+			w.beat(runs)
+			w.pass(200 * time.Millisecond)
+			is(t, "status during the task", w.workload("web").Status, fsm.StatusPending)
+			now := is0(fsm.ActualRunning, "web")
+			now.Revision = w.workload("web").Revision()
+			f.put("old", now)
+			w.pass(1500 * time.Millisecond)
+			is(t, "status after the task", w.workload("web").Status, fsm.StatusRunning)
+		})
+	})
+	t.Run("a working order whose polls fail costs no attempt, because heartbeats count before its deadline", func(t *testing.T) {
+		f := newInspector()
+		f.fail["old"] = errors.New("connection refused")
+		old(t, f, func(w *world) {
+			for range 50 {
+				w.pass(900 * time.Millisecond)
+				w.beat(sched.Heartbeat{Node: "old", Full: true, Reports: []sched.Reported{is0(fsm.ActualRunning, "web")}})
+			}
+			w.pass(500 * time.Millisecond)
+			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
+			is(t, "attempts", w.workload("web").Retry.Attempts, 0)
+		})
+	})
+	t.Run("in a frozen mode, in which nobody polls, a heartbeat counts at once", func(t *testing.T) {
+		f := newInspector()
+		f.put("old", is0(fsm.ActualPending, "web"))
+		old(t, f, func(w *world) {
+			w.mode(fsm.ModeDegraded)
+			w.beat(sched.Heartbeat{Node: "old", Full: true, Reports: []sched.Reported{is0(fsm.ActualRunning, "web")}})
+			w.pass(500 * time.Millisecond)
+			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
 		})
 	})
 	t.Run("an agent of protocol 1 is not polled", func(t *testing.T) {
@@ -225,7 +320,7 @@ func TestInspectionsAreBounded(t *testing.T) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.most != 4 {
-			t.Errorf("%d at a time, want 4", f.most)
+			t.Errorf("%d agents were read at a time, want 4", f.most)
 		}
 	}, with(f), func(c *Config) { c.Inspections = 4 })
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-func TestLease(t *testing.T) {
+func TestLeasesOfNodes(t *testing.T) {
 	for _, c := range []struct {
 		fact  string
 		nodes []string
@@ -20,10 +20,10 @@ func TestLease(t *testing.T) {
 	}{
 		{"a new term grants every node one full lease", []string{"a", "b"}, func(t *testing.T, w *world) {
 			w.pass(9500 * time.Millisecond)
-			is(t, "a is up before the lease ends", w.node("a").Up, true)
+			is(t, "node a is up before its lease ends", w.node("a").Up, true)
 			w.pass(600 * time.Millisecond)
-			is(t, "a is up after the lease", w.node("a").Up, false)
-			is(t, "b is up after the lease", w.node("b").Up, false)
+			is(t, "node a is up after its lease has ended", w.node("a").Up, false)
+			is(t, "node b is up after its lease has ended", w.node("b").Up, false)
 		}},
 		{"the next term grants a full lease again", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(9 * time.Second)
@@ -33,7 +33,7 @@ func TestLease(t *testing.T) {
 			w.pass(9 * time.Second)
 			is(t, "a is up", w.node("a").Up, true)
 			w.pass(1200 * time.Millisecond)
-			is(t, "a is up after the lease", w.node("a").Up, false)
+			is(t, "node a is up after its lease has ended", w.node("a").Up, false)
 		}},
 		{"a confirmed heartbeat extends the lease from its arrival", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(5 * time.Second)
@@ -43,7 +43,7 @@ func TestLease(t *testing.T) {
 			is(t, "end", l.ExpiresAt, sent.Add(10*time.Second).UnixNano())
 			is(t, "interval", l.Interval, int64(3*time.Second))
 		}},
-		{"without a Confirm the old end is repeated", []string{"a"}, func(t *testing.T, w *world) {
+		{"without a Confirm the answer repeats the old end of the lease", []string{"a"}, func(t *testing.T, w *world) {
 			first := w.beat(sched.Heartbeat{Node: "a"})
 			w.pass(2 * time.Second)
 			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
@@ -51,14 +51,14 @@ func TestLease(t *testing.T) {
 			is(t, "end", l.ExpiresAt, first.ExpiresAt)
 			is(t, "duration", l.Duration, 0)
 			w.pass(8200 * time.Millisecond)
-			is(t, "a is up after the old end", w.node("a").Up, false)
+			is(t, "node a is up after the old end of its lease", w.node("a").Up, false)
 		}},
 		{"a Confirm that began before the heartbeat arrived does not count", []string{"a", "b"}, func(t *testing.T, w *world) {
 			w.pass(time.Second)
 			w.log.set(func(l *fakeLog) { l.slow = time.Second })
 			done := make(chan sched.Lease)
 			go func() { done <- w.beat(sched.Heartbeat{Node: "a"}) }()
-			w.pass(500 * time.Millisecond) // the Confirm for a is under way
+			w.pass(500 * time.Millisecond) // the Confirm for the heartbeat of node a is under way
 			go func() { done <- w.beat(sched.Heartbeat{Node: "b"}) }()
 			l := <-done
 			is(t, "a is extended", l.Duration > 0, true)
@@ -103,9 +103,9 @@ func TestLease(t *testing.T) {
 			is(t, "fenced", n.Fenced, true)
 			w.register("a")
 			_, err = w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a", Sequence: 1})
-			is(t, "heartbeat after it registered", err, nil)
+			is(t, "heartbeat of the node after it registered", err, nil)
 		}},
-		{"outside a term no node is answered", []string{"a"}, func(t *testing.T, w *world) {
+		{"outside a term a heartbeat gets ErrNotLeading", []string{"a"}, func(t *testing.T, w *world) {
 			w.resign()
 			_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a"})
 			is(t, "not leading", errors.Is(err, ErrNotLeading), true)
@@ -121,7 +121,7 @@ func TestLease(t *testing.T) {
 				_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a"})
 				got <- err
 			}()
-			synctest.Wait() // it waits for the next window
+			synctest.Wait() // the heartbeat waits for the next Confirm
 			w.resign()
 			is(t, "not leading", errors.Is(<-got, ErrNotLeading), true)
 		}},
@@ -133,9 +133,9 @@ func TestLease(t *testing.T) {
 			is(t, "send full", l.SendFull, true)
 			is(t, "epoch", l.Epoch, w.epoch())
 			l = w.beat(sched.Heartbeat{Node: "b", Full: true, Sequence: 1})
-			is(t, "send full after a full list", l.SendFull, false)
+			is(t, "the answer asks for a full list after a full list was sent", l.SendFull, false)
 		}},
-		{"a node that was never told a lease gets none without a Confirm", nil, func(t *testing.T, w *world) {
+		{"the first lease of a node needs a Confirm", nil, func(t *testing.T, w *world) {
 			w.register("b")
 			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
 			_, err := w.loop.Registered(context.Background(), "b")
@@ -152,7 +152,7 @@ func TestLease(t *testing.T) {
 			w.pass(2 * time.Second)
 			is(t, "up after 61 s", w.node("old").Up, false)
 		}},
-		{"a heartbeat that was overtaken changes nothing", []string{"a"}, func(t *testing.T, w *world) {
+		{"a heartbeat that arrives after a later one changes nothing", []string{"a"}, func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a", Sequence: 7, Used: sched.NodeUsage{CPU: 7}})
 			w.pass(time.Second)
 			l := w.beat(sched.Heartbeat{Node: "a", Sequence: 6, Used: sched.NodeUsage{CPU: 6}})
@@ -163,16 +163,16 @@ func TestLease(t *testing.T) {
 				t.Error(err)
 			}
 			l = w.beat(sched.Heartbeat{Node: "a", Sequence: 1})
-			is(t, "extended after registering anew", l.Duration > 0, true)
+			is(t, "the lease is extended after the node registered again", l.Duration > 0, true)
 		}},
-		{"a lost node that is heard again returns", []string{"a"}, func(t *testing.T, w *world) {
+		{"a lost node whose heartbeat arrives is marked as up again", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(11 * time.Second)
 			is(t, "up", w.node("a").Up, false)
 			w.beat(sched.Heartbeat{Node: "a"})
 			w.settle()
 			is(t, "up when heard", w.node("a").Up, true)
 		}},
-		{"a lost node that is heard without a Confirm does not return", []string{"a"}, func(t *testing.T, w *world) {
+		{"a lost node whose heartbeat arrives is not marked as up without a Confirm", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(11 * time.Second)
 			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
 			w.beat(sched.Heartbeat{Node: "a"})
@@ -204,7 +204,7 @@ func TestLease(t *testing.T) {
 			w.settle()
 			about(t, "what is left", w.expires("a"), 10*time.Second)
 		}},
-		{"a heartbeat in a frozen mode is answered, with Drain", []string{"a"}, func(t *testing.T, w *world) {
+		{"the answer to a heartbeat in a frozen mode has Drain set", []string{"a"}, func(t *testing.T, w *world) {
 			w.mode(fsm.ModeDegraded)
 			l := w.beat(sched.Heartbeat{Node: "a"})
 			is(t, "drain", l.Drain, true)
@@ -214,23 +214,23 @@ func TestLease(t *testing.T) {
 			w.pass(8 * time.Second)
 			w.missed.Add(int64(time.Hour))
 			w.pass(1800 * time.Millisecond)
-			is(t, "a is up when its own time is not over", w.node("a").Up, true)
+			is(t, "node a is up, because the deadline of its own lease has not passed", w.node("a").Up, true)
 			w.pass(800 * time.Millisecond)
-			is(t, "a is up when it is", w.node("a").Up, false)
+			is(t, "node a is up after its own deadline", w.node("a").Up, false)
 		}},
 		{"a clock that is set back changes no lease", []string{"a"}, func(t *testing.T, w *world) {
 			w.pass(5 * time.Second)
 			w.ahead.Add(-int64(time.Hour))
 			w.pass(4500 * time.Millisecond)
-			is(t, "a is up before its time", w.node("a").Up, true)
+			is(t, "node a is up before its deadline", w.node("a").Up, true)
 			w.pass(time.Second)
 			is(t, "a is up after it", w.node("a").Up, false)
 		}},
-		{"a clock that is set back prolongs a wait for a fencer by a third at most", []string{"b"}, func(t *testing.T, w *world) {
-			guarded := func(n *commandv1.RegisterNode) {
+		{"a clock that is set back prolongs the wait for a fencer by at most a third", []string{"b"}, func(t *testing.T, w *world) {
+			fencing := func(n *commandv1.RegisterNode) {
 				n.SelfFencing, n.FenceBoundSeconds, n.Types = true, 15, []string{"vm"}
 			}
-			w.register("a", guarded)
+			w.register("a", fencing)
 			w.put("x", func(p *commandv1.WorkloadPut) {
 				p.Demand.Type, p.Demand.Exclusive, p.Demand.OnLostLease = "vm", true, fsm.OnLostLeaseStop
 			})
@@ -243,7 +243,7 @@ func TestLease(t *testing.T) {
 			w.alive(11*time.Second, "b")
 			is(t, "x is no longer on", w.workload("x").Node, "")
 		}},
-		{"a removed node is forgotten and is new when it registers again", []string{"a"}, func(t *testing.T, w *world) {
+		{"the lease of a removed node is dropped, and the node is new when it registers again", []string{"a"}, func(t *testing.T, w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a", Force: true}}})
 			w.settle()
 			_, _, ok := w.loop.LeaseOf("a")
@@ -259,21 +259,21 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// TestAClockThatWasAhead: times in the future, written to the state by a clock that was wrong
-// for a moment, delay nothing, and end no lease and no wait for a fencer early.
-func TestAClockThatWasAhead(t *testing.T) {
+// TestTimesInTheFutureDelayNothing: the clock of a leader was ahead for a moment, so the state holds times in
+// the future. They delay no work. They also end no lease early, and no wait for a fencer.
+func TestTimesInTheFutureDelayNothing(t *testing.T) {
 	const wrong = int64(2 * time.Hour)
 	for _, c := range []struct {
 		whose string
 		write func(w *world)
 	}{
-		{"the leader's", func(w *world) {
+		{"the leader's clock", func(w *world) {
 			w.ahead.Store(wrong)
 			w.put("other")
 			w.pass(time.Second)
 			w.ahead.Store(0)
 		}},
-		{"another replica's", func(w *world) {
+		{"the clock of another replica", func(w *world) {
 			w.do(&commandv1.Command{Head: &commandv1.Head{At: time.Now().UnixNano() + wrong}, Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}})
 			w.put("other")
 		}},
@@ -305,9 +305,9 @@ func TestAClockThatWasAhead(t *testing.T) {
 				is(t, "web is ordered again", before.Less(w.workload("web").Generation), true)
 				is(t, "x is no longer on", w.workload("x").Node, "")
 				w.alive(5*time.Second, "a")
-				is(t, "b, silent for less than its lease, is up", w.node("b").Up, true)
+				is(t, "node b, which was silent for less than its lease, is up", w.node("b").Up, true)
 				w.alive(6*time.Second, "a")
-				is(t, "b, silent for longer, is up", w.node("b").Up, false)
+				is(t, "node b, which was silent for longer than its lease, is up", w.node("b").Up, false)
 			})
 		})
 	}

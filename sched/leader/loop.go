@@ -13,14 +13,14 @@ import (
 	"github.com/persys/compute/sched/control"
 )
 
-// ErrNotLeading is returned outside a leadership term.
+// ErrNotLeading is returned by calls while this replica does not lead.
 var ErrNotLeading = control.ErrNotLeading
 
-// ErrUnknownNode is returned for a node that is not registered, or not since it was
+// ErrUnknownNode is returned for a node that is not registered, or that has not registered since it was
 // fenced.
 type ErrUnknownNode = control.ErrUnknownNode
 
-// Loop is the leader of one replica: idle until Run, and again after it.
+// Loop runs the leadership terms of one replica. It is idle outside of Run.
 type Loop struct {
 	cfg    Config
 	log    Proposer
@@ -29,31 +29,31 @@ type Loop struct {
 	term   atomic.Pointer[term]
 }
 
-// New makes a Loop over a replica's log and state.
+// New returns a Loop that proposes to log, delivers to agents and reads the state from st.
 func New(cfg Config, log Proposer, agents Agents, st *store.Store) *Loop {
 	return &Loop{cfg: cfg.withDefaults(), log: log, agents: agents, store: st}
 }
 
-// Leading reports whether a term is running on this replica.
+// Leading reports whether a leadership term is running on this replica.
 func (l *Loop) Leading() bool { return l.term.Load() != nil }
 
-// term runs one control.Term.
+// term runs one control.Term in real time.
 type term struct {
 	*Loop
 	ctx   context.Context
 	epoch fsm.Epoch
-	wake  chan struct{}  // capacity 1: the term is due earlier than the clock knows
-	wg    sync.WaitGroup // effects under way
+	wake  chan struct{}  // signal (capacity 1) that the term must be stepped earlier than the goroutine clock expects
+	wg    sync.WaitGroup // counts the goroutines that carry out effects
 
 	mu     sync.Mutex
 	core   *control.Term
-	wakeAt int64 // monotonic
+	wakeAt int64 // when clock will step the term next, on the monotonic clock
 	calls  map[control.Call]chan control.Reply
-	call   control.Call // the last one
+	call   control.Call // the number of the last Call
 }
 
-// Run leads for one term: from an established leadership until ctx ends. It returns nil
-// when ctx has ended, after every goroutine of the term.
+// Run leads for one term. It is called when this replica has become the leader, and ctx ends when it no
+// longer is. It returns nil after ctx has ended and every goroutine of the term has returned.
 func (l *Loop) Run(ctx context.Context, epoch fsm.Epoch) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -74,7 +74,7 @@ func (l *Loop) Run(ctx context.Context, epoch fsm.Epoch) error {
 	return nil
 }
 
-// clock steps the term whenever it is due, until ctx ends.
+// clock steps the term whenever its WakeAt is reached, until ctx ends.
 func (t *term) clock() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -93,12 +93,13 @@ func (t *term) clock() {
 	}
 }
 
-// step hands one input to the term and carries out the effects.
+// step passes one input to the control.Term and carries out the effects.
 func (t *term) step(in control.Input) {
 	t.mu.Lock()
 	effects := t.core.Step(t.cfg.Clock(), t.store.View(), in)
 	if len(effects) > 0 {
-		// Callers of Heartbeat are not counted by wg. Run must not return before their effects have started.
+		// wg does not count the callers of Heartbeat. So this call keeps Run from returning before their
+		// effects have started.
 		t.wg.Add(1)
 		defer t.wg.Done()
 	}
@@ -106,7 +107,7 @@ func (t *term) step(in control.Input) {
 	t.wakeAt = t.core.WakeAt()
 	for _, e := range effects {
 		if r, ok := e.(control.Reply); ok {
-			t.calls[r.Call] <- r // has room for the one reply
+			t.calls[r.Call] <- r // this does not block: the channel has room for the only reply
 			delete(t.calls, r.Call)
 		}
 	}
@@ -122,8 +123,8 @@ func (t *term) step(in control.Input) {
 	}
 }
 
-// follow hands the change feed to the term, from a view on, until ctx ends. When it falls
-// off the feed it starts again from the newest view.
+// follow passes the change feed to the term, beginning after view, until ctx ends. If the feed no longer has
+// the next changes, follow continues from the newest view.
 func (t *term) follow(view fsm.View) {
 	for t.ctx.Err() == nil {
 		cur, err := t.store.Changes(view.Info().Index)
@@ -139,27 +140,26 @@ func (t *term) follow(view fsm.View) {
 		if errors.Is(err, store.ErrClosed) || t.ctx.Err() != nil {
 			return
 		}
-		// The missed changes may have ended a frozen mode.
+		// The changes that follow has missed may have ended a frozen mode.
 		view = t.store.View()
 		t.step(control.Updates{View: view, Fresh: true, Thawed: true})
 	}
 }
 
-// Heartbeat takes one node's heartbeat and answers with its lease. The lease is extended
-// only if leadership was confirmed after the heartbeat arrived here, and within ctx;
-// otherwise the old end is repeated and Duration is 0. Errors: ErrNotLeading,
-// *ErrUnknownNode.
+// Heartbeat passes a heartbeat to the term and returns the node's lease. The lease is extended only if
+// leadership is confirmed after the heartbeat arrived here and before ctx ends. Otherwise the answer repeats
+// the old end of the lease, with Duration 0. It returns ErrNotLeading or *ErrUnknownNode.
 func (l *Loop) Heartbeat(ctx context.Context, hb sched.Heartbeat) (sched.Lease, error) {
 	return l.ask(ctx, func(c control.Call) control.Input { return control.Heartbeat{Call: c, Beat: hb} })
 }
 
-// Registered grants the lease of a node whose registration is committed. Errors are those
-// of Heartbeat.
+// Registered returns the first lease of a node whose registration is committed. It returns the same errors as
+// Heartbeat.
 func (l *Loop) Registered(ctx context.Context, node string) (sched.Lease, error) {
 	return l.ask(ctx, func(c control.Call) control.Input { return control.Registered{Call: c, Node: node} })
 }
 
-// ask hands a call to the term and waits for its reply.
+// ask passes a call of a node to the term and waits for its reply.
 func (l *Loop) ask(ctx context.Context, in func(control.Call) control.Input) (sched.Lease, error) {
 	t := l.term.Load()
 	if t == nil {
@@ -188,39 +188,39 @@ func (l *Loop) ask(ctx context.Context, in func(control.Call) control.Input) (sc
 	}
 }
 
-// Stats returns figures for metrics; all zero outside a term.
+// Stats returns figures for metrics. They are all zero if this replica does not lead.
 func (l *Loop) Stats() (s control.Stats) {
 	l.look(func(t *control.Term) { s = t.Stats() })
 	return s
 }
 
-// LeaseOf returns the end of a node's lease and when the node was last heard, Unix
-// nanoseconds (0 = not in this term); ok is false outside a term and for unknown nodes.
+// LeaseOf returns the end of a node's lease and the time of its last heartbeat in Unix nanoseconds (0 = none
+// in this term); ok is false if this replica does not lead or the node is unknown.
 func (l *Loop) LeaseOf(node string) (expires, heard int64, ok bool) {
 	l.look(func(t *control.Term) { expires, heard, ok = t.Lease(node) })
 	return expires, heard, ok
 }
 
-// UsageOf returns what a node last reported to use.
+// UsageOf returns the resource usage that a node last reported.
 func (l *Loop) UsageOf(node string) (u sched.NodeUsage, ok bool) {
 	l.look(func(t *control.Term) { u, ok = t.NodeUsage(node) })
 	return u, ok
 }
 
-// PoolsUsedOf returns what a node last reported that its storage pools hold: GB, by name.
-// The map must not be changed.
+// PoolsUsedOf returns the GB in use of each storage pool of a node, by name, as last reported. The map must
+// not be changed.
 func (l *Loop) PoolsUsedOf(node string) (pools map[string]int64) {
 	l.look(func(t *control.Term) { pools = t.PoolsUsed(node) })
 	return pools
 }
 
-// WorkloadUsageOf returns what a node last reported that one of its workloads uses.
+// WorkloadUsageOf returns the resource usage that a node last reported for one of its workloads.
 func (l *Loop) WorkloadUsageOf(node, workload string) (u sched.WorkloadUsage, ok bool) {
 	l.look(func(t *control.Term) { u, ok = t.WorkloadUsage(node, workload) })
 	return u, ok
 }
 
-// look runs fn on the term, if there is one.
+// look calls fn with the present leadership term, if there is one.
 func (l *Loop) look(fn func(*control.Term)) {
 	if t := l.term.Load(); t != nil {
 		t.mu.Lock()

@@ -12,8 +12,9 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-func TestReports(t *testing.T) {
-	// Each world has web running on a, acknowledged, and nothing under way.
+func TestReportsAreCommittedOnce(t *testing.T) {
+	// In each case, web runs on node a, its agent has acknowledged the order, and the leader waits for the result
+	// of no command or call.
 	for _, c := range []struct {
 		fact string
 		fn   func(*testing.T, *world)
@@ -36,7 +37,7 @@ func TestReports(t *testing.T) {
 			w.pass(300 * time.Millisecond)
 			is(t, "message", w.workload("web").Actual.Message, "word 4")
 			if n := w.log.count("report") - before; n > 2 {
-				t.Errorf("%d commits, want at most 2", n)
+				t.Errorf("%d commits of reports, want at most 2", n)
 			}
 		}},
 		{"a report about a former generation is not committed", func(t *testing.T, w *world) {
@@ -57,7 +58,7 @@ func TestReports(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "commits", w.log.count("report")-before, 0)
 		}},
-		{"a workload that was placed elsewhere is deleted on a node that still reports it, once", func(t *testing.T, w *world) {
+		{"a workload that was placed elsewhere is deleted once on a node that still reports it", func(t *testing.T, w *world) {
 			w.register("b")
 			orders := 0
 			w.agents.on("b", func(_ context.Context, o sched.Order) (sched.Ack, error) {
@@ -90,7 +91,7 @@ func TestReports(t *testing.T) {
 			_, ok := w.view().Residual("b", "web")
 			is(t, "residual", ok, true)
 		}},
-		{"a deleted workload is deleted on a node that still reports it, once", func(t *testing.T, w *world) {
+		{"a deleted workload is deleted once on a node that still reports it", func(t *testing.T, w *world) {
 			w.register("b")
 			r := w.running("web")
 			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web", Force: true}}})
@@ -105,15 +106,15 @@ func TestReports(t *testing.T) {
 			w.beat(sched.Heartbeat{Node: "b", Reports: []sched.Reported{r}})
 			w.pass(time.Second)
 			is(t, "orders", orders, 1)
-			// The report of b, the answer of b, and the answer of a to its delete. Two may share a
-			// commit.
+			// Three reports are committed: the report of node b, the answer of b to its order, and the answer
+			// of node a to the delete. Two of them may be in one commit.
 			if n := w.log.count("report") - before; n < 2 || n > 3 {
-				t.Errorf("%d commits, want 2 or 3", n)
+				t.Errorf("%d commits of reports, want 2 or 3", n)
 			}
 			_, ok := w.view().Residual("b", "web")
 			is(t, "residual", ok, false)
 		}},
-		{"after a restore, a report of a later generation says where the workload is", func(t *testing.T, w *world) {
+		{"after a restore, a workload is assigned to the node that reports a later generation", func(t *testing.T, w *world) {
 			w.register("b")
 			r := w.running("web")
 			r.Observation.Generation.Sequence++
@@ -135,16 +136,16 @@ func TestReports(t *testing.T) {
 			r.Observation.Addresses = []string{"172.17.0.2"}
 			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{r}})
 			w.pass(time.Second)
-			is(t, "ports", fmt.Sprint(w.workload("web").Actual.Ports), "[{32768 80 tcp}]")
+			is(t, "ports", fmt.Sprint(w.workload("web").Actual.Ports), "[{32768 80 tcp }]")
 			is(t, "addresses", fmt.Sprint(w.workload("web").Actual.Addresses), "[172.17.0.2]")
 		}},
-		{"a workload that a complete list lacks is missing", func(t *testing.T, w *world) {
+		{"a workload that a complete list does not name is Missing", func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a", Full: true})
 			w.pass(time.Second)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
 			is(t, "node", w.workload("web").Node, "a")
 		}},
-		{"a workload that a complete list has at a former generation is missing", func(t *testing.T, w *world) {
+		{"a workload that a complete list names at a former generation is Missing", func(t *testing.T, w *world) {
 			r := w.running("web")
 			r.Observation.Generation.Sequence--
 			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{r}})
@@ -184,18 +185,18 @@ func TestReports(t *testing.T) {
 				for _, e := range l.entries {
 					for _, c := range e {
 						if size := c.SizeVT(); size > 256<<10 {
-							t.Errorf("%s has %d bytes", fsm.ArmName(c), size)
+							t.Errorf("command %s has %d bytes, want at most 256 KiB", fsm.ArmName(c), size)
 						}
 					}
 				}
 			})
 		}},
-		{"a list of changes makes nothing missing", func(t *testing.T, w *world) {
+		{"a list that is not complete makes no workload Missing", func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a"})
 			w.pass(time.Second)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualRunning)
 		}},
-		{"a workload whose order was not acknowledged is not missing", func(t *testing.T, w *world) {
+		{"a workload whose order was not acknowledged is not Missing", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
 			w.put("api")
 			w.pass(time.Second)
@@ -203,15 +204,15 @@ func TestReports(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "state", w.workload("api").Actual.State, fsm.ActualNone)
 		}},
-		{"a workload whose order was just answered is not missing", func(t *testing.T, w *world) {
+		{"a workload whose order was just answered is not Missing", func(t *testing.T, w *world) {
 			w.put("api")
-			w.pass(120 * time.Millisecond) // acknowledged and committed
+			w.pass(120 * time.Millisecond) // the order for web is acknowledged, and its report is committed
 			is(t, "acknowledged", w.workload("api").Acknowledged, true)
 			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
 			w.pass(time.Second)
 			is(t, "state", w.workload("api").Actual.State, fsm.ActualPending)
 		}},
-		{"a missing workload that is reported again within the grace is not given a retry", func(t *testing.T, w *world) {
+		{"a Missing workload that is reported again within the grace is not retried", func(t *testing.T, w *world) {
 			before := w.workload("web").Generation
 			w.beat(sched.Heartbeat{Node: "a", Full: true})
 			w.alive(10*time.Second, "a")
@@ -220,7 +221,7 @@ func TestReports(t *testing.T) {
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualRunning)
 			is(t, "generation", w.workload("web").Generation, before)
 		}},
-		{"a report of gone ends a residual of the same generation", func(t *testing.T, w *world) {
+		{"a gone report removes a residual of the same generation", func(t *testing.T, w *world) {
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) { return sched.Ack{Accepted: true}, nil })
 			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web"}}})
 			w.settle()
@@ -233,20 +234,20 @@ func TestReports(t *testing.T) {
 			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{gone(older)}})
 			w.pass(time.Second)
 			_, ok = w.view().Residual("a", "web")
-			is(t, "residual after an older word", ok, true)
+			is(t, "residual after an older gone report", ok, true)
 			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{gone(r.Generation)}})
 			w.pass(time.Second)
 			_, ok = w.view().Residual("a", "web")
-			is(t, "residual after the word", ok, false)
+			is(t, "residual after the gone report", ok, false)
 			is(t, "workloads", w.view().WorkloadCount(), 0)
 		}},
-		{"a report of gone about an unknown workload is not committed", func(t *testing.T, w *world) {
+		{"a gone report about an unknown workload is not committed", func(t *testing.T, w *world) {
 			before := w.log.count("report")
 			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{{Workload: "x", Gone: true}}})
 			w.pass(time.Second)
 			is(t, "commits", w.log.count("report")-before, 0)
 		}},
-		{"a peer without generations is believed once the order is acknowledged", func(t *testing.T, w *world) {
+		{"reports of a legacy v1 agent, which have no generation, count once it has acknowledged the order", func(t *testing.T, w *world) {
 			r := sched.Reported{Workload: "web", Observation: fsm.Observation{State: fsm.ActualFailed}}
 			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{r}})
 			w.pass(time.Second)
@@ -298,7 +299,8 @@ func TestManyReportsFlushAtOnce(t *testing.T) {
 			w.put(fmt.Sprintf("w%02d", i))
 		}
 		w.pass(5 * time.Second)
-		// The first report opens a window. The later ones must not wait for its end.
+		// The first report is committed at once. Later reports then wait at most FlushEvery, and here they
+		// must be committed earlier, because there are FlushItems of them.
 		go w.beat(sched.Heartbeat{Node: "a", Sequence: 1, Reports: []sched.Reported{w.running("w00")}})
 		w.pass(time.Millisecond)
 		var all []sched.Reported

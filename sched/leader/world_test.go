@@ -22,7 +22,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
-	errUnknown   = errors.New("may or may not have been committed")
+	errUnknown   = errors.New("test: the command may or may not have been committed")
 	errNotLeader = errors.New("not the leader")
 )
 
@@ -34,10 +34,10 @@ type fakeLog struct {
 	index    uint64
 	term     uint64
 	last     fsm.State
-	fail     error // of Propose; the commands are applied all the same if it is errUnknown
-	deaf     error // of Confirm
+	fail     error // error that Propose returns; with errUnknown it also applies the commands
+	deaf     error // error that Confirm returns
 	slow     time.Duration
-	arms     map[string]int // commands applied
+	arms     map[string]int // number of applied commands, by command name
 	entries  [][]fsm.Command
 	confirms int
 }
@@ -89,7 +89,7 @@ func (l *fakeLog) delay() time.Duration {
 	return l.slow
 }
 
-// set changes the behaviour of the log.
+// set changes how the fake log behaves.
 func (l *fakeLog) set(fn func(*fakeLog)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +115,7 @@ type delivery struct {
 	at    time.Time
 }
 
-// fakeAgents accepts everything, unless told otherwise per node.
+// fakeAgents accepts every order, unless a test sets an answer for the node.
 type fakeAgents struct {
 	mu      sync.Mutex
 	seen    []delivery
@@ -173,15 +173,15 @@ func broken(context.Context, sched.Order) (sched.Ack, error) {
 	return sched.Ack{}, errors.New("connection refused")
 }
 
-// world is a leader with a fake log and fake agents, inside a bubble of testing/synctest:
-// time passes when every goroutine waits.
+// world is a leader with a fake log and fake agents. It runs under testing/synctest, where time
+// passes only while every goroutine waits.
 type world struct {
 	t      *testing.T
 	log    *fakeLog
 	agents *fakeAgents
 	loop   *Loop
-	ahead  atomic.Int64 // nanoseconds that the leader's wall clock is ahead of the bubble's
-	missed atomic.Int64 // nanoseconds that the leader's process was paused for
+	ahead  atomic.Int64 // nanoseconds by which the leader's wall clock is ahead of the synctest clock
+	missed atomic.Int64 // nanoseconds for which the leader's process seems to have been paused
 	stop   func()
 	ended  chan struct{}
 }
@@ -225,7 +225,7 @@ func (w *world) epoch() fsm.Epoch {
 	return fsm.Epoch{Incarnation: w.view().Info().Incarnation, Term: w.log.term}
 }
 
-// restored ends the term, gives the state a new incarnation and leads again.
+// restored ends the term, gives the state a new incarnation as a restore does, and begins another term.
 func (w *world) restored() {
 	w.resign()
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 2}}})
@@ -233,7 +233,7 @@ func (w *world) restored() {
 	w.settle()
 }
 
-// lead begins a term and waits until its first steps are done.
+// lead begins a leadership term and waits until its first steps are done.
 func (w *world) lead() {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.ended = make(chan struct{})
@@ -242,22 +242,22 @@ func (w *world) lead() {
 	go func() {
 		defer close(ended)
 		if err := w.loop.Run(ctx, w.epoch()); err != nil {
-			w.t.Errorf("Run: %v", err)
+			w.t.Errorf("Run returned %v", err)
 		}
 	}()
 	w.settle()
 }
 
-// resign ends the term and waits for its goroutines.
+// resign ends the leadership term and waits for its goroutines.
 func (w *world) resign() {
 	w.stop()
 	<-w.ended
 }
 
-// settle lets pending work finish.
+// settle waits 20 ms, in which the leader does all pending work.
 func (w *world) settle() { w.pass(20 * time.Millisecond) }
 
-// pass lets time pass.
+// pass lets the time d pass.
 func (w *world) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -274,7 +274,7 @@ func (w *world) do(c *commandv1.Command) fsm.Result {
 	r, err := w.log.Propose(context.Background(), c)
 	w.log.set(func(l *fakeLog) { l.fail, l.slow = fail, slow })
 	if err != nil || r[0].Err() != nil {
-		w.t.Fatalf("%v: %v %v", c, err, r)
+		w.t.Fatalf("command %v must be accepted, but returned error %v and result %v", c, err, r)
 	}
 	return r[0]
 }
@@ -317,7 +317,7 @@ func (w *world) node(id string) *fsm.Node {
 	w.t.Helper()
 	n, ok := w.view().Node(id)
 	if !ok {
-		w.t.Fatalf("node %s is not there", id)
+		w.t.Fatalf("the state has no node %s", id)
 	}
 	return n
 }
@@ -326,22 +326,23 @@ func (w *world) workload(id string) *fsm.Workload {
 	w.t.Helper()
 	n, ok := w.view().Workload(id)
 	if !ok {
-		w.t.Fatalf("workload %s is not there", id)
+		w.t.Fatalf("the state has no workload %s", id)
 	}
 	return n
 }
 
-// beat sends a heartbeat and returns its answer.
+// beat sends a heartbeat and returns the lease in the answer.
 func (w *world) beat(hb sched.Heartbeat) sched.Lease {
 	w.t.Helper()
 	lease, err := w.loop.Heartbeat(context.Background(), hb)
 	if err != nil {
-		w.t.Errorf("heartbeat of %s: %v", hb.Node, err) // some are sent by goroutines of their own
+		// Errorf, because some heartbeats are sent by other goroutines, which must not call Fatalf.
+		w.t.Errorf("the heartbeat of node %s must be answered, but returned error %v", hb.Node, err)
 	}
 	return lease
 }
 
-// alive keeps nodes' leases going in the background for d.
+// alive sends heartbeats of nodes in the background for d.
 func (w *world) alive(d time.Duration, nodes ...string) {
 	w.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); {
@@ -352,7 +353,7 @@ func (w *world) alive(d time.Duration, nodes ...string) {
 	}
 }
 
-// running is a report that a workload runs at its present generation.
+// running returns the report that a workload runs at its present generation.
 func (w *world) running(id string) sched.Reported {
 	return sched.Reported{Workload: id, Observation: fsm.Observation{State: fsm.ActualRunning, Generation: w.workload(id).Generation}}
 }
@@ -361,7 +362,7 @@ func (w *world) expires(node string) time.Duration {
 	w.t.Helper()
 	end, _, ok := w.loop.LeaseOf(node)
 	if !ok {
-		w.t.Fatalf("no lease of %s", node)
+		w.t.Fatalf("node %s must have a lease, but has none", node)
 	}
 	return time.Duration(end - time.Now().UnixNano() - w.ahead.Load() - w.missed.Load())
 }
@@ -373,7 +374,8 @@ func is[T comparable](t testing.TB, what string, got, want T) {
 	}
 }
 
-// about allows for the 20 ms that a test lets things settle in, and a little.
+// about fails the test unless two durations are nearly equal. They may differ by the 20 ms that
+// settle takes, and by some delay.
 func about(t testing.TB, what string, got, want time.Duration) {
 	t.Helper()
 	if d := (got - want).Abs(); d > 60*time.Millisecond {
@@ -381,7 +383,7 @@ func about(t testing.TB, what string, got, want time.Duration) {
 	}
 }
 
-// sleep waits for d, or until ctx ends.
+// sleep waits for the duration d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -1,4 +1,4 @@
-// Package composefile tells how nodes treat each key of a Compose file.
+// Package composefile says what nodes do with each key of a Compose file.
 package composefile
 
 import (
@@ -9,62 +9,63 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Treatments of a key.
+// The ways in which nodes treat a key of a Compose file.
 const (
-	Honoured   = "honoured"   // as in Compose itself
-	Translated = "translated" // done in another way, see the note
-	Ignored    = "ignored"    // has no effect
-	Refused    = "refused"    // prevents the stack from starting
+	Honoured   = "honoured"   // nodes honour the key: it has the same effect as in Compose itself
+	Translated = "translated" // nodes do something else, which Note describes
+	Ignored    = "ignored"    // has no effect on nodes
+	Refused    = "refused"    // nodes do not start a stack with this key
 )
 
-// Key is a key of a Compose file and its treatment.
+// Key is a key of a Compose file, with what nodes do with it.
 type Key struct {
 	Line    int
-	Path    string // services.web.deploy.placement
+	Path    string // path of the key, for example services.web.deploy.placement
 	Verdict string
 	Note    string
 }
 
-// rule is the treatment of a key and of all keys below it, unless a longer rule matches. A '*'
-// matches one name that the author of the file chose.
+// rule says how nodes treat a key and all keys below it, unless a rule with a longer path matches. A '*' in
+// the path stands for one name that the author of the file chose.
 type rule struct {
 	path, verdict, note string
 }
 
-// rules lists the keys that are not honoured; honoured lists the others.
+// rules lists the keys that nodes do not honour. The function honoured lists the other keys.
 func rules() []rule {
 	const own = "use constraints, tolerations and priority of the workload"
 	return []rule{
 		{"version", Ignored, "obsolete"},
 		{"name", Translated, "the project is named after the workload"},
-		{"models", Refused, "agents have no model runner"},
-		{"services.*.attach", Ignored, "for a terminal; logs have every service"},
+		{"models", Refused, "agents run no models"},
+		{"services.*.attach", Ignored, "only for a terminal; the logs have the output of every service"},
 		{"services.*.build", Refused, "nodes build no images: name one in image"},
 		{"services.*.deploy.endpoint_mode", Ignored, "for Swarm"},
 		{"services.*.deploy.labels", Ignored, "for Swarm; labels of the service reach containers"},
 		{"services.*.deploy.mode", Ignored, "replicas counts"},
 		{"services.*.deploy.placement", Ignored, own},
-		{"services.*.deploy.resources.limits", Honoured, "and reserved on the node, unless resources of the workload are given"},
+		{"services.*.deploy.resources.limits", Honoured, "and reserved on the node, unless the workload itself has resources"},
 		{"services.*.deploy.rollback_config", Ignored, "a failed update is tried again"},
-		{"services.*.deploy.update_config", Ignored, "what differs is replaced at once"},
+		{"services.*.deploy.update_config", Ignored, "services that differ are replaced at once"},
 		{"services.*.develop", Ignored, "for a terminal"},
 		{"services.*.env_file", Honoured, "paths are those of the Git repository; .env holds compose.env"},
 		{"services.*.labels", Honoured, "except persys.*"},
 		{"services.*.models", Refused, "agents have no model runner"},
 		{"services.*.ports", Honoured, "a name that is a service name is found in DNS, if the file is inline"},
-		{"services.*.pre_stop", Ignored, "a stack is stopped without its file"},
-		{"services.*.profiles", Translated, "enabled by COMPOSE_PROFILES in compose.env"},
+		{"services.*.pre_stop", Ignored, "a stack is stopped without reading its file"},
+		{"services.*.profiles", Translated, "enabled by COMPOSE_PROFILES; a specification has it in compose.env"},
 		{"services.*.provider", Refused, "agents run containers only"},
-		{"services.*.pull_policy", Translated, "always, missing and never; others count as missing, build as never"},
+		{"services.*.pull_policy", Translated, "always, missing and never; every other value counts as missing, but build as never"},
 		{"services.*.pull_refresh_after", Ignored, "with pull_policy always an update renews the image"},
-		{"services.*.restart", Translated, "no for exclusive workloads; the agent starts what ended"},
-		{"services.*.stop_grace_period", Translated, "for updates and deletes; a stop gives the agent's 30 s"},
-		{"services.*.volumes", Honoured, "named ones stay over updates, and on a node that the stack moves away from; a delete removes them"},
-		{"volumes", Honoured, "stay over updates, and on a node that the stack moves away from; a delete removes them, except external ones"},
+		{"services.*.restart", Translated, "no for exclusive workloads; the agent starts containers that have ended"},
+		{"services.*.stop_grace_period", Honoured, "at most 10 min; default 30 s"},
+		{"services.*.volumes", Honoured, "named volumes are kept in updates, and on a node that the stack moves away from; a delete removes them"},
+		{"volumes", Honoured, "kept in updates, and on a node that the stack moves away from; a delete removes them, except external ones"},
 	}
 }
 
-// honoured lists the other keys of a file, a service and its deploy section.
+// honoured lists the keys of a file, of a service and of its deploy section that have the same effect as in
+// Compose itself.
 func honoured() []string {
 	return []string{
 		"include", "services", "networks", "secrets", "configs",
@@ -90,18 +91,21 @@ func honoured() []string {
 	}
 }
 
-// Keys returns the treatment of every key of a Compose file, in the order of the file. If all keys
-// below a key are treated alike, only that key is listed.
+// ErrNotCompose means that a file is not a mapping with services.
+var ErrNotCompose = errors.New("must be a Compose file: a mapping with services")
+
+// Keys returns the treatment of every key of a Compose file, in the order of the file. If nodes treat all
+// keys below a key in the same way, only that key is listed.
 func Keys(text string) ([]Key, error) {
 	if len(text) > maxText {
-		return nil, fmt.Errorf("is %d bytes, at most %d", len(text), maxText)
+		return nil, fmt.Errorf("the Compose file is %d bytes, at most %d", len(text), maxText)
 	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
 		return nil, err
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode || value(doc.Content[0], "services") == nil {
-		return nil, errors.New("must be a Compose file: a mapping with services")
+		return nil, ErrNotCompose
 	}
 	verdicts := map[string]rule{}
 	for _, path := range honoured() {
@@ -118,7 +122,7 @@ func Keys(text string) ([]Key, error) {
 	return w.keys, nil
 }
 
-// Bounds of a file. Merges may repeat and nest mappings.
+// Bounds of a Compose file, because YAML merges may repeat and nest mappings.
 const (
 	maxText  = 512 << 10
 	maxKeys  = 50_000
@@ -128,11 +132,11 @@ const (
 type walk struct {
 	verdicts map[string]rule
 	keys     []Key
-	visits   int // visited mappings, also empty ones
+	visits   int // number of visited mappings, including empty ones
 }
 
-// mapping visits a mapping in the order of the file. pattern is its path in rules, shown its path
-// in the file.
+// mapping visits the keys of a mapping in the order of the file. pattern is the path of the mapping in the
+// rules, shown its path in the file.
 func (w *walk) mapping(n *yaml.Node, pattern, shown string, depth int) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -182,7 +186,7 @@ func (w *walk) key(in, key, below *yaml.Node, pattern, shown string, depth int) 
 	w.keys = append(w.keys, Key{key.Line, s, r.verdict, r.note})
 }
 
-// value returns the value of a key of a mapping, nil if it is missing.
+// value returns the value of a key of a mapping; nil if the key is missing.
 func value(n *yaml.Node, key string) *yaml.Node {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
@@ -192,7 +196,7 @@ func value(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// deeper lists the keys that have rules for keys below them.
+// deeper reports whether there are rules for keys below a path.
 func deeper(path string) bool {
 	return path == "services" || path == "services.*.deploy" || path == "services.*.deploy.resources"
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/compose-spec/compose-go/v2/schema"
 )
 
-// TestEveryComposeKeyHasAVerdict compares the table with the schema of the library that runs stacks.
+// TestEveryComposeKeyHasAVerdict: the rules cover every key in the schema of the Compose library.
 func TestEveryComposeKeyHasAVerdict(t *testing.T) {
 	type object struct {
 		Properties map[string]json.RawMessage `json:"properties"`
@@ -23,7 +23,7 @@ func TestEveryComposeKeyHasAVerdict(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(doc.Properties) == 0 || len(doc.Defs["service"].Properties) == 0 || len(doc.Defs["deployment"].Properties) == 0 {
-		t.Fatal("the schema has another shape than this test expects")
+		t.Fatal("this test does not fit the schema of the Compose library any more: it has no properties where they are expected")
 	}
 	want := []string{"services.*.deploy.resources.limits", "services.*.deploy.resources.reservations"}
 	for prefix, keys := range map[string]map[string]json.RawMessage{
@@ -37,32 +37,32 @@ func TestEveryComposeKeyHasAVerdict(t *testing.T) {
 	for _, r := range rules() {
 		have = append(have, r.path)
 		if r.verdict != Honoured && r.note == "" {
-			t.Errorf("%s is %s without a note", r.path, r.verdict)
+			t.Errorf("key %s has verdict %s and must have a note, but has none", r.path, r.verdict)
 		}
 	}
 	slices.Sort(want)
 	slices.Sort(have)
 	for _, key := range want {
 		if !slices.Contains(have, key) {
-			t.Errorf("%s has no verdict", key)
+			t.Errorf("key %s of Compose must have a verdict in the table, but has none", key)
 		}
 	}
 	for i, key := range have {
 		if !slices.Contains(want, key) {
-			t.Errorf("%s has a verdict, but Compose has no such key", key)
+			t.Errorf("key %s has a verdict in the table, but Compose has no such key", key)
 		}
 		if i > 0 && have[i-1] == key {
-			t.Errorf("%s has two verdicts", key)
+			t.Errorf("key %s must have one verdict, but has two", key)
 		}
 	}
 }
 
-func TestKeys(t *testing.T) {
+func TestKeysListTheTreatmentOfEachKey(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
 		want       []string
 	}{
-		{"every verdict", "version: '3'\nservices:\n  web:\n    image: x\n    profiles: [p]\n    x-mine: {a: 1}\n    bogus: 1\n    deploy:\n      replicas: 2\n      placement: {}\n      resources:\n        limits: {cpus: '1'}\n",
+		{"a key of every treatment", "version: '3'\nservices:\n  web:\n    image: x\n    profiles: [p]\n    x-mine: {a: 1}\n    bogus: 1\n    deploy:\n      replicas: 2\n      placement: {}\n      resources:\n        limits: {cpus: '1'}\n",
 			[]string{"1 version ignored", "4 services.web.image honoured", "5 services.web.profiles translated", "6 services.web.x-mine ignored", "7 services.web.bogus refused",
 				"9 services.web.deploy.replicas honoured", "10 services.web.deploy.placement ignored", "12 services.web.deploy.resources.limits honoured"}},
 		{"build beside image", "services: {a: {build: ., image: x}, b: {build: .}}", []string{"1 services.a.build ignored", "1 services.a.image honoured", "1 services.b.build refused"}},
@@ -80,11 +80,11 @@ func TestKeys(t *testing.T) {
 			slices.Sort(got)
 			slices.Sort(c.want)
 			if !slices.Equal(got, c.want) {
-				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+				t.Errorf("Keys returned\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
 			}
 		})
 	}
 	if _, err := Keys("a: 1"); err == nil {
-		t.Error("a file without services is taken")
+		t.Error("Keys must refuse a file without services, but accepted it")
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// CPU reads "250m", "0.25" or "1" as millicores.
+// CPU converts an amount of CPU such as "250m", "0.25" or "1" to millicores.
 func CPU(s string) (int64, error) {
 	const rule = `must be cores such as 1 or 0.25, or millicores such as "250m"`
 	t := strings.TrimSpace(s)
@@ -27,8 +27,8 @@ func CPU(s string) (int64, error) {
 	return toInt64(r)
 }
 
-// Units are powers of 1024 in every spelling, because the fields of the API (memory_mb, disk_gb)
-// count MiB and GiB.
+// Units are powers of 1024 in every spelling, because the fields of the API (memory_mb, disk_gb) count MiB
+// and GiB.
 var units = []struct {
 	suffix string
 	shift  uint
@@ -40,8 +40,8 @@ var units = []struct {
 	{"b", 0},
 }
 
-// Size reads "128Mi", "1.5GiB" or "1G" and returns units of 1<<shift bytes, rounded up: a
-// reservation may be larger than requested, never smaller.
+// Size converts a size such as "128Mi", "1.5GiB" or "1G" to units of 1<<shift bytes. It rounds up: a
+// reservation may be larger than requested, but never smaller.
 func Size(s string, shift uint, example string) (int64, error) {
 	t := strings.ToLower(strings.TrimSpace(s))
 	for _, u := range units {
@@ -67,8 +67,8 @@ func Size(s string, shift uint, example string) (int64, error) {
 	return 0, fmt.Errorf("must be a size such as %q", example)
 }
 
-// decimal reads digits with at most one point. It accepts a minus sign, so that the range check can
-// name the value. It refuses exponents, which can make big.Rat very slow.
+// decimal reads a number of digits with at most one point. It accepts a minus sign, so that the check of the
+// range can name the value. It refuses exponents, which can make big.Rat very slow.
 func decimal(s string) (*big.Rat, bool) {
 	digits := strings.TrimPrefix(s, "-")
 	if digits == "" || len(digits) > 24 || strings.Count(digits, ".") > 1 || digits == "." {

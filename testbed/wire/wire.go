@@ -1,5 +1,5 @@
-// Package wire has an HTTP transport for tests whose upgraded connections have no buffer. It is a package
-// of its own because net/http/httptest adds flags to every program that imports it.
+// Package wire has an HTTP transport for tests. Its upgraded connections, such as websockets, have no buffer.
+// It is a separate package because net/http/httptest adds flags to every program that imports it.
 package wire
 
 import (

@@ -1,5 +1,5 @@
-// Command coredns is CoreDNS with only the plugins that the tests and benchmarks
-// need, which makes its build much faster.
+// Command coredns is CoreDNS with only those plugins that the tests and benchmarks of this repository need,
+// which makes its build much faster.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Package cgroup reads the resource usage of containers from the kernel's counters: control groups of
-// version 1 and 2, and the network devices of a container's namespace. It does not ask the engine, so
-// fifty containers cost a few hundred small reads and no request.
+// Package cgroup reads the resource usage of containers from the kernel's counters: control groups of version
+// 1 and 2, and the network devices of a container's namespace. It sends no requests to the container engine:
+// the usage of fifty containers costs a few hundred small file reads.
 package cgroup
 
 import (
@@ -18,25 +18,28 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Reader finds the groups of containers by their ids. It is safe for concurrent use.
+// Reader finds the control group of a container by the container's id, and reads its usage. It is safe for
+// concurrent use.
 type Reader struct {
 	root, proc string
 	unified    bool
 
 	mu   sync.Mutex
-	dirs map[string]string // container id → group, below a controller
-	// parents are the parent groups that were found, as patterns with %s for the container id.
+	dirs map[string]string // container id → its control group, as a path below a controller's folder
+	// parents are the patterns under which groups of containers were found before. %s stands for the
+	// container id.
 	parents []string
-	missed  map[string]time.Time // ids that were not found, and when they were searched
+	missed  map[string]time.Time // when the search last found no control group for a container id
 }
 
-// Versions, with their names in Usage.Source.
+// Versions of control groups, as they appear in Usage.Source.
 const (
 	Version1 = "cgroup1"
 	Version2 = "cgroup2"
 )
 
-// New returns a Reader that reads below root and proc, usually "/sys/fs/cgroup" and "/proc"; empty means these.
+// New returns a Reader that reads below root and proc, usually "/sys/fs/cgroup" and "/proc"; an empty
+// argument selects these.
 func New(root, proc string) *Reader {
 	if root == "" {
 		root = "/sys/fs/cgroup"
@@ -53,7 +56,7 @@ func New(root, proc string) *Reader {
 	}
 }
 
-// Source returns the cgroup version in use.
+// Source returns the control group version in use.
 func (r *Reader) Source() string {
 	if r.unified {
 		return Version2
@@ -61,7 +64,8 @@ func (r *Reader) Source() string {
 	return Version1
 }
 
-// Usage returns the sum over the containers of one workload. ok is false if none of them could be read.
+// Usage returns the sum of the resource usage over the containers of one workload. ok is false if none of
+// them could be read.
 func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage, ok bool) {
 	u = driver.Usage{
 		ID: o.ID, Instance: o.RuntimeID + "@" + strconv.FormatInt(o.StartedAt.UnixNano(), 36),
@@ -71,7 +75,7 @@ func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage,
 	for _, id := range containers {
 		part, err := r.read(id)
 		if err != nil {
-			continue // the container ended meanwhile or never ran
+			continue // the container ended during the measurement, or never ran
 		}
 		u, ok = u.Add(part), true
 		limited = limited && part.MemoryLimit > 0
@@ -82,8 +86,8 @@ func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage,
 	return u, ok
 }
 
-// All returns the usage of the workloads of which at least one container could be read. The function
-// containers returns a workload's container ids.
+// All returns the usage of the workloads by their ids, without workloads of which no container could be
+// read. The function containers returns a workload's container ids.
 func (r *Reader) All(ctx context.Context, of []driver.Observed, containers func(driver.Observed) []string) ([]driver.Usage, error) {
 	out := make([]driver.Usage, 0, len(of))
 	for _, o := range of {
@@ -97,7 +101,7 @@ func (r *Reader) All(ctx context.Context, of []driver.Observed, containers func(
 	return out, nil
 }
 
-// dir returns the folder of a controller's group. Version 2 has one tree for all controllers.
+// dir returns the folder of a control group under one controller. Version 2 has one tree for all controllers.
 func (r *Reader) dir(controller, group string) string {
 	if r.unified {
 		return filepath.Join(r.root, group)
@@ -105,10 +109,11 @@ func (r *Reader) dir(controller, group string) string {
 	return filepath.Join(r.root, controller, group)
 }
 
-// searchAgain is the time before an id that was not found is searched again, because the search walks a tree.
+// searchAgain is the minimum time between two searches for a container id whose control group was not found,
+// because a search walks the whole cgroup tree.
 const searchAgain = time.Minute
 
-// find returns the group of a container.
+// find returns the control group of a container.
 func (r *Reader) find(id string) (string, error) {
 	if id == "" || strings.ContainsAny(id, "/*?[") {
 		return "", fs.ErrNotExist
@@ -148,12 +153,13 @@ func (r *Reader) keep(id, group string) {
 	r.dirs[id] = group
 }
 
-// maxDepth bounds the search; engines put their groups two or three levels deep.
+// maxDepth bounds the depth of the search for a control group: engines put their groups two or three levels
+// deep.
 const maxDepth = 6
 
 func (r *Reader) search(id string) (group string) {
 	top := r.dir("cpuacct", "")
-	// An unreadable tree counts as empty; the caller reports the missing group.
+	// An unreadable tree counts as empty; the caller reports the missing control group.
 	_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return nil
@@ -184,7 +190,7 @@ func (r *Reader) read(id string) (driver.Usage, error) {
 	}
 	if err != nil {
 		r.mu.Lock()
-		delete(r.dirs, id) // the container may appear in another group
+		delete(r.dirs, id) // the container's group may appear at another place
 		r.mu.Unlock()
 		return driver.Usage{}, err
 	}
@@ -192,7 +198,8 @@ func (r *Reader) read(id string) (driver.Usage, error) {
 	return u, nil
 }
 
-// noLimit is the value of version 1 for no limit: the largest multiple of a page.
+// noLimit: control groups of version 1 report no limit as the largest multiple of a page. A limit from this
+// value on means no limit.
 const noLimit = 1 << 60
 
 func (r *Reader) readSplit(group string, u *driver.Usage) error {
@@ -202,7 +209,7 @@ func (r *Reader) readSplit(group string, u *driver.Usage) error {
 	}
 	u.CPU = time.Duration(cpu)
 	memory := r.dir("memory", group)
-	// The kernel may lack some of these controllers; read the others.
+	// The kernel may lack some of these controllers; the others are still read.
 	if used, err := number(memory, "memory.usage_in_bytes"); err == nil {
 		u.Memory = max(0, used-fields(memory, "memory.stat")["total_inactive_file"])
 	}
@@ -260,8 +267,8 @@ func (r *Reader) readUnified(group string, u *driver.Usage) error {
 	return nil
 }
 
-// readNetwork adds up the devices of a container's network namespace. A container in the host's
-// namespace has no devices of its own, so nothing is counted.
+// readNetwork adds the traffic of the network devices of a container's network namespace. A container in the
+// host's namespace has no devices of its own, so no traffic is counted.
 func (r *Reader) readNetwork(group string, u *driver.Usage) {
 	raw, err := os.ReadFile(filepath.Join(r.dir("cpuacct", group), "cgroup.procs"))
 	if err != nil {
@@ -305,7 +312,7 @@ func number(dir, name string) (int64, error) {
 	text := strings.TrimSpace(string(raw))
 	n, err := strconv.ParseInt(text, 10, 64)
 	if errors.Is(err, strconv.ErrRange) {
-		return n, nil // larger than int64: use the largest value
+		return n, nil // the number does not fit into an int64: return the largest int64
 	}
 	return n, err
 }

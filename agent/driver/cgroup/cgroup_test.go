@@ -10,7 +10,8 @@ import (
 	"github.com/persys/compute/agent/driver/cgroup"
 )
 
-// tree writes files below a new folder. A content of "-> target" makes a symbolic link.
+// tree writes files below a new folder. A file content that begins with "-> " makes a symbolic link to the
+// named target.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -41,7 +42,7 @@ func cutLink(s string) (string, bool) {
 
 const device = "Inter-|   Receive\n face |bytes\n    lo: 9999 1 0 0 0 0 0 0 9999 1 0 0 0 0 0 0\n  eth0: 700 1 0 0 0 0 0 0 300 1 0 0 0 0 0 0\n"
 
-func TestUsage(t *testing.T) {
+func TestUsageIsReadFromControlGroups(t *testing.T) {
 	proc := tree(t, map[string]string{
 		"self/ns/net": "-> net:[1]", "42/ns/net": "-> net:[2]", "42/net/dev": device,
 		"43/ns/net": "-> net:[1]", "43/net/dev": device,
@@ -85,20 +86,20 @@ func TestUsage(t *testing.T) {
 	}{
 		{"version 1", one, []string{"abc"}, driver.Usage{CPU: 2500 * time.Millisecond, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version1}, false},
-		{"version 1 under systemd, on the machine's network", one, []string{"def"}, driver.Usage{CPU: 1, MemoryLimit: 2048, Source: cgroup.Version1}, false},
-		{"version 1, two containers of another engine", one, []string{"ghi", "jkl"}, driver.Usage{CPU: 11000, Memory: 7, Source: cgroup.Version1}, false},
+		{"cgroup v1 under systemd, container on the host's network", one, []string{"def"}, driver.Usage{CPU: 1, MemoryLimit: 2048, Source: cgroup.Version1}, false},
+		{"cgroup version 1, two containers of an engine other than Docker", one, []string{"ghi", "jkl"}, driver.Usage{CPU: 11000, Memory: 7, Source: cgroup.Version1}, false},
 		{"version 2", two, []string{"abc"}, driver.Usage{CPU: 2500 * time.Millisecond, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version2}, false},
 		{"version 2, in an unknown parent group", two, []string{"def"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
 		{"two containers, one without a limit", two, []string{"abc", "def"}, driver.Usage{CPU: 2500*time.Millisecond + 3000, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version2}, false},
-		{"an ended container counts nothing", two, []string{"def", "nowhere"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
-		{"all ended", two, []string{"nowhere"}, driver.Usage{}, true},
-		{"an id that is a path", two, []string{"../abc"}, driver.Usage{}, true},
+		{"a container that has ended adds no usage", two, []string{"def", "nowhere"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
+		{"all containers ended", two, []string{"nowhere"}, driver.Usage{}, true},
+		{"a container id that is a path", two, []string{"../abc"}, driver.Usage{}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := cgroup.New(tree(t, c.files), proc)
-			for range 2 { // the second time from the cache
+			for range 2 { // the second round finds the control groups in the Reader's cache
 				got, ok := r.Usage(o, c.ids...)
 				if ok == c.absent {
 					t.Fatalf("found %v, want %v", ok, !c.absent)
@@ -107,7 +108,7 @@ func TestUsage(t *testing.T) {
 					return
 				}
 				if got.ID != "web" || got.Instance == "" || time.Since(got.At) > time.Minute {
-					t.Errorf("%+v says not whose it is or when it was read", got)
+					t.Errorf("usage %+v has no workload id, no instance or no time of reading", got)
 				}
 				got.ID, got.Instance, got.At = "", "", time.Time{}
 				c.want.Disk = -1
@@ -130,7 +131,7 @@ func TestContainerMovesToAnotherGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := r.Usage(o, "abc"); ok {
-		t.Fatal("found what has gone")
+		t.Fatal("Usage returned the usage of a control group that was removed")
 	}
 	if err := os.MkdirAll(filepath.Join(root, "system.slice/docker-abc.scope"), 0o755); err != nil {
 		t.Fatal(err)
@@ -139,6 +140,6 @@ func TestContainerMovesToAnotherGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if u, ok := r.Usage(o, "abc"); !ok || u.CPU != 9*time.Microsecond {
-		t.Fatalf("%v %v, want 9 µs from its new place", u.CPU, ok)
+		t.Fatalf("usage after the container moved: %v, %v; want 9 µs of CPU time from its new control group", u.CPU, ok)
 	}
 }

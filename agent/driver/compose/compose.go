@@ -1,22 +1,23 @@
 // Package compose runs Compose stacks on a Docker engine. One workload is one Compose project: its
-// containers, networks and volumes. It knows nothing of schedulers, tasks or retries.
+// containers, networks and volumes. It has no queue and does not retry.
 //
-// Our containers, networks and volumes carry the labels of package driver besides Compose's own, because
-// the engine may be shared with other agents and with people who use Compose. The project is named after
-// the workload (ProjectName); if a sibling agent's project has that name, the node's name is added.
+// Our containers, networks and volumes carry the labels of package driver besides Compose's own, because the
+// engine may be shared with other agents and with people who use Compose. The project is named after the
+// workload (ProjectName); if a sibling agent's project has that name, the node's name is added.
 //
-// An update works like `docker compose up`: services with an unchanged configuration keep their
-// containers, and named volumes stay. So the containers of one stack may come from different contents,
-// and labels cannot be changed afterwards. A record in the project's folder (without secrets) therefore
-// stores the content of the stack as a whole and the number of containers of each service. It is written
-// as incomplete before the first step and as complete after the last. A stack without a complete record,
-// or with a container missing, has no content, and the next Ensure continues. A new stack gets a record
-// before its source is fetched, which only names the owner of the folder. Without a record the labels
-// decide, if they agree.
+// An update works like `docker compose up`: services with an unchanged configuration keep their containers,
+// and named volumes stay. So the containers of one stack may come from different contents (hashes of a
+// specification), and the labels of a container cannot be changed afterwards. A record in the project's
+// folder (without secrets) therefore stores the content of the stack as a whole and the number of containers
+// of each service. It is written as incomplete before the first step and as complete after the last. A stack
+// without a complete record, or with a container missing, has no content, and the next Ensure continues.
+// Before the source of a new stack is fetched, a record that only names the owner of the folder is written.
+// If there is no record, the content labels of the containers decide, if they are all equal.
 //
-// The text of a stack and its environment hold secrets, so neither is written to the disk. The exception
-// is a `.env` file that the stack itself refers to: it exists, readable by root only, while the stack is
-// being loaded.
+// The text of a stack and its environment hold secrets, so neither is written to the disk.
+//
+// Package stack loads the stack in a child process with limits, from the stack's own folder only. Secrets,
+// configs and seccomp profiles are mounted from a copy that no container can write to.
 package compose
 
 import (
@@ -26,26 +27,31 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/compose-spec/compose-go/v2/types"
 	"github.com/docker/cli/cli/command"
 	"github.com/docker/cli/cli/config/configfile"
 	"github.com/docker/cli/cli/context/docker"
 	"github.com/docker/compose/v5/pkg/api"
 	"github.com/docker/compose/v5/pkg/compose"
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/cgroup"
+	"github.com/persys/compute/agent/driver/compose/gitfetch"
 	"github.com/persys/compute/agent/driver/moby"
+	stackfile "github.com/persys/compute/stack"
 )
 
 // LegacyDir is where legacy v1 agents keep the folders of their projects. Those projects do not carry our
 // labels.
 const LegacyDir = "/var/lib/persys/compose"
 
-// Options configure a Driver. Zero durations select the defaults.
+// Options configure a Driver. A duration of zero selects its default.
 type Options struct {
 	// Host is the engine's address; empty means DOCKER_HOST and the related variables, else the default
 	// socket.
@@ -56,30 +62,38 @@ type Options struct {
 
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store claims a workload, for projects of legacy v1 agents.
+	// Owns reports whether the agent's store lists a workload. It decides who owns Compose projects of legacy
+	// v1 agents, which carry none of our labels.
 	Owns func(driver.ID) bool
-	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none. May be nil.
-	Credentials func(ref string) (string, error)
-	// Progress is called with the progress of a pull for a workload, and with "" at its end. It must not block. May be nil.
+	// Credentials returns the X-Registry-Auth value for an image of a workload's namespace, or "" for none. May be nil.
+	Credentials func(namespace, ref string) (string, error)
+	// Progress is called with the progress of an image pull or with the dependency that Compose waits for,
+	// and with "" at the end of both. Progress must not block, and may be nil.
 	Progress func(id driver.ID, text string)
 	// Pulled is called for each newly pulled image. For a renewed image, before is the id of the image
 	// that had the name until then; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
-	// GitCredentials returns user and password for a Git source, by the credential name in the workload
+	// GitCredentials returns user and password for a Git source, by the workload's namespace and the credential name in it
 	// or, if that is empty, by the repository's host. Empty strings mean none. May be nil.
-	GitCredentials func(name, host string) (user, password string, err error)
+	GitCredentials func(namespace, name, host string) (user, password string, err error)
 
-	// Binary is a Compose command (it may have several words) to use instead of the library.
+	// Loader loads the stacks. Required.
+	Loader *stackfile.Loader
+
+	// Binary is a Compose command (it may have several words, such as "docker compose") to use instead of the
+	// built-in Compose library.
 	Binary []string
 
-	// StopGrace is how long a container may take to stop before it is killed, when it is replaced or
-	// removed (unless its service has a stop_grace_period) and when Ensure stops it. Default 30 s.
+	// StopGrace is how long a container may take to stop before it is killed if its service has no
+	// stop_grace_period. Default 30 s.
 	StopGrace time.Duration
-	// CallTimeout bounds one call to the engine, PullTimeout one pull, GitTimeout one fetch. Defaults
+	// CallTimeout bounds one call to the engine, PullTimeout the time without progress in a pull, GitTimeout one fetch. Defaults
 	// 60 s, 10 min, 5 min.
 	CallTimeout, PullTimeout, GitTimeout time.Duration
+	// DaemonConfig is the configuration file of an engine on this machine. Default /etc/docker/daemon.json.
+	DaemonConfig string
 
-	// Logger receives problems that are not returned as errors. Nil means slog.Default.
+	// Logger receives problems that the driver does not return as errors. Nil means slog.Default.
 	Logger *slog.Logger
 }
 
@@ -87,11 +101,12 @@ type Options struct {
 type Driver struct {
 	eng      *moby.Engine
 	run      runner
+	git      *gitfetch.Fetcher
 	identity driver.Identity
 	opt      Options
 	log      *slog.Logger
 
-	// records caches the record files in Options.Dir by project.
+	// records caches the record files in Options.Dir by project name.
 	recordsMu sync.Mutex
 	records   map[string]cachedRecord
 
@@ -103,20 +118,22 @@ var (
 	_ driver.Leaver = (*Driver)(nil)
 )
 
-// runner runs Compose: as a library or as a program.
+// runner runs Compose: as the built-in Go library or as an external command.
 type runner interface {
 	// up creates and starts missing containers, replaces changed ones and removes services that are no
 	// longer in the stack. With running false it starts nothing.
 	up(ctx context.Context, p *stack, running bool) error
-	// start starts the existing containers, dependencies first; stop stops them, dependencies last.
-	start(ctx context.Context, project string) error
+	// start starts the existing containers, dependencies first, except those of the services in done. stop
+	// stops them, dependencies last. If grace is driver.OwnGrace, each container has its own grace period.
+	// Any other grace applies to all containers.
+	start(ctx context.Context, project string, members []member, done map[string]bool) error
 	stop(ctx context.Context, project string, grace time.Duration) error
 	// down removes the containers and networks of a project, and with volumes set also its volumes.
 	down(ctx context.Context, project string, volumes bool) error
 }
 
-// New connects lazily: if the engine is down, every call fails with class RuntimeUnhealthy, but New does
-// not.
+// New does not contact the engine. While the engine is down, calls of the driver fail with class
+// RuntimeUnhealthy.
 func New(opt Options) (*Driver, error) {
 	for _, required := range []struct{ name, value string }{
 		{"ClusterID", opt.ClusterID}, {"NodeID", opt.NodeID}, {"Dir", opt.Dir},
@@ -124,6 +141,9 @@ func New(opt Options) (*Driver, error) {
 		if required.value == "" {
 			return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "%s: must not be empty", required.name)
 		}
+	}
+	if opt.Loader == nil {
+		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "Loader: must be set")
 	}
 	if opt.StopGrace <= 0 {
 		opt.StopGrace = 30 * time.Second
@@ -141,7 +161,8 @@ func New(opt Options) (*Driver, error) {
 	}
 	opt.Dir = dir
 	engine, err := moby.Open(moby.Options{
-		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, Pulled: opt.Pulled, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout, Logger: log,
+		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, Pulled: opt.Pulled, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout,
+		DaemonConfig: opt.DaemonConfig, Logger: log,
 	})
 	if err != nil {
 		return nil, err
@@ -150,12 +171,13 @@ func New(opt Options) (*Driver, error) {
 		eng:      engine,
 		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
 		opt:      opt,
+		git:      gitfetch.New(opt.GitTimeout),
 		log:      log,
 		records:  map[string]cachedRecord{},
 		groups:   cgroup.New("", ""),
 	}
 	if len(opt.Binary) > 0 {
-		d.run = &program{words: opt.Binary, host: opt.Host, dir: opt.Dir, list: d.containers}
+		d.run = &program{words: opt.Binary, host: opt.Host, dir: opt.Dir, list: d.containers, grace: d.grace}
 		return d, nil
 	}
 	if d.run, err = newLibrary(engine); err != nil {
@@ -184,7 +206,7 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 		}
 	}
 	if err := os.MkdirAll(d.opt.Dir, 0o700); err != nil {
-		out.Healthy, out.Reason = false, fmt.Sprintf("the folder of Compose projects: %v", err)
+		out.Healthy, out.Reason = false, fmt.Sprintf("the folder of Compose projects cannot be used: %v", err)
 	}
 	return out, nil
 }
@@ -196,7 +218,7 @@ type library struct {
 }
 
 func newLibrary(engine *moby.Engine) (*library, error) {
-	// Only the streams of DockerCli are used: its other parts exit the process if there is no engine.
+	// Only the streams of DockerCli are used: other parts of it exit the process if there is no engine.
 	base, err := command.NewDockerCli(command.WithInputStream(io.NopCloser(eof{})), command.WithCombinedStreams(io.Discard))
 	if err != nil {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "Docker's configuration: %w", err)
@@ -217,7 +239,7 @@ type engineCli struct {
 	file   *configfile.ConfigFile
 }
 
-func (c *engineCli) Client() client.APIClient           { return c.engine.Client }
+func (c *engineCli) Client() client.APIClient           { return stacksOnly{c.engine.Client} }
 func (c *engineCli) ConfigFile() *configfile.ConfigFile { return c.file }
 func (c *engineCli) CurrentContext() string             { return command.DefaultContextName }
 func (c *engineCli) CurrentVersion() string             { return c.engine.Client.ClientVersion() }
@@ -225,6 +247,16 @@ func (c *engineCli) ServerInfo() command.ServerInfo     { return command.ServerI
 func (c *engineCli) BuildKitEnabled() (bool, error)     { return false, nil }
 func (c *engineCli) DockerEndpoint() docker.Endpoint {
 	return docker.Endpoint{EndpointMeta: docker.EndpointMeta{Host: c.engine.Client.DaemonHost()}}
+}
+
+// stacksOnly is the engine's API; lists of containers omit those of workloads that are not stacks (see
+// otherKind).
+type stacksOnly struct{ client.APIClient }
+
+func (c stacksOnly) ContainerList(ctx context.Context, opt client.ContainerListOptions) (client.ContainerListResult, error) {
+	res, err := c.APIClient.ContainerList(ctx, opt)
+	res.Items = slices.DeleteFunc(res.Items, func(s container.Summary) bool { return otherKind(s.Labels) })
+	return res, err
 }
 
 type eof struct{}
@@ -242,11 +274,35 @@ func (l *library) up(ctx context.Context, p *stack, running bool) error {
 	return l.svc.Up(ctx, p.project, api.UpOptions{Create: create, Start: api.StartOptions{Project: p.project}})
 }
 
-func (l *library) start(ctx context.Context, project string) error {
-	return l.svc.Start(ctx, project, api.StartOptions{})
+func (l *library) start(ctx context.Context, project string, members []member, done map[string]bool) error {
+	p := &types.Project{Name: project, Services: types.Services{}}
+	there := map[string]bool{}
+	for _, m := range members {
+		there[m.service] = !done[m.service]
+	}
+	for _, m := range members {
+		if done[m.service] {
+			continue
+		}
+		s, ok := p.Services[m.service]
+		if !ok {
+			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}}
+			for name, condition := range m.dependencies() {
+				if there[name] {
+					s.DependsOn[name] = types.ServiceDependency{Condition: condition, Required: true}
+				}
+			}
+		}
+		*s.Scale++
+		p.Services[m.service] = s
+	}
+	return l.svc.Start(ctx, project, api.StartOptions{Project: p})
 }
 
 func (l *library) stop(ctx context.Context, project string, grace time.Duration) error {
+	if grace == driver.OwnGrace {
+		return l.svc.Stop(ctx, project, api.StopOptions{})
+	}
 	return l.svc.Stop(ctx, project, api.StopOptions{Timeout: &grace})
 }
 

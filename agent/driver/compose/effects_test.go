@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/docker/compose/v5/pkg/api"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/persys/compute/agent/driver/compose"
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/stack"
 	"github.com/persys/compute/testbed"
 )
 
@@ -56,7 +58,7 @@ func (b *bench) spec(id string, what *agentv1.WorkloadSpec) driver.Spec {
 	}
 }
 
-// yaml returns text with IMAGE replaced by the test image.
+// yaml returns a stack whose Compose file is text, with IMAGE replaced by the test image.
 func (b *bench) yaml(text string) *agentv1.WorkloadSpec {
 	return inline(strings.ReplaceAll(text, "IMAGE", b.image))
 }
@@ -164,7 +166,7 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 			t.Errorf("content %q, revision %q, %s", o.Content, o.Revision, o.Metadata["compose.services"])
 		}
 		if again := b.containerOf(spec.ID, "db"); again != db {
-			t.Errorf("db was replaced, though nothing of it changed")
+			t.Errorf("the container of service db was replaced, but its configuration did not change")
 		}
 		if again := b.containerOf(spec.ID, "web"); again == web {
 			t.Errorf("web was not replaced")
@@ -180,11 +182,11 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 			t.Fatal(err)
 		}
 		if o = b.observed(spec.ID).Under(false); o.State != driver.Stopped {
-			t.Errorf("after Halt: %s (%s)", o.State, o.Message)
+			t.Errorf("after Halt the stack is %s (%s), want Stopped", o.State, o.Message)
 		}
 		b.ensure(spec)
 		if o = b.await(spec.ID, driver.Running); b.containerOf(spec.ID, "web") != web || o.Labels[driver.LabelContent] == "" {
-			t.Errorf("a stack that was stopped is made anew, or has no content label: %v", o.Labels)
+			t.Errorf("the container of a stopped stack was created again, or has no content label: %v", o.Labels)
 		}
 		if err := b.d.Remove(b.ctx, spec.ID); err != nil {
 			t.Fatal(err)
@@ -195,14 +197,14 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 	})
 }
 
-// useProgram selects docker-compose instead of the library.
+// useProgram makes a driver that runs the docker-compose command instead of the Compose library.
 func useProgram(t *testing.T) func(*compose.Options) {
 	t.Helper()
 	testbed.Program(t, "docker-compose")
 	return func(o *compose.Options) { o.Binary = []string{"docker-compose"} }
 }
 
-// eachWay runs a test with the built-in library and with the program.
+// eachWay runs a test twice: with the built-in Compose library and with the Compose program.
 func eachWay(t *testing.T, test func(t *testing.T, way string, b *bench)) {
 	t.Run("library", func(t *testing.T) { test(t, "library", newBench(t)) })
 	t.Run("program", func(t *testing.T) { test(t, "program", newBench(t, useProgram(t))) })
@@ -230,22 +232,14 @@ func TestEnvironmentIsInjected(t *testing.T) {
 		Env:         map[string]string{"NAME": "world", "PLAIN": "p", "ODD": odd},
 	}))
 	t.Setenv("PERSYS_TEST_SECRET", "of the agent")
-	// An agent was killed while it loaded the stack with an earlier environment.
-	files, mounted := filepath.Join(b.dir, compose.ProjectName(spec.ID), "read"), filepath.Join(b.dir, compose.ProjectName(spec.ID), "files")
-	for _, dir := range []string{files, mounted} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+	mounted := filepath.Join(b.dir, compose.ProjectName(spec.ID), "files")
+	if err := os.MkdirAll(mounted, 0o700); err != nil {
+		t.Fatal(err)
 	}
-	// A container has placed a symbolic link to a foreign file where it may write.
+	// A container replaced a file in its mounted folder by a symbolic link to a file outside the folder.
 	host := filepath.Join(t.TempDir(), "host")
 	if err := errors.Join(os.WriteFile(host, []byte("FORMER=host\n"), 0o600), os.Symlink(host, filepath.Join(mounted, ".env"))); err != nil {
 		t.Fatal(err)
-	}
-	for name, text := range map[string]string{".env": "FORMER=second\n", ".env.persys-none": ""} {
-		if err := os.WriteFile(filepath.Join(files, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
 	}
 	b.ensure(spec)
 	b.await(spec.ID, driver.Running)
@@ -256,7 +250,7 @@ func TestEnvironmentIsInjected(t *testing.T) {
 		}
 	}
 	if text, err := os.ReadFile(host); err != nil || string(text) != "FORMER=host\n" {
-		t.Errorf("what the link leads to is %q now: %v", text, err)
+		t.Errorf("the file to which the container's link points was changed to %q: %v", text, err)
 	}
 	err := filepath.WalkDir(b.dir, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
@@ -270,6 +264,36 @@ func TestEnvironmentIsInjected(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// If the profile of a service is switched off, the service is removed and its host port is released.
+func TestAServiceGoesWithItsProfile(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("profile", b.yaml("services:\n  app: {image: IMAGE, command: [serve, \"1\"]}\n  extra: {image: IMAGE, command: [serve, \"2\"], profiles: [more]}\n"))
+	compose := spec.Body.GetCompose()
+	running := func() (out []string) {
+		res, err := b.cli.ContainerList(b.ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", driver.LabelWorkload+"="+string(spec.ID))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range res.Items {
+			out = append(out, c.Labels[api.ServiceLabel])
+		}
+		slices.Sort(out)
+		return out
+	}
+	for i, step := range []struct {
+		profiles string
+		want     []string
+	}{{"", []string{"app"}}, {"more", []string{"app", "extra"}}, {"", []string{"app"}}} {
+		compose.Env = map[string]string{"COMPOSE_PROFILES": step.profiles}
+		spec.Content = fmt.Sprintf("c1:%d", i)
+		b.ensure(spec)
+		b.await(spec.ID, driver.Running)
+		if got := running(); !slices.Equal(got, step.want) {
+			t.Errorf("with profiles %q the services %v run, want %v", step.profiles, got, step.want)
+		}
 	}
 }
 
@@ -303,8 +327,9 @@ func TestDuplicateNetworkIsRemoved(t *testing.T) {
 	}
 }
 
-// An engine rolls back containers that it created for a caller that went away. A container that disappears
-// between the list and its start is made again, whether Compose meets it in a create or in a start.
+// An engine rolls back containers that it created if its caller disconnects. A container that disappears
+// between the list and its start is created again, whether Compose finds it missing while it creates or while
+// it starts containers.
 func TestRolledBackContainerIsMadeAgain(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
@@ -338,9 +363,9 @@ func TestRolledBackContainerIsMadeAgain(t *testing.T) {
 	}
 }
 
-// A network or volume that two stacks name belongs to the first one. The first one's delete leaves resources
-// that the other uses, and ends. Once the other is gone, the network is garbage; the volume never is, because
-// it holds data.
+// A network or volume that two stacks name belongs to the stack that created it. The delete of that stack
+// succeeds and leaves resources that the other stack uses. Once the other stack is deleted too, the network
+// is garbage and is removed. The volume is never garbage, because it holds data.
 func TestDeleteLeavesResourcesOfOtherStacks(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		shared := "shared-" + way + "-" + b.run
@@ -377,27 +402,28 @@ volumes: {data: {name: SHARED}}
 		b.await(second.ID, driver.Running)
 		remove(first.ID)
 		if found := garbage(); len(found) > 0 || len(b.volumes(first.ID)) != 1 {
-			t.Errorf("garbage %v, volumes %v; want none and the one that is used", found, b.volumes(first.ID))
+			t.Errorf("after the delete of the first stack, garbage is %v and volumes are %v; want no garbage, and the volume that the other stack uses", found, b.volumes(first.ID))
 		}
 		b.await(second.ID, driver.Running)
 		remove(second.ID)
 		found := garbage()
 		if len(found) != 1 || found[0].Kind != driver.Network || found[0].Name != shared || len(b.volumes(first.ID)) != 1 {
-			t.Fatalf("garbage %v, volumes %v; want the network, and the volume kept", found, b.volumes(first.ID))
+			t.Fatalf("after the delete of both stacks, garbage is %v and volumes are %v; want the network as garbage, and the volume", found, b.volumes(first.ID))
 		}
 		if err := b.d.Collect(b.ctx, found[0]); err != nil || len(garbage()) > 0 {
 			t.Errorf("collected: %v; garbage %v", err, garbage())
 		}
-		remove(first.ID) // a second delete removes its volume too
+		remove(first.ID) // the second delete of the first stack removes its volume too
 		if left := b.volumes(first.ID); len(left) > 0 {
 			t.Errorf("volumes %v are left", left)
 		}
 	})
 }
 
-// The volumes of a stack, and the files of an inline stack's relative paths, may be the only copy of its data.
-// They stay when the stack moves away, and it finds them when it comes back. A delete removes them, also later,
-// and so does a delete that cannot tell whether the stack runs elsewhere: no other node can reach them.
+// The volumes of a stack, and the files of an inline stack's relative paths, may be the only copy of its
+// data. They stay on the node when the stack moves to another node, and the stack uses them again when it
+// returns. This node removes them when the stack is deleted, also if the stack runs on another node by then.
+// It also removes them if it cannot tell a delete from a move.
 func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		spec := b.spec("move-"+way, b.yaml(fmt.Sprintf(twoServices, 1, 1)))
@@ -406,20 +432,20 @@ func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 			name   string
 			remove func() error
 			left   bool
-			late   bool // follows the former case without a new deployment
+			late   bool // a case with late=true runs in the state that the case before it left; the stack is not deployed again
 		}{
 			{"a move", func() error { return b.d.Leave(b.ctx, spec.ID, true) }, true, false},
 			{"a delete", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, false},
-			{"a delete that may be a move", func() error { return b.d.Leave(b.ctx, spec.ID, false) }, false, false},
+			{"the delete of a stack that may have moved to another node", func() error { return b.d.Leave(b.ctx, spec.ID, false) }, false, false},
 			{"another move", func() error { return b.d.Leave(b.ctx, spec.ID, true) }, true, false},
-			{"a delete of a stack that moved away", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, true},
+			{"the delete of a stack that has moved to another node", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, true},
 		} {
 			if !c.late {
 				b.ensure(spec)
 				b.await(spec.ID, driver.Running)
 			}
 			if now := strings.Join(b.volumes(spec.ID), " "); before != "" && now != before {
-				t.Errorf("before %s: the volume %q is not the one that was left, %q", c.name, now, before)
+				t.Errorf("before %s: the stack has volume %q, want the volume from before the move, %q", c.name, now, before)
 			}
 			before = strings.Join(b.volumes(spec.ID), " ")
 			folder := filepath.Join(b.dir, string(spec.ID))
@@ -430,20 +456,20 @@ func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 			no := func(driver.ID) bool { return false }
 			found, err := b.d.Garbage(b.ctx, driver.GarbageQuery{Wanted: no, Busy: no})
 			if is := func(g driver.Garbage) bool { return g.Kind == driver.Project && g.Workload == spec.ID }; err != nil || c.late && slices.ContainsFunc(found, is) {
-				t.Errorf("what a move left is garbage: %v, %v", found, err)
+				t.Errorf("volumes that stayed after a move are listed as garbage: %v, %v", found, err)
 			}
 			if err := c.remove(); err != nil {
 				t.Fatalf("%s: %v", c.name, err)
 			}
 			if left, _ := filepath.Glob(filepath.Join(folder, "*")); c.left && (len(left) != 2 || !present(written)) || !c.left && present(folder) {
-				t.Errorf("%s: of the folder there is left %q", c.name, left)
+				t.Errorf("%s: the stack's folder still has %q", c.name, left)
 			}
 			after := strings.Join(b.volumes(spec.ID), " ")
 			if c.left && after != before || !c.left && after != "" || before == "" {
-				t.Errorf("%s: of the volume %q there is left %q", c.name, before, after)
+				t.Errorf("after %s the stack has another volume than expected: it had %q and now has %q", c.name, before, after)
 			}
 			if o := b.observed(spec.ID); o.State != driver.Absent {
-				t.Errorf("%s: the stack is still there, %s", c.name, o.State)
+				t.Errorf("%s: a container of the stack still exists, %s", c.name, o.State)
 			}
 			before = after
 		}
@@ -466,14 +492,14 @@ func TestStatesOfAStack(t *testing.T) {
 			driver.Running, true, "job: exited with code 0; web: running"},
 		{"a crashed service beside a server", "services: {bad: {image: IMAGE, command: [exit, '3']}, web: {image: IMAGE, command: [serve]}}",
 			driver.Failed, true, "service bad exited with code 3; bad: exited with code 3; web: running"},
-		{"jobs only", "services: {a: {image: IMAGE, command: [exit, '0']}, b: {image: IMAGE, command: [exit, '0']}}",
+		{"a stack that has only jobs", "services: {a: {image: IMAGE, command: [exit, '0']}, b: {image: IMAGE, command: [exit, '0']}}",
 			driver.Stopped, true, "a: exited with code 0; b: exited with code 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
 			spec := b.spec(strings.ReplaceAll(c.name, " ", "-"), b.yaml(c.yaml))
 			b.ensure(spec)
-			testbed.Within(t, time.Minute, "the state", func() error {
+			testbed.Within(t, time.Minute, "the state of the stack", func() error {
 				o := b.observed(spec.ID)
 				if o.State != c.want || o.Message != c.message {
 					return fmt.Errorf("%s (%s), want %s (%s)", o.State, o.Message, c.want, c.message)
@@ -483,6 +509,67 @@ func TestStatesOfAStack(t *testing.T) {
 				}
 				return nil
 			})
+		})
+	}
+}
+
+// A service that others wait for with service_completed_successfully runs once. When another service ends
+// and is started again, the completed service is not run again.
+func TestACompletedServiceIsNotRunAgain(t *testing.T) {
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		spec := b.spec("oneoff-"+way, b.yaml(`
+services:
+  migrate: {image: IMAGE, command: [exit, "0"]}
+  web: {image: IMAGE, command: [serve], depends_on: {migrate: {condition: service_completed_successfully}}}
+`))
+		b.ensure(spec)
+		b.await(spec.ID, driver.Running)
+		started := func(service string) string {
+			t.Helper()
+			res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, service), client.ContainerInspectOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return res.Container.State.StartedAt
+		}
+		once, web := started("migrate"), started("web")
+		if _, err := b.cli.ContainerKill(b.ctx, b.containerOf(spec.ID, "web"), client.ContainerKillOptions{Signal: "KILL"}); err != nil {
+			t.Fatal(err)
+		}
+		b.await(spec.ID, driver.Failed)
+		b.ensure(spec)
+		b.await(spec.ID, driver.Running)
+		if started("web") == web || started("migrate") != once {
+			t.Errorf("web was started at %s, then at %s, want another time; migrate was started at %s, then at %s, want no second start", web, started("web"), once, started("migrate"))
+		}
+		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		b.ensure(spec)
+		b.await(spec.ID, driver.Running)
+		if started("migrate") != once {
+			t.Errorf("a stop and a start of the stack ran the completed service migrate again")
+		}
+	})
+}
+
+// A stack is complete when all of its services have exited with code 0 and the file's restart policies
+// start none of them again.
+func TestACompletedStack(t *testing.T) {
+	for _, c := range []struct {
+		name, yaml string
+		want       bool
+	}{
+		{"jobs", `services: {a: {image: IMAGE, restart: "no", command: [exit, "0"]}, b: {image: IMAGE, command: [exit, "0"], deploy: {restart_policy: {condition: on-failure}}}}`, true},
+		{"a service without a policy", `services: {a: {image: IMAGE, restart: "no", command: [exit, "0"]}, b: {image: IMAGE, command: [exit, "0"]}}`, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			spec := b.spec("complete-"+strings.ReplaceAll(c.name, " ", "-"), b.yaml(c.yaml))
+			b.ensure(spec)
+			if o := b.await(spec.ID, driver.Stopped); o.Completed != c.want {
+				t.Errorf("completed: %t, want %t", o.Completed, c.want)
+			}
 		})
 	}
 }
@@ -497,7 +584,7 @@ func TestAMissingContainerIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o := b.observed(spec.ID); o.Content != "" || o.Revision != "" {
-		t.Errorf("a stack without its web has content %q, revision %q; want none, so that it is made whole", o.Content, o.Revision)
+		t.Errorf("a stack without its container web has content %q, revision %q; want both empty, so that Ensure creates the container again", o.Content, o.Revision)
 	}
 	b.ensure(spec)
 	if o := b.await(spec.ID, driver.Running); o.Content != spec.Content || b.containerOf(spec.ID, "web") == "" {
@@ -513,7 +600,7 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 	spec := b.spec("logs", b.yaml(fmt.Sprintf(twoServices, 1, 1)))
 	b.ensure(spec)
 	b.await(spec.ID, driver.Running)
-	testbed.Within(t, time.Minute, "the logs of both", func() error {
+	testbed.Within(t, time.Minute, "the logs of both services", func() error {
 		rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{})
 		if err != nil {
 			return testbed.Final(err)
@@ -534,21 +621,21 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 	}
 	defer rc.Close()
 	if text, err := io.ReadAll(rc); err != nil || !strings.Contains(string(text), "probe: ready\n") || strings.Contains(string(text), "web") {
-		t.Errorf("the log of one service is %q, %v", text, err)
+		t.Errorf("the log of the service db is %q, %v; want the lines of db and none of web", text, err)
 	}
 	if _, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "db, web") {
 		t.Errorf("the log of no service: %v", err)
 	}
 	// Exec needs a service name.
 	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "--service: db, web") {
-		t.Errorf("a command in a stack of two: %v", err)
+		t.Errorf("a command in a stack of two services, without naming a service, returned %v; want an error that names both services", err)
 	}
 	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}, Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification {
 		t.Errorf("a command in no service: %v", err)
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestInvalidStacksAreRefused(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
 		name  string
@@ -556,14 +643,14 @@ func TestRefusals(t *testing.T) {
 		class driver.Class
 		want  string
 	}{
-		{"nothing", &agentv1.ComposeSpec{}, driver.InvalidSpecification, "compose.compose_yaml: must not be empty"},
+		{"a specification without a Compose file", &agentv1.ComposeSpec{}, driver.InvalidSpecification, "compose.compose_yaml: must not be empty"},
 		{"neither YAML nor base64", &agentv1.ComposeSpec{ComposeYaml: "%%%"}, driver.InvalidSpecification, "or its base64"},
 		{"an unknown key", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, bogus: 1}}"}, driver.InvalidSpecification, "bogus"},
-		{"a build", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {build: .}}"}, driver.InvalidSpecification, "services.a.build: nodes do not build"},
-		{"a bad image", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: 'UPPER case'}}"}, driver.InvalidImage, "services.a.image"},
+		{"a build", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {build: .}}"}, driver.InvalidSpecification, "services.a.build: nodes build no images"},
+		{"an invalid image name", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: 'UPPER case'}}"}, driver.InvalidSpecification, "services.a.image"},
 		{"no enabled service", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, profiles: [p]}}"}, driver.InvalidSpecification, "COMPOSE_PROFILES"},
 		{"no container", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, deploy: {replicas: 0}}, b: {image: x, scale: 0}}"}, driver.InvalidSpecification, "every service has 0 replicas"},
-		{"a secret in a wrong interpolation is not repeated", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, environment: {K: 'hunter2${'}}}"}, driver.InvalidSpecification, "interpolation"},
+		{"an error about a wrong variable does not repeat the secret in it", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, environment: {K: 'hunter2${'}}}"}, driver.InvalidSpecification, "no valid use of a variable"},
 		{"an image with pull_policy build", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: '127.0.0.1:1/x:1', build: ., pull_policy: build}}"}, driver.InvalidImage, "pull_policy is build"},
 		{"ssh", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "ssh://git@host/x.git"}, driver.InvalidSpecification, "must be an https, http or file URL"},
 		{"no such repository", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + t.TempDir()}, driver.InvalidSpecification, "compose.git_repo file:///"},
@@ -583,7 +670,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestProjectName(t *testing.T) {
+func TestProjectNamesAreValidAndUnique(t *testing.T) {
 	for _, c := range []struct{ id, want string }{
 		{"web", "web"}, {"web-1_a", "web-1_a"}, {"9", "9"}, {"Web", "web-297510"}, {"a.b", "a-b-2e7336"},
 	} {
@@ -592,7 +679,7 @@ func TestProjectName(t *testing.T) {
 		}
 	}
 	if compose.ProjectName("Web") == compose.ProjectName("web") || compose.ProjectName("a.b") == compose.ProjectName("a-b") {
-		t.Error("different ids meet in one project")
+		t.Error("two different workload ids have the same Compose project name")
 	}
 }
 
@@ -607,7 +694,7 @@ func BenchmarkThreeServices(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			e := theEngine(b)
-			opt := compose.Options{ClusterID: e.cluster, NodeID: "node-a", Dir: b.TempDir(), StopGrace: time.Second}
+			opt := compose.Options{ClusterID: e.cluster, NodeID: "node-a", Dir: b.TempDir(), StopGrace: time.Second, Loader: stack.NewLoader(stack.Options{})}
 			c.change(&opt)
 			d, err := compose.New(opt)
 			if err != nil {
@@ -641,8 +728,8 @@ func BenchmarkThreeServices(b *testing.B) {
 	}
 }
 
-// The memory limit of a service excludes swap, in whichever form it is written, unless the service sets
-// memswap_limit.
+// The memory limit of a service does not include swap, unless the service sets memswap_limit. The Compose
+// file can write the limit in several forms.
 func TestMemoryOfAServiceIsWithoutSwap(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		spec := b.spec("swap-"+way, b.yaml(`
@@ -666,7 +753,7 @@ services:
 		}
 		want := map[string][2]int64{"old": {64 << 20, 64 << 20}, "new": {64 << 20, 64 << 20}, "own": {64 << 20, 96 << 20}, "any": {64 << 20, -1}, "none": {}}
 		if !maps.Equal(got, want) {
-			t.Errorf("memory, and memory with swap, are %v; want %v", got, want)
+			t.Errorf("the limits of memory and of memory with swap are %v; want %v", got, want)
 		}
 	})
 }
@@ -693,10 +780,10 @@ services:
 			t.Fatal(err)
 		}
 		if h := res.Container.HostConfig; h.NanoCPUs != 200_000_000 || h.Memory != 64<<20 || h.MemorySwap != 64<<20 {
-			t.Errorf("quota %d, memory %d, with swap %d; want 200000000 and twice %d", h.NanoCPUs, h.Memory, h.MemorySwap, 64<<20)
+			t.Errorf("service limits: CPU quota %d, memory %d, memory with swap %d; want 200000000 and twice %d", h.NanoCPUs, h.Memory, h.MemorySwap, 64<<20)
 		}
 	}
-	testbed.Within(t, testbed.Patience, "the bytes that it occupies", func() error {
+	testbed.Within(t, testbed.Patience, "the bytes that the stack occupies", func() error {
 		seen, err := b.d.Occupied(b.ctx, []driver.Observed{o})
 		if err != nil {
 			return testbed.Final(err)

@@ -15,12 +15,16 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
+	"github.com/persys/compute/agent/driver/compose/gitfetch"
 	"github.com/persys/compute/agent/driver/drivertest"
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/child"
+	"github.com/persys/compute/stack"
 )
 
-// engine is the real engine under test, with the cluster id of this run.
+// engine is the real Docker engine for the tests. Objects that a test run creates carry that run's cluster
+// id.
 type engine struct {
 	cli     *client.Client
 	run     string
@@ -31,9 +35,12 @@ type engine struct {
 
 var shared = mobytest.Shared{Name: "compose"}
 
-func TestMain(m *testing.M) { shared.Main(m, nothingLeft) }
+func TestMain(m *testing.M) {
+	child.Serve(stack.Task, gitfetch.Task)
+	shared.Main(m, nothingLeft)
+}
 
-// theEngine returns this machine's engine.
+// theEngine returns the Docker engine of this machine.
 func theEngine(t testing.TB) *engine {
 	t.Helper()
 	e := shared.Open(t)
@@ -51,7 +58,7 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	}
 	for _, c := range containers.Items {
 		_, rmErr := e.Client.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-		err = fmt.Errorf("container %v was left behind (removed: %v)", c.Names, rmErr)
+		err = fmt.Errorf("the tests left container %v behind (error of its removal: %v)", c.Names, rmErr)
 	}
 	networks, listErr := e.Client.NetworkList(ctx, client.NetworkListOptions{Filters: ours})
 	if listErr != nil {
@@ -59,7 +66,7 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	}
 	for _, n := range networks.Items {
 		_, rmErr := e.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
-		err = fmt.Errorf("network %s was left behind (removed: %v)", n.Name, rmErr)
+		err = fmt.Errorf("the tests left network %s behind (error of its removal: %v)", n.Name, rmErr)
 	}
 	volumes, listErr := e.Client.VolumeList(ctx, client.VolumeListOptions{Filters: ours})
 	if listErr != nil {
@@ -67,19 +74,20 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	}
 	for _, v := range volumes.Items {
 		_, rmErr := e.Client.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{Force: true})
-		err = fmt.Errorf("volume %s was left behind (removed: %v)", v.Name, rmErr)
+		err = fmt.Errorf("the tests left volume %s behind (error of its removal: %v)", v.Name, rmErr)
 	}
 	return err
 }
 
-// driver returns a driver of a node, closed when the test ends. Drivers of one test share a folder, as agents
-// on one machine may.
+// driver returns a Compose driver for a node. It is closed when the test ends. Drivers of one test share a
+// folder, as agents on one machine may.
 func (e *engine) driver(t *testing.T, node, dir string, change ...func(*compose.Options)) *compose.Driver {
 	t.Helper()
 	opt := compose.Options{ClusterID: e.cluster, NodeID: node, Dir: dir, StopGrace: 5 * time.Second}
 	for _, f := range change {
 		f(&opt)
 	}
+	opt.Loader = stack.NewLoader(stack.Options{})
 	d, err := compose.New(opt)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +104,7 @@ func body(c *agentv1.ComposeSpec) *agentv1.WorkloadSpec {
 	return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: c}}
 }
 
-// one returns a stack of one service for the conformance suite.
+// one returns a stack with one service, for the conformance suite of drivers.
 func (e *engine) one(command string, version int) *agentv1.WorkloadSpec {
 	return inline("services:\n  app:\n    image: " + e.image + "\n    command: [" + command + "]\n" +
 		"    environment: {VERSION: \"" + strconv.Itoa(version) + "\"}\n")
@@ -117,7 +125,7 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 			Cat: []string{"/probe", "cat"}, Wait: []string{"/probe", "wait"}, Size: []string{"/probe", "size"}, Service: "app",
 		},
 		Crash: func(code int) *agentv1.WorkloadSpec { return e.one("exit, \""+strconv.Itoa(code)+"\"", 1) },
-		// The engine has no such image and must not pull it.
+		// The engine lacks this image, and its pull policy forbids a pull.
 		Missing: func() *agentv1.WorkloadSpec {
 			return inline("services: {app: {image: 'persys/none:v1', pull_policy: never}}")
 		},
@@ -138,13 +146,14 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 	})
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) > 0 {
-		t.Errorf("folders are left behind: %v %v", left, err)
+		t.Errorf("the tests left folders behind: %v %v", left, err)
 	}
 }
 
 func TestConformance(t *testing.T) { conform(t, "c") }
 
-// stranger creates a running container of a foreign Compose project with the workload's name.
+// stranger creates a running container that another person could have made: it belongs to a Compose project
+// with the workload's name, but carries none of our labels.
 func stranger(t *testing.T, e *engine, id driver.ID) func() {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -176,10 +185,10 @@ func stranger(t *testing.T, e *engine, id driver.ID) func() {
 		t.Helper()
 		after, err := e.cli.ContainerInspect(ctx, res.ID, client.ContainerInspectOptions{})
 		if err != nil {
-			t.Fatalf("the stranger is gone: %v", err)
+			t.Fatalf("the container of the stranger was removed: %v", err)
 		}
 		if !after.Container.State.Running || after.Container.State.StartedAt != before.Container.State.StartedAt {
-			t.Errorf("the stranger was touched: %+v, then %+v", before.Container.State, after.Container.State)
+			t.Errorf("the container of the stranger was changed: %+v, then %+v", before.Container.State, after.Container.State)
 		}
 		remove()
 	}

@@ -3,10 +3,14 @@ package compose
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/compose-spec/compose-go/v2/types"
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/compose/v5/pkg/api"
 	"github.com/moby/moby/api/types/container"
@@ -16,10 +20,26 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// member is one container of a Compose project, from the engine's list.
+// member is one container of a Compose project, as the engine lists it.
 type member struct {
 	container.Summary
 	project, service string
+}
+
+// dependencies returns the services that the member's service depends on, with their conditions.
+func (m member) dependencies() map[string]string {
+	out := map[string]string{}
+	for dep := range strings.SplitSeq(m.Labels[api.DependenciesLabel], ",") {
+		words := strings.Split(dep, ":")
+		switch {
+		case words[0] == "":
+		case len(words) == 1: // old versions of Compose write only the service names into the label
+			out[words[0]] = types.ServiceConditionStarted
+		default:
+			out[words[0]] = words[1]
+		}
+	}
+	return out
 }
 
 // containers lists every container on the engine that Compose made for a service, for any owner.
@@ -34,11 +54,17 @@ func (d *Driver) containers(ctx context.Context, labels ...string) ([]member, er
 	}
 	out := make([]member, 0, len(res.Items))
 	for _, item := range res.Items {
-		if item.Labels[api.OneoffLabel] != "True" {
+		if item.Labels[api.OneoffLabel] != "True" && !otherKind(item.Labels) {
 			out = append(out, member{item, item.Labels[api.ProjectLabel], item.Labels[api.ServiceLabel]})
 		}
 	}
 	return out, nil
+}
+
+// otherKind reports whether a container belongs to a workload that is not a Compose stack. The author of such
+// a workload chooses its labels, so it may carry the labels of a Compose project.
+func otherKind(labels map[string]string) bool {
+	return labels[driver.LabelManaged] != "" && labels[driver.LabelKind] != string(driver.Compose)
 }
 
 // of returns the owner of a container, network or volume from its labels. Projects of legacy v1 agents do
@@ -51,13 +77,14 @@ func (d *Driver) of(labels map[string]string) (driver.ID, driver.Ownership) {
 		}
 		return "", driver.Stranger
 	}
-	if labels[driver.LabelKind] != string(driver.Compose) {
+	if otherKind(labels) {
 		return "", driver.Stranger
 	}
 	return driver.ID(labels[driver.LabelWorkload]), d.identity.Of(labels)
 }
 
-// find returns the containers of a workload by project. After an interrupted rename there may be two projects, otherwise one.
+// find returns the containers of a workload by project name. After an interrupted rename a workload may have
+// two projects, otherwise it has one.
 func (d *Driver) find(ctx context.Context, id driver.ID) (map[string][]member, error) {
 	all, err := d.containers(ctx)
 	if err != nil {
@@ -89,23 +116,24 @@ func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member
 		free := true
 		for _, m := range all {
 			if _, ownership := d.of(m.Labels); ownership == driver.Stranger {
-				return "", nil, driver.Errorf(driver.InvalidConfiguration, "create",
+				return "", nil, driver.Errorf(driver.NameConflict, "create",
 					"Compose project %q of workload %q is taken by container %s (image %s), which is not ours; remove that project, or use another workload id",
 					name, id, moby.Short(m.ID), m.Image)
 			}
-			free = false // a sibling's project has this name
+			free = false // the container belongs to another workload, so this project name is taken
 		}
 		if free {
 			return name, nil, nil
 		}
 	}
-	return "", nil, driver.Errorf(driver.InvalidConfiguration, "create",
+	return "", nil, driver.Errorf(driver.NameConflict, "create",
 		"every project name of workload %q is held by another agent of the cluster on this engine: %q", id, d.names(id))
 }
 
-// takenBackAtMost bounds how often a stack is examined again because a container disappeared between the
-// list and its start. If the caller of a create goes away, the engine may list the new container for a
-// moment and then roll it back. A container that a stack names but does not exist looks the same.
+// takenBackAtMost is the maximum number of attempts of Ensure for one stack when a container disappears
+// between the list and its start. That happens if the caller of a create request disconnects: the engine may
+// list the new container for a moment and then remove it again. The number is bounded because the engine
+// returns the same error for a stack that names a container that does not exist.
 const takenBackAtMost = 3
 
 // Ensure implements driver.Driver. An up-to-date stack costs one call. Error texts of Compose and the
@@ -125,8 +153,8 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 }
 
 // dropTwins removes networks of the stack that have the same name as another of its networks, and reports
-// whether there were any. The engine accepts duplicate names: if the answer to a create is lost, Compose may
-// create the network a second time.
+// whether there were any. The engine accepts duplicate names: if the answer to a create request is lost,
+// Compose may create the network again.
 func (d *Driver) dropTwins(ctx context.Context, id driver.ID) bool {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
@@ -164,16 +192,26 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return err
 	}
+	for _, m := range members {
+		_, ownership := d.of(m.Labels)
+		if err := driver.CheckNamespace(spec, "Compose project "+project, m.Labels, ownership == driver.Claimed); err != nil {
+			return err
+		}
+	}
 	rec, err := d.recordOf(project)
 	if err != nil {
 		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
 	}
-	if len(members) > 0 && d.contentOf(rec, members) == spec.Content {
-		return d.settle(ctx, project, members, spec.Running)
+	current := d.contentOf(rec, members) == spec.Content
+	if spec.Legacy && rec == nil {
+		current = !slices.ContainsFunc(members, func(m member) bool { return m.Labels[driver.LabelManaged] != "" })
+	}
+	if len(members) > 0 && current {
+		return d.settle(ctx, spec.ID, project, members, spec.Running)
 	}
 	commit := ""
 	if rec != nil && rec.Workload == spec.ID && rec.Content == spec.Content {
-		commit = rec.Commit // the update started at this commit, so it is finished at it
+		commit = rec.Commit // an unfinished update of this content continues with the commit that it started with
 	}
 	if want := spec.Body.GetCompose().GetManagedVolumes(); len(want) != len(spec.Volumes) {
 		return invalid("compose.managed_volumes: %d are wanted, %d are ready", len(want), len(spec.Volumes))
@@ -187,33 +225,39 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return err
 	}
+	if err := d.foreign(ctx, spec, s.project); err != nil {
+		return err
+	}
 	if err := d.pull(ctx, spec.ID, s); err != nil {
 		return err
 	}
 	next := record{
 		Workload: spec.ID, ClusterID: spec.ClusterID, NodeID: spec.NodeID, Revision: spec.Revision, Content: spec.Content,
 		Generation: spec.Generation.String(), Commit: s.commit, Repository: s.repo, Services: s.expected(),
+		LeftOut: leaveOut(s.project, d.eng.Client.ClientVersion()),
 	}
 	if err := d.note(project, next); err != nil {
 		return err
 	}
-	if err := d.up(ctx, s, spec.Running); err != nil {
+	err = d.narrate(ctx, spec.ID, project, needsOf(s.project), func() error { return d.up(ctx, s, spec.Running) })
+	if err != nil {
 		return err
 	}
 	if !spec.Running {
-		if err := d.halt(ctx, project, d.opt.StopGrace); err != nil {
+		if err := d.halt(ctx, project, driver.OwnGrace); err != nil {
 			return err
 		}
 	}
-	if err := d.forget(project, s.commit); err != nil {
-		d.log.Warn("could not remove the files of former commits", "workload", string(spec.ID), "error", err)
+	if err := errors.Join(d.forget(project, s.commit), d.forgetFiles(project, s.files)); err != nil {
+		d.log.Warn("could not remove former files", "workload", string(spec.ID), "error", err)
 	}
 	next.Complete = true
 	return d.note(project, next)
 }
 
-// up does not abort at once when ctx ends, because the engine would carry out the requests anyway. A name
-// conflict may come from such an earlier call whose container is not listed yet.
+// up runs Compose's up. It does not abort at once when ctx ends, because the engine would carry out the
+// requests anyway. If up fails because a container name is taken, an earlier aborted call may have created
+// that container, and the engine may not list it yet.
 func (d *Driver) up(ctx context.Context, s *stack, running bool) error {
 	deadline := time.Now().Add(d.eng.CallTimeout())
 	for {
@@ -230,28 +274,37 @@ func (d *Driver) up(ctx context.Context, s *stack, running bool) error {
 		if !conflict {
 			return classify(err)
 		}
-		if time.Now().After(deadline) || d.heldByOthers(ctx, s) || !moby.Pause(ctx) {
-			return driver.Errorf(driver.InvalidConfiguration, "up", "%w", err)
+		if holder := d.heldByOthers(ctx, s); holder != "" {
+			return driver.Errorf(driver.NameConflict, "up", "%s: %w", holder, err)
+		}
+		if time.Now().After(deadline) || !moby.Pause(ctx) {
+			return driver.Errorf(driver.NameConflict, "up", "%w", err)
 		}
 	}
 }
 
-// heldByOthers reports whether a container of another project has a name that the stack needs.
-func (d *Driver) heldByOthers(ctx context.Context, s *stack) bool {
-	for name, service := range s.project.Services {
+// heldByOthers names the owner of a container of another project that has a name that the stack needs; "" if
+// there is none.
+func (d *Driver) heldByOthers(ctx context.Context, s *stack) string {
+	for _, name := range slices.Sorted(maps.Keys(s.project.Services)) {
+		service := s.project.Services[name]
 		want := service.ContainerName
 		if want == "" {
 			want = s.project.Name + api.Separator + name + api.Separator + "1"
 		}
 		in, err := d.eng.Inspect(ctx, want)
 		if err == nil && in.Config != nil && in.Config.Labels[api.ProjectLabel] != s.project.Name {
-			return true
+			owner := "a container that is not of this cluster"
+			if id := in.Config.Labels[driver.LabelWorkload]; id != "" {
+				owner = "workload " + id
+			}
+			return fmt.Sprintf("the container name %s of service %s is held by %s", want, name, owner)
 		}
 	}
-	return false
+	return ""
 }
 
-// lastWord is how long Compose may continue after its caller's context ended.
+// lastWord is how long Compose may continue after its caller's context has ended.
 const lastWord = 3 * time.Second
 
 func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -271,8 +324,8 @@ func classify(err error) error {
 		class driver.Class
 	}{
 		{"dependency failed to start", driver.RuntimeError},
-		{"external volume", driver.InvalidConfiguration},
-		{"declared as external, but could not be found", driver.InvalidConfiguration},
+		{"external volume", driver.RuntimeResourceMissing},
+		{"declared as external, but could not be found", driver.RuntimeResourceMissing},
 		{"depends on undefined", driver.InvalidSpecification},
 	} {
 		if strings.Contains(text, p.text) {
@@ -282,10 +335,10 @@ func classify(err error) error {
 	return moby.Classify("start", err)
 }
 
-// settle starts or stops the existing containers.
-func (d *Driver) settle(ctx context.Context, project string, members []member, running bool) error {
+// settle starts or stops the existing containers of a stack whose configuration is unchanged.
+func (d *Driver) settle(ctx context.Context, id driver.ID, project string, members []member, running bool) error {
 	if !running {
-		return d.halt(ctx, project, d.opt.StopGrace)
+		return d.halt(ctx, project, driver.OwnGrace)
 	}
 	idle := false
 	for _, m := range members {
@@ -305,9 +358,18 @@ func (d *Driver) settle(ctx context.Context, project string, members []member, r
 	if !idle {
 		return nil
 	}
+	done, err := d.completed(ctx, members)
+	if err != nil {
+		return err
+	}
 	bounded, cancel := outlive(ctx)
 	defer cancel()
-	if err := d.run.start(bounded, project); err != nil {
+	of := needs{}
+	for _, m := range members {
+		of[m.service] = m.dependencies()
+	}
+	err = d.narrate(ctx, id, project, of, func() error { return d.run.start(bounded, project, members, done) })
+	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -316,28 +378,61 @@ func (d *Driver) settle(ctx context.Context, project string, members []member, r
 	return nil
 }
 
+// completed returns the services that other services wait for (service_completed_successfully), and whether
+// they have ended with success. Such services are not started again when another container has to be
+// started.
+func (d *Driver) completed(ctx context.Context, members []member) (map[string]bool, error) {
+	out := map[string]bool{}
+	for _, m := range members {
+		if m.Labels[labelAwaited] == "" {
+			continue
+		}
+		in, err := d.eng.Inspect(ctx, m.ID)
+		if err != nil {
+			return nil, moby.Classify("start", err)
+		}
+		ended := in.State != nil && in.State.Status == container.StateExited && in.State.ExitCode == 0
+		before, seen := out[m.service]
+		out[m.service] = ended && (before || !seen)
+	}
+	return out, nil
+}
+
 // Halt implements driver.Driver.
-func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
+func (d *Driver) Halt(ctx context.Context, id driver.ID, most time.Duration) error {
 	have, err := d.find(ctx, id)
 	if err != nil {
 		return err
 	}
 	for project := range have {
-		if err := d.halt(ctx, project, max(grace, 0)); err != nil {
+		if err := d.halt(ctx, project, max(most, 0)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *Driver) halt(ctx context.Context, project string, grace time.Duration) error {
+func (d *Driver) halt(ctx context.Context, project string, most time.Duration) error {
 	all, err := d.containers(ctx, api.ProjectLabel+"="+project)
 	if err != nil {
 		return err
 	}
-	active := slices.ContainsFunc(all, func(m member) bool {
-		return m.State == container.StateRunning || m.State == container.StatePaused || m.State == container.StateRestarting
-	})
+	active, grace := false, driver.OwnGrace
+	for _, m := range all {
+		if m.State != container.StateRunning && m.State != container.StatePaused && m.State != container.StateRestarting {
+			continue
+		}
+		active = true
+		if most != driver.OwnGrace && grace != most {
+			own, err := d.grace(ctx, m.ID)
+			if err != nil {
+				return err
+			}
+			if own > most {
+				grace = most
+			}
+		}
+	}
 	if !active {
 		return nil
 	}
@@ -350,11 +445,61 @@ func (d *Driver) halt(ctx context.Context, project string, grace time.Duration) 
 	return nil
 }
 
+// HaltUnhealthy implements driver.UnhealthyHalter.
+func (d *Driver) HaltUnhealthy(ctx context.Context, id driver.ID, most time.Duration) (some bool, err error) {
+	have, err := d.find(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	for project := range have {
+		all, err := d.containers(ctx, api.ProjectLabel+"="+project)
+		if err != nil {
+			return some, err
+		}
+		for _, m := range all {
+			if m.State != container.StateRunning {
+				continue
+			}
+			in, err := d.eng.Inspect(ctx, m.ID)
+			switch {
+			case cerrdefs.IsNotFound(err):
+				continue
+			case err != nil:
+				return some, moby.Classify("stop", err)
+			case in.State == nil || in.State.Health == nil || in.State.Health.Status != container.Unhealthy:
+				continue
+			}
+			seconds := int(math.Ceil(moby.StopGrace(in, max(most, 0), engineGrace).Seconds()))
+			limited, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
+			_, err = d.eng.Client.ContainerStop(limited, m.ID, client.ContainerStopOptions{Timeout: &seconds})
+			cancel()
+			if err != nil && !cerrdefs.IsNotFound(err) {
+				return some, moby.Classify("stop", err)
+			}
+			some = true
+		}
+	}
+	return some, nil
+}
+
+// engineGrace is the engine's default grace period.
+const engineGrace = 10 * time.Second
+
+// grace returns how long a container may take to stop before it is killed.
+func (d *Driver) grace(ctx context.Context, container string) (time.Duration, error) {
+	in, err := d.eng.Inspect(ctx, container)
+	if err != nil && !cerrdefs.IsNotFound(err) {
+		return 0, moby.Classify("stop", err)
+	}
+	return moby.StopGrace(in, driver.OwnGrace, engineGrace), nil
+}
+
 // Remove implements driver.Driver. It removes containers, networks, volumes and the project's folder.
 func (d *Driver) Remove(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, true) }
 
-// Leave implements driver.Leaver. Other nodes cannot reach any of an engine's resources, so only the volumes
-// may stay, and the files of an inline stack that replace volumes.
+// Leave implements driver.Leaver. The stack moves to another node, which cannot use the resources of this
+// engine. Leave keeps the stack's volumes, and those files of an inline stack that it uses like volumes, and
+// removes all other resources.
 func (d *Driver) Leave(ctx context.Context, id driver.ID, volumes bool) error {
 	return d.remove(ctx, id, !volumes)
 }
@@ -394,7 +539,8 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, volumes bool) error {
 	return nil
 }
 
-// traces returns the projects of our containers. It fails if a stranger's container is in one of them.
+// traces returns the names of the projects that contain containers of a workload. It fails if one of these
+// projects also has a container of another owner.
 func (d *Driver) traces(ctx context.Context, id driver.ID) ([]string, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -439,14 +585,11 @@ func (d *Driver) sweep(ctx context.Context, id driver.ID, volumes bool) error {
 	if !volumes {
 		return nil
 	}
-	there, err := d.eng.Client.VolumeList(ctx, client.VolumeListOptions{Filters: filters})
+	there, err := d.volumes(ctx, id)
 	if err != nil {
-		return moby.Classify("remove", err)
+		return err
 	}
-	for _, v := range there.Items {
-		if _, ownership := d.of(v.Labels); ownership != driver.Ours {
-			continue
-		}
+	for _, v := range there {
 		_, err := d.eng.Client.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{})
 		if err != nil && !cerrdefs.IsNotFound(err) && !d.leftToOthers(ctx, id, "volume", v.Name, v.Name) {
 			return moby.Classify("remove", err)
@@ -455,8 +598,8 @@ func (d *Driver) sweep(ctx context.Context, id driver.ID, volumes bool) error {
 	return nil
 }
 
-// leftToOthers reports whether a network or volume that the engine refused to remove is used only by
-// containers of other owners. A delete does not wait for those.
+// leftToOthers reports whether the engine refused to remove a network or volume only because containers of
+// other workloads use it. The delete of the stack does not wait for those containers.
 func (d *Driver) leftToOthers(ctx context.Context, id driver.ID, kind, ref, name string) bool {
 	by, err := d.users(ctx, kind, ref)
 	if err != nil || len(by) == 0 {

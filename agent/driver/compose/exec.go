@@ -34,13 +34,14 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.Conso
 	return d.eng.Console(ctx, m.ID, options.Size)
 }
 
-// one returns the container of a service. The service may be empty if the stack has only one.
+// one returns the running container of a service. service may be empty if the stack has only one service. op is
+// the operation that errors name.
 func (d *Driver) one(ctx context.Context, op string, id driver.ID, service string) (member, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
 		return member{}, err
 	}
-	var names []string // service names
+	var names []string // names of the project's services
 	var fits []member
 	for _, some := range have {
 		for _, m := range some {

@@ -18,8 +18,9 @@ import (
 
 var _ driver.Collector = (*Driver)(nil)
 
-// Garbage implements driver.Collector. It finds stacks that no scheduler ordered, and folders and networks of
-// deleted stacks. Volumes hold data, so those of a stack go only with it.
+// Garbage implements driver.Collector. It finds stacks that no order wants on this node, and folders and
+// networks of deleted stacks. Volumes hold data, so a stack's volumes are removed only together with the
+// stack.
 func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	all, err := d.containers(ctx)
 	if err != nil {
@@ -43,7 +44,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	}
 	for _, e := range entries {
 		if rec := d.idle(e.Name(), q.Wanted); rec != nil && !live[e.Name()] && !q.Busy(rec.Workload) {
-			out = append(out, driver.Garbage{Kind: driver.Project, Name: e.Name(), Workload: rec.Workload, Reason: "the folder of a stack that is gone"})
+			out = append(out, driver.Garbage{Kind: driver.Project, Name: e.Name(), Workload: rec.Workload, Reason: "the folder of a stack that no longer exists"})
 		}
 	}
 	networks, err := d.networks(ctx)
@@ -55,13 +56,13 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		if q.Wanted(id) || q.Busy(id) || live[n.labels[api.ProjectLabel]] {
 			continue
 		}
-		// A network that other containers still use stays.
+		// A network that containers still use is not garbage.
 		by, err := d.users(ctx, "network", n.id)
 		if err != nil {
 			return nil, err
 		}
 		if len(by) == 0 {
-			out = append(out, driver.Garbage{Kind: driver.Network, Name: n.name, Workload: id, Reason: "the network of a stack that is gone"})
+			out = append(out, driver.Garbage{Kind: driver.Network, Name: n.name, Workload: id, Reason: "the network of a stack that no longer exists"})
 		}
 	}
 	slices.SortFunc(out, func(a, b driver.Garbage) int {
@@ -73,8 +74,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return out, nil
 }
 
-// idle returns the record of a project's folder if it is ours and its workload is not wanted. A folder
-// without our record is never removed.
+// idle returns the record in a project's folder if this agent wrote it and no order wants its workload on
+// this node. A folder without our record is never removed.
 func (d *Driver) idle(project string, wanted func(driver.ID) bool) *record {
 	rec, err := d.recordOf(project)
 	if err != nil || rec == nil || rec.Left || rec.ClusterID != d.identity.ClusterID || rec.NodeID != d.identity.NodeID || wanted != nil && wanted(rec.Workload) {
@@ -105,7 +106,7 @@ func (d *Driver) networks(ctx context.Context) ([]network, error) {
 	return out, nil
 }
 
-// Collect implements driver.Collector.
+// Collect implements driver.Collector. It removes g if it is still garbage.
 func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	switch g.Kind {
 	case driver.Orphan:
@@ -116,7 +117,7 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 			return err
 		}
 		if rec := d.idle(g.Name, nil); rec == nil || rec.Workload != g.Workload || len(all) > 0 {
-			return nil // no longer garbage
+			return nil // the project is no longer garbage
 		}
 		if err := d.erase(g.Name, g.Workload, false); err != nil {
 			return &driver.Error{Class: driver.ClassOf(err), Op: "collect", Err: err}
@@ -135,7 +136,7 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 			_, err := d.eng.Client.NetworkRemove(callCtx, n.id, client.NetworkRemoveOptions{})
 			cancel()
 			if err != nil && !cerrdefs.IsNotFound(err) {
-				return moby.Classify("collect", err) // a container uses it
+				return moby.Classify("collect", err) // the engine refuses to remove a network that a container uses
 			}
 		}
 		return nil

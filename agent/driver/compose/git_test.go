@@ -24,7 +24,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// repository is a Git repository in a folder, with a working tree.
+// repository is a Git repository for tests: a folder with a working tree.
 type repository struct {
 	*testing.T
 	dir  string
@@ -72,7 +72,7 @@ func (r *repository) commit(files map[string]string) string {
 	return hash.String()
 }
 
-// serve serves the repository over HTTP with Git's own program, protected by the password.
+// serve serves the repository over HTTP with Git's own program, protected by r's password.
 func (r *repository) serve() string {
 	r.Helper()
 	out, err := exec.Command("git", "--exec-path").Output()
@@ -108,7 +108,7 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var asked string
 			b := newBench(t, func(o *compose.Options) {
-				o.GitCredentials = func(name, host string) (string, string, error) {
+				o.GitCredentials = func(_, name, host string) (string, string, error) {
 					asked = name
 					return "robot", "hunter2", nil
 				}
@@ -121,24 +121,24 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 			b.ensure(spec)
 			o := b.await(spec.ID, driver.Running)
 			if o.Metadata["compose.git_commit"] != first || o.Metadata["compose.git_repo"] != source {
-				t.Errorf("commit %q of %q, want %q", o.Metadata["compose.git_commit"], o.Metadata["compose.git_repo"], first)
+				t.Errorf("the stack runs commit %q of repository %q, want %q", o.Metadata["compose.git_commit"], o.Metadata["compose.git_repo"], first)
 			}
 			if c.name == "http" && asked != "team" {
-				t.Errorf("asked for credentials %q", asked)
+				t.Errorf("the driver requested the credentials %q, want those named team", asked)
 			}
 			if env := b.environment(spec.ID, "app"); env["VERSION"] != "1" || env["FROM_ENV"] != "repo" {
 				t.Errorf("environment %v", env)
 			}
 			second := r.commit(map[string]string{"app.env": "VERSION=2\n"})
 			app := b.containerOf(spec.ID, "app")
-			// The branch moved on without a new order for the workload: it stays at its first commit, even
-			// if a container is made again.
+			// The branch gets a new commit without a new order for the workload. The stack keeps its first
+			// commit, even if a container is created again.
 			if err := b.d.Halt(b.ctx, spec.ID, 0); err != nil {
 				t.Fatal(err)
 			}
 			b.ensure(spec)
 			if again := b.containerOf(spec.ID, "app"); again != app {
-				t.Error("replaced because the branch moved")
+				t.Error("the container was replaced because the branch has a new commit")
 			}
 			spec.Content, git.Env = "c1:git-2", map[string]string{"NAME": "mine"}
 			b.ensure(spec)
@@ -151,18 +151,18 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 			spec.Content, git.GitRef = "c1:git-3", first
 			b.ensure(spec)
 			if o = b.await(spec.ID, driver.Running); o.Metadata["compose.git_commit"] != first {
-				t.Errorf("the first commit by its id: %q runs", o.Metadata["compose.git_commit"])
+				t.Errorf("a stack that names the first commit by its id runs %q, want that commit", o.Metadata["compose.git_commit"])
 			}
 			old, err := filepath.Glob(filepath.Join(b.dir, string(spec.ID), "git-*"))
 			if err != nil || len(old) != 1 {
-				t.Errorf("files of former commits stay: %v %v", old, err)
+				t.Errorf("files of former commits were not removed: %v %v", old, err)
 			}
 		})
 	}
 }
 
-// An update at the same commit keeps the files that containers mount, so services that did not change keep
-// their container.
+// If an update keeps the commit, the folder of files that containers mount stays the same. So services
+// without a change keep their containers.
 func TestAnUpdateLeavesTheFilesOfItsCommit(t *testing.T) {
 	b := newBench(t)
 	r := newRepository(t)
@@ -178,14 +178,14 @@ func TestAnUpdateLeavesTheFilesOfItsCommit(t *testing.T) {
 	spec.Content, git.Env = "c1:git-same-2", map[string]string{"OTHER": "thing"}
 	b.ensure(spec)
 	if again := b.containerOf(spec.ID, "app"); again != app {
-		t.Fatal("replaced: this test shows nothing")
+		t.Fatal("the container was replaced, so the following check proves nothing")
 	}
 	if _, err := os.Stat(written); err != nil {
 		t.Error(err)
 	}
 }
 
-// Containers may have written to the folder that they mount. The stack is loaded from a clean copy of its
+// Containers may have written to their mounted folder, so the stack is loaded from a clean copy of its
 // commit.
 func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 	b := newBench(t)
@@ -202,6 +202,9 @@ func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 	spec := b.spec("git-own", body(git))
 	b.ensure(spec)
 	folder := filepath.Join(b.dir, string(spec.ID), "git-"+commit)
+	// Secrets and configs are mounted read-only from the clean copy of the commit that the stack is loaded
+	// from.
+	kept := filepath.Join(b.dir, string(spec.ID), "commit-"+commit)
 	bound := 0
 	for _, service := range []string{"app", "extra", "other"} {
 		in, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, service), client.ContainerInspectOptions{})
@@ -217,8 +220,8 @@ func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 				}
 				from = v.Volume.Options["device"]
 			}
-			if bound++; !strings.HasPrefix(from, folder) {
-				t.Errorf("service %s has %s at %s, which is not below %s", service, from, m.Destination, folder)
+			if bound++; !strings.HasPrefix(from, folder) && (m.RW || !strings.HasPrefix(from, kept)) {
+				t.Errorf("service %s has %s mounted from %s, which is not below %s or is writable", service, from, m.Destination, folder)
 			}
 		}
 	}
@@ -239,14 +242,31 @@ func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 	spec.Content, git.Env = "c1:git-own-2", map[string]string{"OTHER": "thing"}
 	b.ensure(spec)
 	if again := b.containerOf(spec.ID, "app"); again != app {
-		t.Error("replaced, by what a container wrote")
+		t.Error("the container was replaced because a container wrote into the checkout of the commit")
 	}
 	if env := b.environment(spec.ID, "app"); env["VERSION"] != "1" || env["FROM_ENV"] != "repo" {
 		t.Errorf("environment %v", env)
 	}
 }
 
-// A stack that never started has no containers. Its folder is found by its record, which is written first.
+// A container of the stack replaces a file that another service mounts by a symbolic link to a file of the
+// host.
+func TestALinkThatAContainerMadeIsNotMounted(t *testing.T) {
+	b := newBench(t)
+	text := "services:\n  app:\n    image: " + b.image + "\n    command: [serve]\n    volumes: [\"./data/x:/x\"]\n"
+	spec := b.spec("planted", body(&agentv1.ComposeSpec{ComposeYaml: text}))
+	data := filepath.Join(b.dir, compose.ProjectName(spec.ID), "files", "data")
+	if err := errors.Join(os.MkdirAll(data, 0o700), os.Symlink("/etc/shadow", filepath.Join(data, "x"))); err != nil {
+		t.Fatal(err)
+	}
+	err := b.d.Ensure(b.ctx, spec)
+	if driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "leads out of the stack's folder") {
+		t.Errorf("a bind mount through a link out of the stack's folder returned %v, want a refusal", err)
+	}
+}
+
+// A stack that never started has no containers. Garbage finds its project folder by the record in it, which
+// the driver writes before all other files.
 func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 	b := newBench(t)
 	r := newRepository(t)
@@ -258,11 +278,11 @@ func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 		name   string
 		remove func() error
 	}{
-		{"by its delete", func() error { return b.d.Remove(b.ctx, spec.ID) }},
-		{"as garbage", func() error {
+		{"the folder is removed when the workload is deleted", func() error { return b.d.Remove(b.ctx, spec.ID) }},
+		{"removal as garbage", func() error {
 			found, err := b.d.Garbage(b.ctx, driver.GarbageQuery{Wanted: no, Busy: no})
 			if err != nil || len(found) != 1 || found[0].Kind != driver.Project || found[0].Workload != spec.ID {
-				return fmt.Errorf("garbage is %v, %v; want the folder", found, err)
+				return fmt.Errorf("Garbage returned %v, %v; want the project's folder", found, err)
 			}
 			return b.d.Collect(b.ctx, found[0])
 		}},
@@ -272,20 +292,20 @@ func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 				t.Fatalf("%v; want class %s", err, driver.InvalidImage)
 			}
 			if files, err := filepath.Glob(filepath.Join(folder, "git-*", "compose.yaml")); err != nil || len(files) != 1 {
-				t.Fatalf("fetched files %v, %v", files, err)
+				t.Fatalf("the files of the commit in the project's folder are %v, error %v; want one compose.yaml", files, err)
 			}
 			if err := c.remove(); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := os.Stat(folder); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the folder is still there: %v", err)
+				t.Errorf("the project's folder was not removed: %v", err)
 			}
 		})
 	}
 }
 
-// claim replaces no record: neither that of a running stack whose update cannot be fetched, nor that of a
-// sibling agent with the same folder.
+// claim does not replace an existing record of a project folder. That record may be the one of a running
+// stack whose update cannot be fetched, or the one of another agent that uses the same folder.
 func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("kept", b.one("serve", 1))
@@ -304,7 +324,7 @@ func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 			t.Fatalf("%v; want class %s", err, driver.InvalidImage)
 		}
 		if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
-			t.Errorf("the record was %s, now it is %s, %v", before, after, err)
+			t.Errorf("the record was %s and is now %s, %v; want no change", before, after, err)
 		}
 	}
 	fails(b.d, missing)
@@ -318,12 +338,14 @@ func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 	fails(b.driver(t, "node-b", b.dir), missing)
 }
 
-func TestGitRefusals(t *testing.T) {
+func TestInvalidGitSourcesAreRefused(t *testing.T) {
 	b := newBench(t, func(o *compose.Options) {
-		o.GitCredentials = func(name, host string) (string, string, error) { return "robot", "wrong", nil }
+		o.GitCredentials = func(_, name, host string) (string, string, error) { return "robot", "wrong", nil }
 	})
 	r := newRepository(t)
 	r.commit(map[string]string{"other.yaml": "services: {}", "away": "-> /etc/hostname"})
+	around := newRepository(t)
+	around.commit(map[string]string{"other.yaml": "services: {}", "here": "-> .", "sub/up": "-> ../here/.."})
 	inside := newRepository(t)
 	inside.commit(map[string]string{"other.yaml": "services: {}"})
 	for _, c := range []struct {
@@ -332,10 +354,11 @@ func TestGitRefusals(t *testing.T) {
 		class driver.Class
 		want  string
 	}{
-		{"no such branch", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir, GitRef: "nothing"}, driver.InvalidSpecification, `no branch, tag or commit "nothing"`},
-		{"no Compose file", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir}, driver.InvalidSpecification, "COMPOSE_FILE"},
-		{"a file outside", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir, Env: map[string]string{"COMPOSE_FILE": "../x"}}, driver.InvalidSpecification, "inside the repository"},
+		{"a branch that does not exist", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir, GitRef: "nothing"}, driver.InvalidSpecification, `no branch, tag or commit "nothing"`},
+		{"a repository without a Compose file", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir}, driver.InvalidSpecification, "COMPOSE_FILE"},
+		{"a Compose file outside of the repository", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir, Env: map[string]string{"COMPOSE_FILE": "../x"}}, driver.InvalidSpecification, "leads out of the stack's folder"},
 		{"a symbolic link that points outside", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir}, driver.InvalidSpecification, "leads outside"},
+		{"a symbolic link that leads outside through another link", &agentv1.ComposeSpec{GitRepo: "file://" + around.dir}, driver.InvalidSpecification, "sub/up leads outside"},
 		{"a wrong password", &agentv1.ComposeSpec{GitRepo: r.serve()}, driver.ImagePullAuthFailed, "compose.git_repo http://127.0.0.1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

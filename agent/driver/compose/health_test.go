@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
 
 	"github.com/persys/compute/agent/driver"
 )
 
-// If a service fails its health check, the stack is unhealthy, however long the message about its services is.
-// The result is a field of its own: only the end of the message is kept.
+// If a service fails its health check, the stack is unhealthy. The health has its own field: it would be lost
+// in a long message, whose beginning is cut off.
 func TestHealthOfAStackIsAField(t *testing.T) {
 	var parts []*part
 	for i := range 200 {
@@ -23,18 +26,18 @@ func TestHealthOfAStackIsAField(t *testing.T) {
 	}
 	o := combine("shop", "shop", parts, nil)
 	if strings.Contains(o.Message, "unhealthy") || len(o.Message) > driver.MaxMetadata {
-		t.Fatalf("the text is not cut (%d bytes): this test shows nothing", len(o.Message))
+		t.Fatalf("the message has only %d bytes and is not cut, so this test checks nothing", len(o.Message))
 	}
 	if o.State != driver.Running || o.Health != driver.Unhealthy {
-		t.Errorf("the stack is %s and %q, want running and unhealthy", o.State, o.Health)
+		t.Errorf("the stack is %s with health %q, want running and unhealthy", o.State, o.Health)
 	}
 	parts[0].Health = driver.Starting
 	if o := combine("shop", "shop", parts, nil); o.Health != driver.Starting {
-		t.Errorf("with one that starts it is %q", o.Health)
+		t.Errorf("with one starting service, the health is %q, want starting", o.Health)
 	}
-	parts[0].Health = "" // this service has no health check
+	parts[0].Health = "" // the service of this part has no health check
 	if o := combine("shop", "shop", parts, nil); o.Health != driver.Healthy {
-		t.Errorf("with one service without a check it is %q", o.Health)
+		t.Errorf("with one service that has no health check, the health is %q", o.Health)
 	}
 }
 
@@ -46,5 +49,27 @@ func TestPartlyInspectedStackIsNotRunning(t *testing.T) {
 	}
 	if o := combine("shop", "shop", parts, nil); o.State != driver.Unknown || !strings.Contains(o.Message, "db: the engine does not tell") {
 		t.Errorf("the stack is %s: %s", o.State, o.Message)
+	}
+}
+
+// TestTheOutputOfAStackThatIsAJob: the output is that of the service that failed, or of the one that ended last.
+func TestTheOutputOfAStackThatIsAJob(t *testing.T) {
+	at := time.Unix(1000, 0)
+	ended := func(service string, state driver.State, code int, after time.Duration) *part {
+		return &part{service: service, once: true, status: container.StateExited, Observed: driver.Observed{
+			RuntimeID: service, State: state, ExitCode: code, FinishedAt: at.Add(after), Output: "output of " + service,
+		}}
+	}
+	for _, c := range []struct {
+		name  string
+		parts []*part
+		want  string
+	}{
+		{"all succeeded", []*part{ended("a", driver.Stopped, 0, 2*time.Second), ended("b", driver.Stopped, 0, time.Second)}, "output of a"},
+		{"one failed before the other ended", []*part{ended("a", driver.Stopped, 0, 2*time.Second), ended("b", driver.Failed, 1, time.Second)}, "output of b"},
+	} {
+		if o := combine("shop", "shop", c.parts, nil); o.Output != c.want {
+			t.Errorf("%s: the output is %q, want %q", c.name, o.Output, c.want)
+		}
 	}
 }

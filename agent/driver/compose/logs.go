@@ -16,11 +16,12 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// maxLine is where a longer line is split, in bytes.
+// maxLine is the maximum length of a line of output in bytes. A longer line is split.
 const maxLine = 64 << 10
 
-// Logs implements driver.Driver. In a stack of several containers every line begins with its container's
-// name, after the time if there is one: "web-1 | …". Options.Tail counts per container.
+// Logs implements driver.Driver. In a stack of several containers every line begins with the name of its
+// container, as in "web-1 | …". If times are shown, the time precedes the name. Options.Tail applies to each
+// container separately.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -64,7 +65,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 			options.Seen = func(at time.Time) { seen(lasts.of(i, at)) }
 		}
 		if options.Follow && m.State == container.StateCreated {
-			continue // no output yet, so its stream ends at once
+			continue // the container has written no output yet, so its stream ends at once
 		}
 		rc, err := d.eng.Logs(ctx, m.ID, options)
 		if err != nil {
@@ -76,7 +77,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	return merge(streams, options.Timestamps, closeAll), nil
 }
 
-// short returns a container's name without its project.
+// short returns a container's name without the project's name.
 func short(m member) string {
 	if len(m.Names) == 0 {
 		return m.service
@@ -84,7 +85,7 @@ func short(m member) string {
 	return strings.TrimPrefix(strings.TrimPrefix(m.Names[0], "/"), m.project+"-")
 }
 
-// lasts holds the times of the last lines of several containers.
+// lasts holds the time of the last log line of each container.
 type lasts struct {
 	mu    sync.Mutex
 	lines []lastLine
@@ -92,11 +93,12 @@ type lasts struct {
 
 type lastLine struct{ at, read time.Time }
 
-// behind is how long after its last line a container may still deliver older lines.
+// behind is a time limit for lasts.of: a container whose last line was read longer ago does not hold back the
+// time from which a reader resumes.
 const behind = 5 * time.Second
 
-// of records the last line of container i and returns the time from which a reader of all containers must
-// resume: that of the container that is furthest behind among those with recent lines.
+// of records the time of the last log line of container i. It returns the time from which a reader of all
+// logs must resume: the oldest last line among the containers that delivered a line recently.
 func (l *lasts) of(i int, at time.Time) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +117,8 @@ type labelled struct {
 	name string
 }
 
-// merge returns the lines of all streams as they arrive. Close waits for the copying goroutines to end.
+// merge returns one stream with the log lines of all streams, in the order in which they arrive. Close of
+// this stream waits until the copying goroutines have ended.
 func merge(streams []io.ReadCloser, stamped bool, stop func()) io.ReadCloser {
 	pr, pw := io.Pipe()
 	var copies sync.WaitGroup

@@ -11,7 +11,8 @@ var (
 	_ driver.DiskMeter = (*Driver)(nil)
 )
 
-// Occupied implements driver.DiskMeter: the sum of the bytes that a stack's containers wrote.
+// Occupied implements driver.DiskMeter: a stack's disk usage is the sum of the bytes that its containers
+// wrote.
 func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver.ID]int64, error) {
 	var ids []string
 	for _, o := range of {
@@ -32,9 +33,9 @@ func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver
 	return out, nil
 }
 
-// Usage implements driver.Meter: the sum over a stack's containers. It reads the kernel's counters and does
-// not call the engine.
+// Usage implements driver.Meter: a stack's usage is the sum over its containers. Usage reads the kernel's
+// counters and does not call the engine.
 func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
-	// In a failed stack other services may still run.
+	// Measure failed stacks too: some of their services may still run.
 	return d.groups.All(ctx, of, func(o driver.Observed) []string { return o.Parts })
 }

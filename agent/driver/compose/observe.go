@@ -10,18 +10,21 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/compose-spec/compose-go/v2/types"
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/persys/compute/agent/driver"
 )
 
-// part is one container of a stack as observed.
+// part is the observed state of one container of a stack.
 type part struct {
 	driver.Observed
 	service string
-	// endless means that the engine always restarts the container, so exit code 0 does not complete it.
+	// endless means that the engine restarts the container after every exit, so it never counts as completed.
 	endless bool
-	status  container.ContainerState
+	// once means that the file's restart policy does not start the container again after exit code 0.
+	once   bool
+	status container.ContainerState
 }
 
 // List implements driver.Driver.
@@ -44,7 +47,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	var items []container.Summary
 	for _, members := range groups {
 		for _, m := range members {
-			parts[m.ID] = &part{service: m.service}
+			policy := m.Labels[labelRestart]
+			parts[m.ID] = &part{service: m.service, once: policy == types.RestartPolicyNo || policy == types.RestartPolicyOnFailure}
 			items = append(items, m.Summary)
 		}
 	}
@@ -86,7 +90,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		o := combine(k.id, k.project, there, rec)
 		o.Content = d.contentOf(rec, seen)
 		if o.Content == "" {
-			// With a revision, an unknown content would count as the present one.
+			// Without a content label, the content is unknown. The revision must be empty too, or the agent
+			// would assume that the instance has the content of that revision.
 			o.Revision = ""
 		}
 		_, ownership := d.of(seen[0].Labels)
@@ -100,7 +105,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return out, nil
 }
 
-// contentOf returns the content of the stack as a whole, "" if it has none: see the package comment.
+// contentOf returns the content of the stack as a whole, "" if the stack is not complete; see the package
+// comment.
 func (d *Driver) contentOf(rec *record, members []member) string {
 	if len(members) == 0 {
 		return ""
@@ -133,9 +139,9 @@ func (d *Driver) contentOf(rec *record, members []member) string {
 //
 //	any restarting or being removed      Pending
 //	any failed, or stopped beside others Failed, with that container's end
-//	any that the engine does not tell of Unknown
+//	any that cannot be inspected         Unknown
 //	all running, or done with code 0     Running
-//	none running                         Stopped
+//	none running                         Stopped, and completed if no policy starts any again
 func combine(id driver.ID, project string, parts []*part, rec *record) driver.Observed {
 	slices.SortFunc(parts, func(a, b *part) int {
 		return cmp.Or(strings.Compare(a.service, b.service), strings.Compare(a.Name, b.Name))
@@ -151,7 +157,7 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		if g, err := driver.ParseGeneration(rec.Generation); err == nil {
 			o.Generation = g
 		}
-		if o.Labels[driver.LabelManaged] != "" && o.Labels[driver.LabelContent] == "" { // created by a Compose program
+		if o.Labels[driver.LabelManaged] != "" && o.Labels[driver.LabelContent] == "" { // a container that a Compose command created without our content label
 			o.Labels = maps.Clone(o.Labels)
 			o.Labels[driver.LabelContent], o.Labels[driver.LabelRevision] = rec.Content, rec.Revision
 			o.Labels[driver.LabelGeneration] = rec.Generation
@@ -179,7 +185,7 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 			o.StartedAt = p.StartedAt
 		}
 		if p.FinishedAt.After(o.FinishedAt) {
-			o.FinishedAt, o.ExitCode = p.FinishedAt, p.ExitCode
+			o.FinishedAt, o.ExitCode, o.Output = p.FinishedAt, p.ExitCode, p.Output
 		}
 	}
 	slices.Sort(o.Addresses)
@@ -193,10 +199,14 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 	for _, service := range slices.Sorted(maps.Keys(texts)) {
 		line = append(line, service+": "+texts[service])
 	}
+	if rec != nil && rec.Complete {
+		line = append(line, rec.LeftOut...)
+	}
 	o.Message = driver.Bound(strings.Join(line, "; "))
 	var failed *part
-	pending, unknown := false, false
+	pending, unknown, completed := false, false, true
 	for _, p := range parts {
+		completed = completed && p.once && p.State == driver.Stopped && p.status == container.StateExited && !p.FinishedAt.IsZero()
 		switch {
 		case p.State == driver.Unknown:
 			unknown = true
@@ -211,19 +221,19 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		o.State = driver.Pending
 	case failed != nil:
 		o.State, o.Class = driver.Failed, cmp.Or(failed.Class, driver.RuntimeError)
-		o.ExitCode, o.StartedAt, o.FinishedAt = failed.ExitCode, failed.StartedAt, failed.FinishedAt
+		o.ExitCode, o.StartedAt, o.FinishedAt, o.Output = failed.ExitCode, failed.StartedAt, failed.FinishedAt, failed.Output
 		o.Metadata["failure_reason"], o.Metadata["failure_message"] = string(o.Class), driver.Bound("service "+failed.service+": "+failed.Message)
 		if tail := failed.Metadata["container.stderr"]; tail != "" {
 			o.Metadata["container.stderr"] = tail
 		}
-		// Put the reason first, because lists show only the beginning.
+		// The reason comes first, because lists of workloads show only the beginning of a message.
 		o.Message = driver.Bound("service " + failed.service + " " + failed.Message + "; " + o.Message)
 	case unknown:
 		o.State = driver.Unknown
 	case running > 0:
 		o.State = driver.Running
 	default:
-		o.State = driver.Stopped
+		o.State, o.Completed = driver.Stopped, completed
 	}
 	return o
 }
@@ -238,8 +248,8 @@ func runtimeIDs(parts []*part) func(func(string) bool) {
 	}
 }
 
-// services describes the state of each service in a few words. Containers of one service in the same state
-// are counted.
+// services describes the state of each service in a few words. For several containers of a service in the
+// same state it gives their number.
 func services(parts []*part) map[string]string {
 	counts := map[string]map[string]int{}
 	for _, p := range parts {

@@ -28,9 +28,10 @@ type program struct {
 	host  string
 	dir   string
 	list  func(ctx context.Context, labels ...string) ([]member, error)
+	grace func(ctx context.Context, container string) (time.Duration, error)
 }
 
-// look checks that the command exists.
+// look returns an error if the command is not in the PATH.
 func (c *program) look() error {
 	if _, err := exec.LookPath(c.words[0]); err != nil {
 		return fmt.Errorf("PERSYS_COMPOSE_BINARY %q: %w", strings.Join(c.words, " "), err)
@@ -50,12 +51,15 @@ func (c *program) up(ctx context.Context, s *stack, running bool) error {
 	return c.exec(ctx, s.project.Name, s.project.WorkingDir, text, args...)
 }
 
-func (c *program) start(ctx context.Context, project string) error {
-	return c.known(ctx, project, "start")
+func (c *program) start(ctx context.Context, project string, _ []member, done map[string]bool) error {
+	return c.known(ctx, project, done, "start")
 }
 
 func (c *program) stop(ctx context.Context, project string, grace time.Duration) error {
-	return c.known(ctx, project, "stop", "--timeout", seconds(grace))
+	if grace == driver.OwnGrace {
+		return c.known(ctx, project, nil, "stop")
+	}
+	return c.known(ctx, project, nil, "stop", "--timeout", seconds(grace))
 }
 
 // down removes the containers and, with volumes set, the anonymous volumes. Named volumes carry our labels
@@ -65,12 +69,13 @@ func (c *program) down(ctx context.Context, project string, volumes bool) error 
 	if volumes {
 		args = append(args, "--volumes")
 	}
-	return c.known(ctx, project, args...)
+	return c.known(ctx, project, nil, args...)
 }
 
-// known acts on the existing containers. docker-compose v1 needs a file for that too, so one is derived from
-// their labels.
-func (c *program) known(ctx context.Context, project string, args ...string) error {
+// known runs a Compose command, such as start or stop, on the project's existing containers, except those of
+// the services in done. docker-compose v1 needs a Compose file even for that, so known passes it a file made
+// from the containers' labels.
+func (c *program) known(ctx context.Context, project string, done map[string]bool, args ...string) error {
 	members, err := c.list(ctx, api.ProjectLabel+"="+project)
 	if err != nil {
 		return err
@@ -78,19 +83,27 @@ func (c *program) known(ctx context.Context, project string, args ...string) err
 	if len(members) == 0 {
 		return nil
 	}
-	services := map[string]any{}
+	services := map[string]map[string]any{}
+	members = slices.DeleteFunc(members, func(m member) bool { return done[m.service] })
 	for _, m := range members {
-		services[m.service] = map[string]any{"image": m.Image}
+		grace, err := c.grace(ctx, m.ID)
+		if err != nil {
+			return err
+		}
+		// docker-compose v1 takes the grace period from the Compose file; newer commands use the one of the
+		// container.
+		services[m.service] = map[string]any{"image": m.Image, "stop_grace_period": seconds(grace) + "s"}
 	}
 	for _, m := range members {
 		var after []string
-		for dep := range strings.SplitSeq(m.Labels[api.DependenciesLabel], ",") {
-			if name, _, _ := strings.Cut(dep, ":"); services[name] != nil {
+		for name := range m.dependencies() {
+			if services[name] != nil {
 				after = append(after, name)
 			}
 		}
+		slices.Sort(after)
 		if len(after) > 0 {
-			services[m.service] = map[string]any{"image": m.Image, "depends_on": after}
+			services[m.service]["depends_on"] = after
 		}
 	}
 	text, err := yaml.Marshal(map[string]any{"version": "3.8", "services": services})
@@ -132,8 +145,9 @@ func (c *program) exec(ctx context.Context, project, dir string, stdin []byte, a
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
 
-// lasting drops the labels that differ between contents. Compose compares labels, and a service that did not
-// change must keep its container. The record has the dropped labels.
+// lasting returns the labels of a resource without those that differ from one content of the stack to the
+// next. Compose replaces a container whose labels changed, but a service that did not change must keep its
+// container. The record file stores the values of the dropped labels.
 func lasting(all types.Labels) types.Labels {
 	out := types.Labels{}
 	for k, v := range all {
@@ -146,7 +160,7 @@ func lasting(all types.Labels) types.Labels {
 	return out
 }
 
-// render writes a stack in a form that old and new commands read.
+// render writes a stack as YAML that old and new Compose commands can read.
 func render(p *types.Project) ([]byte, error) {
 	mark := func(labels, ours types.Labels) types.Labels {
 		out := types.Labels{}
@@ -156,7 +170,7 @@ func render(p *types.Project) ([]byte, error) {
 	}
 	for name, s := range p.Services {
 		s.Labels = mark(s.Labels, s.CustomLabels)
-		s.PullPolicy = "" // already pulled
+		s.PullPolicy = "" // the driver has already pulled the images
 		p.Services[name] = s
 	}
 	for name, n := range p.Networks {
@@ -194,6 +208,6 @@ func render(p *types.Project) ([]byte, error) {
 	}
 	doc["version"] = "3.8"
 	out, err := yaml.Marshal(doc)
-	// The text is already interpolated.
+	// The variables in the text are already replaced, so each $ is escaped.
 	return bytes.ReplaceAll(out, []byte("$"), []byte("$$")), err
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// record stores the facts of a stack that labels cannot hold; see the package comment. It holds no secrets.
+// record stores facts about a stack that container labels cannot store; see the package comment. It holds no
+// secrets.
 type record struct {
 	Workload   driver.ID `json:"workload"`
 	ClusterID  string    `json:"cluster_id"`
@@ -21,13 +22,17 @@ type record struct {
 	Revision   string    `json:"revision"`
 	Content    string    `json:"content"`
 	Generation string    `json:"generation"`
-	// Commit is the commit of the Git source, Repository its address without credentials.
+	// Commit is the commit of the stack's Git source. Repository is the URL of that source without
+	// credentials.
 	Commit     string `json:"commit,omitempty"`
 	Repository string `json:"repository,omitempty"`
-	// Services is the number of containers of each service.
+	// Services is the expected number of containers of each service.
 	Services map[string]int `json:"services"`
 	Complete bool           `json:"complete"`
-	// Left means that the stack moved away and its files under relative paths stay here.
+	// LeftOut describes the options of the stack that the driver left out, because the engine did not support
+	// them when the stack was created.
+	LeftOut []string `json:"left_out,omitempty"`
+	// Left means that the stack moved to another node and its files under relative paths stay here.
 	Left bool `json:"left,omitempty"`
 }
 
@@ -42,8 +47,8 @@ type cachedRecord struct {
 
 func (d *Driver) folder(project string) string { return filepath.Join(d.opt.Dir, project) }
 
-// recordOf returns nil without error if there is no record or it is another node's. A damaged record counts
-// as missing: the next Ensure writes it again.
+// recordOf returns the record in a project's folder. It returns nil without error if the folder has no record
+// or the record of another node. A damaged record counts as missing: the next Ensure writes it again.
 func (d *Driver) recordOf(project string) (*record, error) {
 	path := filepath.Join(d.folder(project), recordName)
 	info, err := os.Stat(path)
@@ -73,8 +78,9 @@ func (d *Driver) recordOf(project string) (*record, error) {
 	return r, nil
 }
 
-// claim records the owner of a project's folder before anything else is put there, because a stack that
-// never starts has no containers to name the owner. An existing record stays, whoever owns it.
+// claim records the owner of a project's folder before anything else is stored in the folder. A stack that
+// never starts has no containers, so only the record names its owner. An existing record stays, even if it
+// names another owner.
 func (d *Driver) claim(project string, spec driver.Spec) error {
 	if _, err := os.Stat(filepath.Join(d.folder(project), recordName)); err == nil {
 		return nil
@@ -111,16 +117,16 @@ func (d *Driver) write(project string, r record) error {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
 	d.recordsMu.Lock()
-	delete(d.records, project) // two writes within the resolution of file times look alike
+	delete(d.records, project) // two writes may give the file the same time and size, so drop the cached record
 	d.recordsMu.Unlock()
 	return nil
 }
 
-// erase removes a project's folder. Without files it keeps the files of an inline stack's relative paths, if
-// there are any, and the owner's record.
+// erase removes a project's folder. If files is false, it keeps the files of an inline stack's relative
+// paths, if there are any, and a record of their owner.
 func (d *Driver) erase(project string, id driver.ID, files bool) error {
 	folder := d.folder(project)
-	_ = os.Remove(filepath.Join(folder, inlineDir)) // fails if the folder is not empty
+	_ = os.Remove(filepath.Join(folder, inlineDir)) // os.Remove leaves the folder if it has files
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -132,7 +138,7 @@ func (d *Driver) erase(project string, id driver.ID, files bool) error {
 		}
 	}
 	var errs []error
-	for _, e := range entries { // sorted by name, so that the record goes after the files that it names
+	for _, e := range entries { // entries are sorted by name, so the record is removed after the files that it names
 		if !left || e.Name() != inlineDir && e.Name() != recordName {
 			errs = append(errs, os.RemoveAll(filepath.Join(folder, e.Name())))
 		}

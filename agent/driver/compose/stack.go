@@ -1,62 +1,42 @@
 package compose
 
 import (
+	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/compose-spec/compose-go/v2/cli"
-	"github.com/compose-spec/compose-go/v2/dotenv"
-	"github.com/compose-spec/compose-go/v2/loader"
 	"github.com/compose-spec/compose-go/v2/types"
 	"github.com/docker/compose/v5/pkg/api"
+	"github.com/moby/moby/api/types/container"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/moby"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/policy"
+	"github.com/persys/compute/policy/asks"
+	stackfile "github.com/persys/compute/stack"
+	stackservice "github.com/persys/compute/stack/service"
 )
 
-// ProjectName returns the Compose project of a workload. It is the workload's id if Compose allows it
-// (lower-case letters, digits, '-' and '_'), else the id with other characters replaced, followed by 6 hex
-// digits of the id's hash, so that different ids never share a project.
-func ProjectName(id driver.ID) string {
-	name := strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'A' && r <= 'Z':
-			return r + 'a' - 'A'
-		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '_':
-			return r
-		}
-		return '-'
-	}, string(id))
-	name = strings.TrimLeft(name, "-_")
-	if name == string(id) {
-		return name
-	}
-	sum := sha256.Sum256([]byte(id))
-	return strings.TrimLeft(name+"-"+hex.EncodeToString(sum[:3]), "-_")
-}
+// ProjectName returns the Compose project of a workload.
+func ProjectName(id driver.ID) string { return stackfile.ProjectName(string(id)) }
 
-// names returns the possible projects of a workload, in order of preference.
+// names returns the possible Compose project names of a workload, in order of preference.
 func (d *Driver) names(id driver.ID) []string {
 	return []string{ProjectName(id), ProjectName(id) + "--" + ProjectName(driver.ID(d.opt.NodeID))}
 }
 
-// Folders of a stack. An inline stack has one folder for its relative paths, and another one, which no
-// container mounts, from which it is loaded.
+// Folders of a stack, below the project's folder: one for the relative paths of an inline stack, and one for
+// each commit of a Git source.
 const (
 	inlineDir    = "files"
-	readDir      = "read"
 	gitDir       = "git"
 	committedDir = "commit"
 )
@@ -66,8 +46,8 @@ const sourceGit = "git"
 
 func isGit(c *agentv1.ComposeSpec) bool { return strings.EqualFold(c.GetSourceType(), sourceGit) }
 
-// plain decodes base64, the form in which schedulers send the text. A Compose file always contains a colon
-// and base64 never does, so the two cannot be confused.
+// plain decodes the text of a Compose file, which schedulers send as base64 and other callers as it is. Every
+// Compose file contains a colon and base64 never does, so plain can tell them apart.
 func plain(text string) (string, error) {
 	packed := strings.Join(strings.Fields(text), "")
 	if packed == "" {
@@ -93,15 +73,16 @@ type stack struct {
 	commit  string // commit of the Git source
 	repo    string // repository address without credentials
 	images  []wanted
+	files   []string // folders with the files of the stack that are in use, see lay
 }
 
-// wanted is one image that a stack needs.
+// wanted is one image that a stack needs, with its pull policy.
 type wanted struct {
 	image  moby.Image
 	policy string
 }
 
-// expected returns the number of containers that each service will have.
+// expected returns the number of containers that each service of the stack will have.
 func (s *stack) expected() map[string]int {
 	out := make(map[string]int, len(s.project.Services))
 	for name, service := range s.project.Services {
@@ -110,306 +91,179 @@ func (s *stack) expected() map[string]int {
 	return out
 }
 
-// load loads a stack. commit pins a Git source that was deployed before; "" resolves the reference again.
+// load loads the stack of a workload. commit is the commit of a Git source that was deployed before; with "",
+// load resolves the source's branch or tag again.
 func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit string) (*stack, error) {
 	body := spec.Body.GetCompose()
 	out := &stack{}
-	env := types.Mapping{}
-	details := types.ConfigDetails{}
-	var files string
+	source := stackfile.Source{Project: project, Env: body.GetEnv(), Mask: true}
+	files, err := filesOf(body)
+	if err != nil {
+		return nil, err
+	}
 	if isGit(body) {
-		if err := d.fetch(ctx, body, project, commit, out); err != nil {
+		if err := d.fetch(ctx, spec.Body, project, commit, out); err != nil {
 			return nil, err
 		}
-		details.WorkingDir, files = d.committed(project, out.commit), d.checkout(project, out.commit)
+		source.Folder, source.Root = d.committed(project, out.commit), d.checkout(project, out.commit)
+		source.DotEnv = true
 	} else {
 		text, err := plain(body.GetComposeYaml())
 		if err != nil {
 			return nil, err
 		}
-		details.WorkingDir, files = filepath.Join(d.folder(project), readDir), filepath.Join(d.folder(project), inlineDir)
-		for _, dir := range []string{details.WorkingDir, files} {
-			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
-			}
+		source.Root = filepath.Join(d.folder(project), inlineDir)
+		if err := os.MkdirAll(source.Root, 0o700); err != nil {
+			return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
 		}
-		details.ConfigFiles = []types.ConfigFile{{Filename: filepath.Join(details.WorkingDir, "compose.yaml"), Content: []byte(text)}}
+		main := cmp.Or(body.GetMainFile(), composeName)
+		source.Compose, source.Files = []string{main}, map[string][]byte{}
+		for _, f := range files {
+			source.Files[f.Path] = f.Data
+		}
+		source.Files[main] = []byte(text) // the mounted folder may contain the Compose file itself
 	}
-	if err := restoreEnvironment(details.WorkingDir); err != nil {
+	source.Kept = source.Folder
+	p, err := d.opt.Loader.Load(ctx, source)
+	var faults stackfile.Faults
+	var busy *stackfile.Busy
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.As(err, &faults):
+		return nil, invalid("compose: %s", strings.Join(strings.Split(faults.Error(), "\n"), "; "))
+	case errors.As(err, &busy):
+		return nil, driver.Errorf(driver.RuntimeUnhealthy, "ensure", "compose: %w", err)
+	case err != nil:
 		return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
 	}
-	if isGit(body) {
-		if err := ownEnvironment(details.WorkingDir, env); err != nil {
-			return nil, err
-		}
-	}
-	maps.Copy(env, body.GetEnv())
-	details.Environment = env
-	if isGit(body) {
-		var err error
-		if details.ConfigFiles, err = configFiles(details.WorkingDir, env["COMPOSE_FILE"]); err != nil {
-			return nil, err
-		}
-	}
-	done, err := writeEnvironment(details.WorkingDir, body.GetEnv())
-	if err != nil {
-		return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
-	}
-	defer done()
-	var profiles []string
-	for p := range strings.SplitSeq(env["COMPOSE_PROFILES"], ",") {
-		if p = strings.TrimSpace(p); p != "" {
-			profiles = append(profiles, p)
-		}
-	}
-	p, err := loader.LoadWithContext(ctx, details, loader.WithProfiles(profiles), loader.WithDiscardEnvFiles, func(o *loader.Options) {
-		o.SetProjectName(project, true)
-		o.ResolvePaths = true
-	})
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, invalid("compose: %w", withoutLast(withoutValues(err), details))
-	}
-	out.project = p.WithoutUnnecessaryResources()
-	move(out.project, details.WorkingDir, files)
-	if err := external(out.project, spec.Volumes); err != nil {
+	out.project = p
+	p.DisabledServices = nil // The services of profiles that are switched off are dropped. Otherwise Compose would keep their containers.
+	if err := contained(p, source.Root); err != nil {
 		return nil, err
 	}
-	if len(out.project.Services) == 0 {
-		return nil, invalid("compose: no service is enabled; set COMPOSE_PROFILES in compose.env")
+	if err := d.judge(ctx, spec, p, source.Kept); err != nil {
+		return nil, err
 	}
-	// A stack without containers cannot be observed, so Ensure would repeat forever.
-	if slices.Max(slices.Collect(maps.Values(out.expected()))) < 1 {
-		return nil, invalid("compose: every service has 0 replicas, at least one must have a container; the desired state stopped stops a stack")
+	if err := external(p, spec.Volumes); err != nil {
+		return nil, err
 	}
-	return out, d.prepare(spec, out)
+	if err := d.prepare(spec, out, d.eng.Rotation(ctx)); err != nil {
+		return nil, err
+	}
+	out.files, err = d.lay(p, source.Root, files)
+	return out, err
 }
 
-// move replaces the folder from by to in every path of a loaded stack that Compose or the engine uses.
-func move(p *types.Project, from, to string) {
-	moved := func(path string) string {
-		if rest, ok := strings.CutPrefix(path, from); ok && (rest == "" || rest[0] == filepath.Separator) {
-			return to + rest
-		}
-		return path
+// leaveOut removes the options of a stack that an engine with this API version would ignore, and returns a
+// text about each.
+func leaveOut(p *types.Project, version string) (left []string) {
+	for _, name := range slices.Sorted(maps.Keys(p.Services)) {
+		s := p.Services[name]
+		left = append(left, moby.LeaveOut(&s, name, version)...)
+		p.Services[name] = s
 	}
-	p.WorkingDir = moved(p.WorkingDir)
-	for i, path := range p.ComposeFiles {
-		p.ComposeFiles[i] = moved(path)
-	}
-	for _, service := range p.Services {
-		for i, v := range service.Volumes {
-			service.Volumes[i].Source = moved(v.Source)
-		}
-	}
-	for _, v := range p.Volumes {
-		if device, ok := v.DriverOpts["device"]; ok {
-			v.DriverOpts["device"] = moved(device)
-		}
-	}
-	for name, c := range p.Configs {
-		c.File = moved(c.File)
-		p.Configs[name] = c
-	}
-	for name, s := range p.Secrets {
-		s.File = moved(s.File)
-		p.Secrets[name] = s
-	}
+	return left
 }
 
-// quoted matches a quoted value in an error text of the loader. The value may be a secret.
-var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`)
-
-// withoutValues returns the first line of an error without quoted values. The following lines repeat the
-// value.
-func withoutValues(err error) error {
-	text, _, _ := strings.Cut(err.Error(), "\n")
-	return errors.New(quoted.ReplaceAllString(text, `"…"`))
-}
-
-// withoutLast masks the text after an error's last colon if it occurs in the stack's files: the loader ends
-// some errors with the wrong value, without quotes.
-func withoutLast(err error, details types.ConfigDetails) error {
-	text := err.Error()
-	i := strings.LastIndex(text, ": ")
-	if i < 0 || len(text)-i-2 < shortest {
+// judge returns an error if the policies forbid what a loaded stack asks of this machine. kept is the folder
+// with the files of secrets and configs.
+func (d *Driver) judge(ctx context.Context, spec driver.Spec, p *types.Project, kept string) error {
+	if spec.Rules == nil {
+		return nil
+	}
+	var managed []string
+	for _, v := range spec.Body.GetCompose().GetManagedVolumes() {
+		managed = append(managed, v.GetName())
+	}
+	list, err := asks.Project(p, managed, asks.Links, kept)
+	if err != nil {
+		return invalid("compose: %w", err)
+	}
+	if err := spec.Judge(driver.Compose, list, d.eng.Paths(ctx)); err != nil {
 		return err
 	}
-	for _, f := range details.ConfigFiles {
-		if strings.Contains(string(f.Content), text[i+2:]) {
-			return errors.New(text[:i+2] + "…")
-		}
-	}
-	return err
+	return d.eng.Signed(ctx, spec, list)
 }
 
-// shortest is the least length of a masked value. Shorter values are not secret and occur in any text.
-const shortest = 4
+// composeName is the file name of an inline stack in errors.
+const composeName = "compose.yaml"
 
-// masked returns an error of the same class with the environment's values masked.
+// contained returns an error if a bind mount leaves the stack's own folder through a symbolic link. The
+// stack's containers can write to that folder and create such links.
+func contained(p *types.Project, dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+	}
+	defer root.Close()
+	for _, name := range slices.Sorted(maps.Keys(p.Services)) {
+		for i, v := range p.Services[name].Volumes {
+			rel, ok := strings.CutPrefix(v.Source, dir+"/")
+			if v.Type != types.VolumeTypeBind || !ok {
+				continue
+			}
+			if _, err := root.Stat(rel); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return invalid("compose: services.%s.volumes[%d]: ./%s leads out of the stack's folder through a symbolic link, or cannot be read (%w)", name, i, rel, err)
+			}
+		}
+	}
+	return nil
+}
+
+// masked returns an error of the same class in which the values of env are masked.
 func masked(err error, env map[string]string) error {
 	if err == nil || len(env) == 0 {
 		return err
-	}
-	var pairs []string
-	values := slices.Collect(maps.Values(env))
-	// Mask the longest value first: one may contain another.
-	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
-	for _, v := range values {
-		for _, part := range append([]string{v}, strings.Split(v, "\n")...) {
-			if len(part) >= shortest {
-				pairs = append(pairs, part, "…")
-			}
-		}
 	}
 	var typed *driver.Error
 	if !errors.As(err, &typed) {
 		typed = &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
 	}
 	text := typed.Err.Error()
-	hidden := strings.NewReplacer(pairs...).Replace(text)
+	hidden := stackfile.Masked(text, env)
 	if hidden == text {
 		return err
 	}
 	return &driver.Error{Class: typed.Class, Op: typed.Op, Err: errors.New(hidden)}
 }
 
-// ownEnvironment reads the .env file of a Git source.
-func ownEnvironment(dir string, env types.Mapping) error {
-	f, err := os.Open(filepath.Join(dir, ".env"))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
-	}
-	defer f.Close()
-	own, err := dotenv.ParseWithLookup(f, env.Resolve)
-	if err != nil {
-		return invalid("compose: .env of the repository: %w", withoutValues(err))
-	}
-	maps.Copy(env, own)
-	return nil
-}
-
-// Names under which the stack's own `.env` is kept while ours replaces it, and of the marker that there was
-// none. An agent that was killed meanwhile restores it at its next start.
-const (
-	envKept = ".env.persys-kept"
-	envNone = ".env.persys-none"
-)
-
-// restoreEnvironment undoes writeEnvironment; otherwise it does nothing.
-func restoreEnvironment(dir string) error {
-	path := filepath.Join(dir, ".env")
-	if _, err := os.Stat(filepath.Join(dir, envNone)); err == nil {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		return os.Remove(filepath.Join(dir, envNone))
-	}
-	if err := os.Rename(filepath.Join(dir, envKept), path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// writeEnvironment appends the workload's environment to the `.env` file, where a stack's own
-// `env_file: .env` finds it. done restores the former file.
-func writeEnvironment(dir string, env map[string]string) (done func(), err error) {
-	if len(env) == 0 {
-		return func() {}, nil
-	}
-	path := filepath.Join(dir, ".env")
-	before, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	if err == nil {
-		err = os.Rename(path, filepath.Join(dir, envKept))
-	} else {
-		err = os.WriteFile(filepath.Join(dir, envNone), nil, 0o600)
-	}
-	if err != nil {
-		return nil, err
-	}
-	done = func() { _ = restoreEnvironment(dir) } // if this fails, the next call restores it
-	var text strings.Builder
-	text.Write(before)
-	for _, k := range slices.Sorted(maps.Keys(env)) {
-		// Single quotes prevent interpolation. A single quote in the value is written in double quotes.
-		fmt.Fprintf(&text, "\n%s=%s", k, quoteEnv(env[k]))
-	}
-	if err := os.WriteFile(path, []byte(text.String()+"\n"), 0o600); err != nil {
-		done()
-		return nil, err
-	}
-	return done, nil
-}
-
-// quoteEnv quotes a value so that Compose reads it back unchanged.
-func quoteEnv(v string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`, "\n", `\n`, "\r", `\r`).Replace(v) + `"`
-}
-
-// configFiles returns the files that COMPOSE_FILE names (separated by ':'), else Compose's default files.
-func configFiles(dir, named string) ([]types.ConfigFile, error) {
-	var out []types.ConfigFile
-	if named != "" {
-		for name := range strings.SplitSeq(named, ":") {
-			if !filepath.IsLocal(name) {
-				return nil, invalid("compose.env[COMPOSE_FILE]: must be paths inside the repository (got %q)", name)
-			}
-			if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
-				return nil, invalid("compose.env[COMPOSE_FILE]: the repository has no file %q", name)
-			}
-			out = append(out, types.ConfigFile{Filename: filepath.Join(dir, name)})
-		}
-		return out, nil
-	}
-	for _, candidates := range [][]string{cli.DefaultFileNames, cli.DefaultOverrideFileNames} {
-		for _, name := range candidates {
-			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-				out = append(out, types.ConfigFile{Filename: filepath.Join(dir, name)})
-				break
-			}
-		}
-		if len(out) == 0 {
-			return nil, invalid("compose.git_repo: the repository has none of %s; name the file in compose.env COMPOSE_FILE",
-				strings.Join(cli.DefaultFileNames, ", "))
-		}
-	}
-	return out, nil
-}
-
-// prepare adds our labels to all resources of a stack, and refuses features that a node does not support.
-func (d *Driver) prepare(spec driver.Spec, s *stack) error {
+// prepare adds our labels and defaults to all resources of a stack, and returns an error if the stack uses a
+// feature that nodes do not support.
+func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfig) error {
 	p := s.project
 	ours := driver.Labels(driver.Compose, spec, nil)
+	awaited := map[string]bool{}
+	for _, service := range p.Services {
+		for name, on := range service.DependsOn {
+			if on.Condition == types.ServiceConditionCompletedSuccessfully {
+				awaited[name] = true
+			}
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(p.Services)) {
 		service := p.Services[name]
+		restart := restartOf(service)
 		at := "compose: services." + name
-		switch {
-		case service.Provider != nil:
-			return invalid("%s.provider: this agent runs containers only", at)
-		case len(service.Models) > 0:
-			return invalid("%s.models: this agent has no model runner", at)
-		case service.Image == "" && service.Build != nil:
-			return invalid("%s.build: nodes do not build images; build and push one, and name it in image", at)
-		case service.Image == "":
-			return invalid("%s.image: must be set", at)
-		}
 		img, err := moby.ParseImage(at+".image", service.Image)
 		if err != nil {
 			return err
 		}
+		img.Namespace = spec.Body.GetNamespace()
 		s.images = append(s.images, wanted{img, service.PullPolicy})
-		// The driver pulls images beforehand, with the agent's credentials and error classes.
+		// Compose must not pull: the driver has already pulled the images, with the agent's credentials and
+		// with its own error classes.
 		service.PullPolicy, service.Build = types.PullPolicyNever, nil
+		service.LabelFiles = nil // The loader has already read the label files, and docker-compose v1 does not know this option.
 		if service.StopGracePeriod == nil {
 			grace := types.Duration(d.opt.StopGrace)
+			service.StopGracePeriod = &grace
+		} else if *service.StopGracePeriod > types.Duration(policy.MaxStopGrace) {
+			// Schedulers refuse such a grace period at apply, but they cannot see a stack in a Git
+			// repository.
+			d.log.Warn("stop_grace_period is longer than any cluster allows; it is shortened", "workload", string(spec.ID), "service", name,
+				"grace", service.StopGracePeriod.String(), "most", policy.MaxStopGrace)
+			grace := types.Duration(policy.MaxStopGrace)
 			service.StopGracePeriod = &grace
 		}
 		if spec.Exclusive {
@@ -418,16 +272,31 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 				service.Deploy.RestartPolicy = nil
 			}
 		}
-		if limit := memoryLimit(service); limit > 0 && service.MemSwapLimit == 0 {
-			// Equal to memory: no swap. The engine's own default is twice the memory.
+		service.SecurityOpt = driver.HardenedOptions(service.SecurityOpt, service.Privileged)
+		if service.PidsLimit == 0 && (service.Deploy == nil || service.Deploy.Resources.Limits == nil || service.Deploy.Resources.Limits.Pids == 0) {
+			service.PidsLimit = driver.DefaultPids
+		}
+		if service.Logging == nil && service.LogDriver == "" && len(service.LogOpt) == 0 && rotation.Type != "" {
+			service.Logging = &types.LoggingConfig{Driver: rotation.Type, Options: rotation.Config}
+		}
+		if limit := stackservice.MemoryLimit(service); limit > 0 && service.MemSwapLimit == 0 {
+			// A swap limit equal to the memory limit means no swap. The engine's own default would be twice
+			// the memory limit.
 			service.MemSwapLimit = limit
 		}
-		// Compose's configuration hash ignores custom labels.
+		// Our labels are custom labels, which Compose ignores in the hash that tells it whether a service
+		// changed.
 		service.CustomLabels = types.Labels{
 			api.ProjectLabel: p.Name, api.ServiceLabel: name, api.VersionLabel: api.ComposeVersion,
 			api.WorkingDirLabel: p.WorkingDir, api.ConfigFilesLabel: strings.Join(p.ComposeFiles, ","), api.OneoffLabel: "False",
 		}
 		maps.Copy(service.CustomLabels, ours)
+		if restart != "" {
+			service.CustomLabels[labelRestart] = restart
+		}
+		if awaited[name] {
+			service.CustomLabels[labelAwaited] = "true"
+		}
 		for label := range service.Labels {
 			if strings.HasPrefix(label, driver.LabelPrefix) {
 				delete(service.Labels, label)
@@ -446,12 +315,28 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 	return nil
 }
 
-// memoryLimit returns the memory limit of a service (mem_limit or deploy.resources.limits.memory), 0 if it has none.
-func memoryLimit(s types.ServiceConfig) types.UnitBytes {
-	if s.Deploy != nil && s.Deploy.Resources.Limits != nil && s.Deploy.Resources.Limits.MemoryBytes != 0 {
-		return s.Deploy.Resources.Limits.MemoryBytes
+// labelRestart is a container label with the restart policy that the Compose file gives the service. The
+// engine does not distinguish the policy `no` from an absent one, and the driver gives containers of
+// exclusive stacks no policy.
+const labelRestart = driver.LabelPrefix + "restart"
+
+// labelAwaited marks the containers of services that another service waits for
+// (service_completed_successfully). Some Compose programs write no labels for dependencies.
+const labelAwaited = driver.LabelPrefix + "awaited"
+
+// restartOf returns the restart policy that the Compose file gives a service, "" if it gives none.
+func restartOf(s types.ServiceConfig) string {
+	if s.Restart == "" && s.Deploy != nil && s.Deploy.RestartPolicy != nil {
+		switch s.Deploy.RestartPolicy.Condition {
+		case "none":
+			return types.RestartPolicyNo
+		case "on-failure":
+			return types.RestartPolicyOnFailure
+		}
+		return types.RestartPolicyAlways
 	}
-	return s.MemLimit
+	policy, _, _ := strings.Cut(s.Restart, ":") // the retry count, as in on-failure:3, is cut off
+	return policy
 }
 
 // pull fetches the images that a stack needs and the engine lacks.
@@ -475,7 +360,7 @@ func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {
 		if here {
 			continue
 		}
-		if w.policy == types.PullPolicyNever || w.policy == types.PullPolicyBuild { // nodes do not build images
+		if w.policy == types.PullPolicyNever || w.policy == types.PullPolicyBuild { // the pull policies never and build: nodes neither pull nor build such an image
 			return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine, and pull_policy is %s", w.image.Name, w.policy)
 		}
 		if err := d.eng.Pull(ctx, id, w.image, d.eng.PullTimeout()); err != nil {

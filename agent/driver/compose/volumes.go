@@ -8,9 +8,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// external replaces the external volumes that a stack names by the folders of its managed volumes. They
-// become bind mounts that do not create a missing folder: a volume that is not mounted keeps the stack from
-// starting.
+// external replaces the external volumes of a stack by bind mounts of the folders of its managed volumes.
+// Compose must not create a missing folder: if a volume is not mounted, the stack must not start.
 func external(p *types.Project, volumes []driver.Volume) error {
 	by := map[string]driver.Volume{}
 	for _, v := range volumes {

@@ -36,7 +36,7 @@ func TestConformance(t *testing.T) {
 		Crash: func(code int) *agentv1.WorkloadSpec {
 			return wrap(containerBody(e.image, "exit", strconv.Itoa(code)))
 		},
-		// A registry that answers but lacks the image.
+		// The registry answers that it does not have this image.
 		Missing: func() *agentv1.WorkloadSpec {
 			return wrap(containerBody(newRegistry(t).host() + "/nobody/nothing:v1"))
 		},
@@ -83,11 +83,11 @@ func stranger(t *testing.T, e *engine, id driver.ID) func() {
 		t.Helper()
 		after, err := e.cli.ContainerInspect(ctx, res.ID, client.ContainerInspectOptions{})
 		if err != nil {
-			t.Fatalf("the stranger is gone: %v", err)
+			t.Fatalf("the container of the stranger was removed: %v", err)
 		}
 		if after.Container.Name != before.Container.Name || !after.Container.State.Running ||
 			after.Container.State.StartedAt != before.Container.State.StartedAt {
-			t.Errorf("the stranger was touched: %+v, then %+v", before.Container.State, after.Container.State)
+			t.Errorf("the container of the stranger was changed: %+v, then %+v", before.Container.State, after.Container.State)
 		}
 		remove()
 	}

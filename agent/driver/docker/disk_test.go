@@ -10,13 +10,13 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// If the engine supports disk limits but its disk has no quotas, the container runs anyway, and the bytes that
-// it writes can be measured.
-func TestDiskLimit(t *testing.T) {
+// If the engine supports disk limits but its disk has no quotas, the container runs without a disk limit, and
+// the driver can measure the bytes that it writes.
+func TestDiskLimitIsEnforcedOrMeasured(t *testing.T) {
 	e := theEngine(t)
 	for name, host := range map[string]string{
-		"the engine has a driver that may know it": mobytest.NewSmall(t, 96<<20, e.probe, e.image).Host,
-		"the machine's engine":                     "",
+		"the driver reports no disk limit, but the engine's storage driver may support one": mobytest.NewSmall(t, 96<<20, e.probe, e.image).Host,
+		"the machine's engine": "",
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, func(o *docker.Options) { o.Host = host })
@@ -24,7 +24,7 @@ func TestDiskLimit(t *testing.T) {
 			spec.DiskLimit = 1 << 30
 			b.ensure(spec)
 			var o driver.Observed
-			testbed.Within(t, testbed.Patience, "the bytes that it occupies", func() error {
+			testbed.Within(t, testbed.Patience, "the bytes that the container occupies", func() error {
 				o = b.observed(spec.ID)
 				seen, err := b.d.Occupied(b.ctx, []driver.Observed{o})
 				if err != nil {
@@ -38,7 +38,7 @@ func TestDiskLimit(t *testing.T) {
 			if o.State != driver.Running {
 				t.Errorf("state %s: %s", o.State, o.Message)
 			}
-			t.Logf("kept by the engine: %v", o.DiskCapped)
+			t.Logf("the engine enforces the disk limit: %v", o.DiskCapped)
 		})
 	}
 }

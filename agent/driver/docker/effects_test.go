@@ -22,9 +22,10 @@ import (
 	"github.com/persys/compute/agent/driver/docker"
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
-// served returns a spec of the probe's web server on a free port of the machine.
+// served returns the spec of a workload that runs the probe's web server on a free host port.
 func (b *bench) served(id string, change func(*agentv1.ContainerSpec)) driver.Spec {
 	body := containerBody(b.image, "serve")
 	body.Ports = []*agentv1.PortMapping{{ContainerPort: 8080}}
@@ -34,7 +35,7 @@ func (b *bench) served(id string, change func(*agentv1.ContainerSpec)) driver.Sp
 	return b.spec(id, body)
 }
 
-// url returns the URL of the probe's page on the machine.
+// url returns the URL of a page of the probe's web server, through the host port that o reports.
 func (b *bench) url(o driver.Observed, path string) string {
 	b.Helper()
 	for _, p := range o.Ports {
@@ -99,7 +100,7 @@ func TestCommandEnvironmentAndLabels(t *testing.T) {
 	}
 }
 
-func TestVolumes(t *testing.T) {
+func TestVolumesAreMounted(t *testing.T) {
 	b := newBench(t)
 	dir := t.TempDir()
 	for _, sub := range []string{"ro", "rw"} {
@@ -122,7 +123,7 @@ func TestVolumes(t *testing.T) {
 		t.Errorf("read %q", got)
 	}
 	if got := b.get(b.url(o, "/write?path=/in/new")); !strings.Contains(got, "read-only") {
-		t.Errorf("writing a read-only volume: %q", got)
+		t.Errorf("writing to a file on a read-only volume returned %q, want the error \"read-only\"", got)
 	}
 	b.get(b.url(o, "/write?path=/out/new"))
 	if data, err := os.ReadFile(filepath.Join(dir, "rw", "new")); err != nil || string(data) != "probe" {
@@ -130,7 +131,7 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
-func TestPorts(t *testing.T) {
+func TestPortsArePublished(t *testing.T) {
 	b := newBench(t)
 	port := freePort(t)
 	spec := b.served("ports", func(c *agentv1.ContainerSpec) {
@@ -147,7 +148,7 @@ func TestPorts(t *testing.T) {
 	}
 	for _, p := range o.Ports {
 		if p.HostPort == 0 || p.HostIP != "" {
-			t.Errorf("port %+v, want a bound one on all addresses", p)
+			t.Errorf("the container has port %+v, want a host port on all addresses", p)
 		}
 	}
 	if got := b.get(fmt.Sprintf("http://127.0.0.1:%d/", port)); got != "probe" {
@@ -178,7 +179,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-func TestPortConflict(t *testing.T) {
+func TestAUsedHostPortIsAnError(t *testing.T) {
 	b := newBench(t)
 	var lc net.ListenConfig
 	l, err := lc.Listen(b.ctx, "tcp4", "0.0.0.0:0")
@@ -192,7 +193,7 @@ func TestPortConflict(t *testing.T) {
 		t.Fatalf("class %s: %v", got, err)
 	}
 	if o := b.observed(spec.ID); o.State != driver.Failed || o.Class != driver.PortBindConflict || !strings.Contains(o.Message, strconv.Itoa(int(taken))) {
-		t.Errorf("observed %s, %s: %s; want Failed with the port", o.State, o.Class, o.Message)
+		t.Errorf("the container with a used host port is %s, %s: %s; want Failed and a message that names the port", o.State, o.Class, o.Message)
 	}
 	_ = l.Close()
 	b.ensure(spec)
@@ -204,7 +205,8 @@ func TestPortConflict(t *testing.T) {
 	}
 }
 
-// A replacement on the same host port never has both instances bind it.
+// When a container is replaced by one with the same host port, the two never hold the port at the same
+// time.
 func TestReplaceKeepsHostPort(t *testing.T) {
 	b := newBench(t)
 	port := int32(freePort(t))
@@ -216,11 +218,11 @@ func TestReplaceKeepsHostPort(t *testing.T) {
 	b.ensure(spec)
 	o := b.awaitState(spec.ID, driver.Running)
 	if got := b.get(b.url(o, "/facts")); !strings.Contains(got, "VERSION=two") {
-		t.Errorf("the page is of another version: %s", got)
+		t.Errorf("the web server answers with the page of another version: %s", got)
 	}
 }
 
-func TestLimits(t *testing.T) {
+func TestResourceLimitsReachTheKernel(t *testing.T) {
 	b := newBench(t)
 	spec := b.served("limits", func(c *agentv1.ContainerSpec) {
 		c.Resources = &agentv1.ResourceLimits{CpuShares: 5, CpuMillicores: 200, MemoryBytes: 64 << 20}
@@ -229,19 +231,20 @@ func TestLimits(t *testing.T) {
 	o := b.awaitState(spec.ID, driver.Running)
 	host := b.inspect(o.RuntimeID).HostConfig
 	if host.NanoCPUs != 200_000_000 || host.CPUShares != 204 || host.Memory != 64<<20 || host.MemorySwap != 64<<20 {
-		t.Errorf("quota %d, shares %d, memory %d, swap %d", host.NanoCPUs, host.CPUShares, host.Memory, host.MemorySwap)
+		t.Errorf("quota %d, shares %d, memory %d, swap %d; want 200000000, 204, 64 MiB and 64 MiB", host.NanoCPUs, host.CPUShares, host.Memory, host.MemorySwap)
 	}
-	// Check the effect by the kernel's CPU account of the process: with a quota of a fifth of a core, 200 ms
-	// plus one period; without it near 1,000 ms, even on a busy machine with two cores.
+	// The kernel's CPU account of the process shows that the quota is enforced. With a quota of a fifth of a
+	// core, the probe uses at most 200 ms plus one scheduling period; without a quota it would use about
+	// 1,000 ms, even on a busy machine with two cores.
 	got, err := strconv.Atoi(b.get(b.url(o, "/burn")))
 	if err != nil || got > 400 {
-		t.Errorf("got %d ms of CPU time in a second (%v), want about 200", got, err)
+		t.Errorf("a container with a quota of a fifth of a core got %d ms of CPU time in a second (%v), want about 200", got, err)
 	}
 }
 
-// Usage reports the kernel's counters of a container: after one second of work at a fifth of a core, and some
-// network traffic.
-func TestUsage(t *testing.T) {
+// Usage reports the kernel's counters of a container. The container works for one second at a fifth of a core
+// and causes some network traffic.
+func TestUsageReportsTheKernelsCounters(t *testing.T) {
 	b := newBench(t)
 	spec := b.served("usage", func(c *agentv1.ContainerSpec) {
 		c.Resources = &agentv1.ResourceLimits{CpuMillicores: 200, MemoryBytes: 64 << 20}
@@ -252,7 +255,7 @@ func TestUsage(t *testing.T) {
 		t.Helper()
 		all, err := b.d.Usage(b.ctx, []driver.Observed{o, {ID: "stopped", RuntimeID: "x", State: driver.Stopped}})
 		if err != nil || len(all) != 1 || all[0].ID != spec.ID {
-			t.Fatalf("%+v, %v: want the figures of %s and no others", all, err, spec.ID)
+			t.Fatalf("Usage returned %+v, %v; want the usage of %s and of no other workload", all, err, spec.ID)
 		}
 		return all[0]
 	}
@@ -260,16 +263,16 @@ func TestUsage(t *testing.T) {
 	b.get(b.url(o, "/burn"))
 	after := measure()
 	if used := after.CPU - before.CPU; used < 50*time.Millisecond || used > 450*time.Millisecond {
-		t.Errorf("%s of CPU time, want about 200 ms", used)
+		t.Errorf("the container used %s of CPU time, want about 200 ms", used)
 	}
 	if after.Instance != before.Instance || !after.At.After(before.At) {
-		t.Errorf("two readings of one instance do not fit: %+v, %+v", before, after)
+		t.Errorf("the counters did not grow between two readings of one instance: %+v, %+v", before, after)
 	}
 	if after.Memory < 100<<10 || after.Memory > 64<<20 || after.MemoryLimit != 64<<20 {
 		t.Errorf("%d bytes of memory, limit %d", after.Memory, after.MemoryLimit)
 	}
 	if after.NetReceived <= before.NetReceived || after.NetSent <= before.NetSent {
-		t.Errorf("received %d → %d, sent %d → %d: it was asked and answered", before.NetReceived, after.NetReceived, before.NetSent, after.NetSent)
+		t.Errorf("received bytes went from %d to %d, sent bytes from %d to %d; want both to grow, because the probe answered requests", before.NetReceived, after.NetReceived, before.NetSent, after.NetSent)
 	}
 }
 
@@ -282,7 +285,7 @@ func TestSharesOfLegacySchedulers(t *testing.T) {
 	b.ensure(spec)
 	host := b.inspect(b.observed(spec.ID).RuntimeID).HostConfig
 	if host.NanoCPUs != 0 || host.CPUShares != 500 || host.Memory != 0 {
-		t.Errorf("quota %d, shares %d, memory %d", host.NanoCPUs, host.CPUShares, host.Memory)
+		t.Errorf("quota %d, shares %d, memory %d; want 0, 500 and 0", host.NanoCPUs, host.CPUShares, host.Memory)
 	}
 }
 
@@ -293,9 +296,16 @@ func TestMemoryLimitKills(t *testing.T) {
 	spec := b.spec("oom", body)
 	b.ensure(spec)
 	o := b.awaitState(spec.ID, driver.Failed)
-	if !strings.Contains(o.Message, "OOMKilled") || o.Class != driver.ResourceQuotaExceeded {
-		t.Errorf("%s: %q, want OOMKilled", o.Class, o.Message)
+	if !strings.Contains(o.Message, "OOMKilled") || !strings.Contains(o.Message, "limit of 32 MiB") || o.Class != driver.ResourceQuotaExceeded {
+		t.Errorf("%s: %q, want OOMKilled and the limit", o.Class, o.Message)
 	}
+	// While the engine restarts the container again and again, the driver reports the reason.
+	body.RestartPolicy = &agentv1.RestartPolicy{Policy: "always"}
+	again := b.spec("oom-again", body)
+	b.ensure(again)
+	testbed.Until(t, "the message gives the reason for the restarts", func() bool {
+		return strings.Contains(b.observed(again.ID).Message, "exceeded its memory limit of 32 MiB")
+	})
 }
 
 func TestMoreCPUThanTheMachineHas(t *testing.T) {
@@ -307,7 +317,7 @@ func TestMoreCPUThanTheMachineHas(t *testing.T) {
 	}
 }
 
-func TestPrivileged(t *testing.T) {
+func TestPrivilegedReachesTheEngine(t *testing.T) {
 	b := newBench(t)
 	body := containerBody(b.image)
 	body.Privileged = true
@@ -319,8 +329,8 @@ func TestPrivileged(t *testing.T) {
 	}
 }
 
-func TestRestartPolicy(t *testing.T) {
-	t.Run("on-failure gives up after max_retry_count", func(t *testing.T) {
+func TestRestartPoliciesOfTheEngine(t *testing.T) {
+	t.Run("with policy on-failure the engine gives up after max_retry_count restarts", func(t *testing.T) {
 		b := newBench(t)
 		body := containerBody(b.image, "exit", "5")
 		body.RestartPolicy = &agentv1.RestartPolicy{Policy: "on-failure", MaxRetryCount: 2}
@@ -328,13 +338,13 @@ func TestRestartPolicy(t *testing.T) {
 		b.ensure(spec)
 		o := b.awaitState(spec.ID, driver.Failed)
 		if o.RestartCount != 2 || o.ExitCode != 5 {
-			t.Errorf("restarts %d, exit code %d; want 2 and 5", o.RestartCount, o.ExitCode)
+			t.Errorf("the container had %d restarts and exit code %d; want 2 and 5", o.RestartCount, o.ExitCode)
 		}
 		if !strings.Contains(o.Metadata["container.stderr"], "exiting with code 5") {
 			t.Errorf("stderr %q", o.Metadata["container.stderr"])
 		}
 	})
-	t.Run("policy always restarts, and the state is Pending in between", func(t *testing.T) {
+	t.Run("with policy always, the state is Pending between two starts", func(t *testing.T) {
 		b := newBench(t)
 		body := containerBody(b.image, "exit", "0")
 		body.RestartPolicy = &agentv1.RestartPolicy{Policy: "always"}
@@ -347,7 +357,7 @@ func TestRestartPolicy(t *testing.T) {
 			t.Fatal(err)
 		}
 		if o := b.observed(spec.ID).Under(false); o.State != driver.Stopped {
-			t.Errorf("after Halt: %s (%s)", o.State, o.Message)
+			t.Errorf("after Halt the container is %s (%s), want Stopped", o.State, o.Message)
 		}
 	})
 }
@@ -356,7 +366,7 @@ func TestHaltKillsAfterGrace(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("stubborn", containerBody(b.image, "stubborn"))
 	b.ensure(spec)
-	b.await(spec.ID, "ready", func(driver.Observed) bool { // the program now ignores SIGTERM
+	b.await(spec.ID, "ready", func(driver.Observed) bool { // from "ready" on the program ignores SIGTERM
 		rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{})
 		if err != nil {
 			return false
@@ -370,7 +380,7 @@ func TestHaltKillsAfterGrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := time.Since(start); took < 900*time.Millisecond || took > 15*time.Second {
-		t.Errorf("took %s, want the grace of 1s", took)
+		t.Errorf("Halt took %s, want the grace period of 1s", took)
 	}
 	if o := b.observed(spec.ID); o.ExitCode != 137 || o.Under(false).State != driver.Stopped {
 		t.Errorf("exit code %d, %s", o.ExitCode, o.State)
@@ -384,13 +394,14 @@ func TestStderrIsBounded(t *testing.T) {
 	o := b.awaitState(spec.ID, driver.Failed)
 	tail := o.Metadata["container.stderr"]
 	if len(tail) > driver.MaxMetadata || !strings.HasSuffix(strings.TrimSpace(tail), "complaint 1999") {
-		t.Errorf("%d bytes ending %q", len(tail), tail[max(0, len(tail)-60):])
+		t.Errorf("the metadata has %d bytes of stderr that end with %q; want at most the limit, and the last line of the output", len(tail), tail[max(0, len(tail)-60):])
 	}
 }
 
-func TestMissingCommand(t *testing.T) {
+func TestAMissingCommandIsAnError(t *testing.T) {
 	b := newBench(t)
-	// A read-only folder mounted over the probe's entrypoint hides the program.
+	// A read-only folder mounted over the probe's entrypoint hides that program, so the container cannot
+	// start.
 	body := containerBody(b.image)
 	body.Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/probe"}}
 	spec := b.spec("nocommand", body)
@@ -403,7 +414,7 @@ func TestMissingCommand(t *testing.T) {
 	}
 }
 
-// made creates a container as a legacy v1 agent does, with only the first three labels.
+// made creates a container as a legacy v1 agent does: with only the first three of our labels.
 func (b *bench) made(id driver.ID, revision string) string {
 	b.Helper()
 	res, err := b.cli.ContainerCreate(b.ctx, client.ContainerCreateOptions{
@@ -430,42 +441,42 @@ func TestContainerOfALegacyAgent(t *testing.T) {
 	claim := func(yes bool) func(*docker.Options) {
 		return func(o *docker.Options) { o.Owns = func(driver.ID) bool { return yes } }
 	}
-	t.Run("unclaimed it is a stranger", func(t *testing.T) {
+	t.Run("a container that the store does not list belongs to a stranger", func(t *testing.T) {
 		b := newBench(t, claim(false))
 		spec := b.spec("old-1", containerBody(b.image))
 		made := b.made(spec.ID, "rev-1")
 		if o := b.observed(spec.ID); o.State != driver.Absent {
 			t.Errorf("listed: %+v", o)
 		}
-		if err := b.d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.InvalidConfiguration || !strings.Contains(err.Error(), made[:12]) {
+		if err := b.d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.NameConflict || !strings.Contains(err.Error(), made[:12]) {
 			t.Errorf("Ensure: %v", err)
 		}
 		if err := b.d.Remove(b.ctx, spec.ID); err != nil || !b.inspect(made).State.Running {
-			t.Errorf("Remove: %v; it must still run", err)
+			t.Errorf("after Remove (%v) the container must still run", err)
 		}
 	})
-	t.Run("claimed and of the same revision it is adopted", func(t *testing.T) {
+	t.Run("a container that the store lists, with the same revision, is adopted", func(t *testing.T) {
 		b := newBench(t, claim(true))
 		spec := b.spec("old-2", containerBody(b.image))
 		made := b.made(spec.ID, "rev-1")
 		if o := b.observed(spec.ID); o.Owned || o.Content != "" || o.State != driver.Running {
-			t.Errorf("observed %+v; want it running, not owned, without content", o)
+			t.Errorf("List returned %+v; want a running container without owner and content", o)
 		}
 		b.ensure(spec)
 		if o := b.observed(spec.ID); o.RuntimeID != made {
 			t.Errorf("recreated as %s", o.RuntimeID)
 		}
 	})
-	t.Run("claimed and of another revision it is replaced", func(t *testing.T) {
+	t.Run("a container that the store lists, with another revision, is replaced", func(t *testing.T) {
 		b := newBench(t, claim(true))
 		spec := b.spec("old-3", containerBody(b.image))
 		made := b.made(spec.ID, "rev-0")
 		b.ensure(spec)
 		if o := b.awaitState(spec.ID, driver.Running); o.RuntimeID == made || !o.Owned || o.Name != string(spec.ID) {
-			t.Errorf("observed %+v; want a new container of ours", o)
+			t.Errorf("List returned %+v; want a new container of ours", o)
 		}
 	})
-	t.Run("the content in the store takes precedence over the revision", func(t *testing.T) {
+	t.Run("the content recorded in the store takes precedence over the revision label", func(t *testing.T) {
 		noted := ""
 		b := newBench(t, claim(true), func(o *docker.Options) {
 			o.Content = func(driver.ID, string) (string, bool) { return noted, true }
@@ -475,17 +486,17 @@ func TestContainerOfALegacyAgent(t *testing.T) {
 		noted = spec.Content
 		b.ensure(spec)
 		if o := b.observed(spec.ID); o.RuntimeID != made {
-			t.Errorf("recreated as %s although the store adopted it", o.RuntimeID)
+			t.Errorf("the container was created again as %s, but the store has recorded its content", o.RuntimeID)
 		}
 		spec.Content += "-2"
 		b.ensure(spec)
 		if o := b.observed(spec.ID); o.RuntimeID == made {
-			t.Error("new content did not replace it")
+			t.Error("new content did not replace the container")
 		}
 	})
 }
 
-func TestOneLetterID(t *testing.T) {
+func TestAWorkloadIDOfOneLetterWorks(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("x", containerBody(b.image))
 	spec.ID = "x"
@@ -502,7 +513,7 @@ func TestOneLetterID(t *testing.T) {
 	}
 }
 
-func TestManyAtOnce(t *testing.T) {
+func TestManyContainersStartAtTheSameTime(t *testing.T) {
 	b := newBench(t)
 	const count, parallel = 16, 8
 	specs := make([]driver.Spec, count)
@@ -518,7 +529,7 @@ func TestManyAtOnce(t *testing.T) {
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d containers, %d at a time: %s", count, parallel, time.Since(start))
+	t.Logf("starting %d containers, %d at a time, took %s", count, parallel, time.Since(start))
 	all, err := b.d.List(b.ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -539,7 +550,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// After a cancelled creation and a Remove, the container does not appear later.
+// If a creation is cancelled and followed by Remove, the container does not appear later.
 func TestRemoveAfterCancelledCreation(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("ghost", containerBody(b.image))
@@ -552,14 +563,14 @@ func TestRemoveAfterCancelledCreation(t *testing.T) {
 		}
 		for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
 			if o := b.observed(spec.ID); o.State != driver.Absent {
-				t.Fatalf("cut after %dms (%v): it appeared after its removal: %s", after, err, o.State)
+				t.Fatalf("creation was cancelled after %dms (%v) and followed by Remove, but then the container appeared: %s", after, err, o.State)
 			}
 		}
 	}
 }
 
-// An engine rolls back containers that it created for a caller that went away. A container that disappears
-// between the list and its start is made again.
+// The engine removes a new container again if the caller that created it disconnects. If a container
+// disappears between the list and its start, the driver creates it again.
 func TestContainerRolledBackBeforeItsStart(t *testing.T) {
 	b := newBench(t)
 	host, taken := mobytest.TakeBackFirst(t, b.cli)
@@ -569,7 +580,7 @@ func TestContainerRolledBackBeforeItsStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o := b.awaitState(spec.ID, driver.Running); o.RuntimeID == taken() {
-		t.Errorf("it runs in the container that was taken back, %s", taken())
+		t.Errorf("the workload runs in container %s, which the engine had removed", taken())
 	}
 	if taken() == "" {
 		t.Error("no start was seen")

@@ -20,7 +20,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// engine is the real engine under test, with the cluster id of this run.
+// engine is the real Docker engine under test, with the cluster id of this test run.
 type engine struct {
 	*mobytest.Engine
 	cli     *client.Client
@@ -34,7 +34,7 @@ var shared = mobytest.Shared{Name: "driver"}
 
 func TestMain(m *testing.M) { shared.Main(m, nothingLeft) }
 
-// theEngine returns this machine's engine.
+// theEngine returns the Docker engine of this machine.
 func theEngine(t *testing.T) *engine {
 	t.Helper()
 	e := shared.Open(t)
@@ -63,12 +63,12 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	}
 	for _, c := range res.Items {
 		_, rmErr := e.Client.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-		err = fmt.Errorf("container %v was left behind (removed: %v)", c.Names, rmErr)
+		err = fmt.Errorf("the tests left container %v behind (error of its removal: %v)", c.Names, rmErr)
 	}
 	return err
 }
 
-// driver returns a driver of a node, closed when the test ends.
+// driver returns a driver for a node. It is closed when the test ends.
 func (e *engine) driver(t *testing.T, node string, change ...func(*docker.Options)) *docker.Driver {
 	t.Helper()
 	opt := docker.Options{ClusterID: e.cluster, NodeID: node, StopGrace: 5 * time.Second}
@@ -161,7 +161,7 @@ func (b *bench) awaitState(id driver.ID, want driver.State) driver.Observed {
 	return b.await(id, string(want), func(o driver.Observed) bool { return o.State == want })
 }
 
-// get polls the probe until it answers.
+// get requests url until the probe answers, and returns the answer.
 func (b *bench) get(url string) string {
 	b.Helper()
 	var answer string

@@ -17,18 +17,19 @@ import (
 	"github.com/moby/moby/client"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/moby"
+	"github.com/persys/compute/policy/asks"
 )
 
-// instance is one container of a workload, from the engine's list.
+// instance is one container of a workload, as the engine lists it.
 type instance struct {
 	container.Summary
 	name string
 }
 
-// found holds the containers with one workload's label.
+// found holds the containers that carry the label of one workload.
 type found struct {
 	ours []instance
-	// sibling holds the names that other agents of our cluster use on this engine.
+	// sibling holds the container names that other agents of our cluster use on this engine.
 	sibling map[string]bool
 }
 
@@ -56,9 +57,15 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (found, error) {
 	return out, nil
 }
 
+// Foreign implements driver.Namespaced. It checks the namespace labels of the workload's containers.
+func (d *Driver) Foreign(ctx context.Context, id driver.ID, namespace string) (bool, error) {
+	have, err := d.find(ctx, id)
+	return slices.ContainsFunc(have.ours, func(in instance) bool { return driver.OtherNamespace(in.Labels, namespace) }), err
+}
+
 func nameOf(item container.Summary) string {
 	for _, n := range item.Names {
-		// Names with a slash are links of other containers.
+		// A name with a slash is a link that another container made to this container, not a name of its own.
 		if n = strings.TrimPrefix(n, "/"); !strings.Contains(n, "/") {
 			return n
 		}
@@ -72,12 +79,15 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
 	}
-	want, err := translate(spec)
+	want, err := translate(spec, d.eng.Client.ClientVersion())
 	if err != nil {
 		return err
 	}
 	if spec.DiskLimit > 0 && d.eng.SizesLayers(ctx) {
 		want.host.StorageOpt = map[string]string{moby.LayerSize: strconv.FormatInt(spec.DiskLimit, 10)}
+	}
+	if want.host.LogConfig.Type == "" && len(want.host.LogConfig.Config) == 0 {
+		want.host.LogConfig = d.eng.Rotation(ctx)
 	}
 	deadline := time.Now().Add(d.eng.CallTimeout())
 	for {
@@ -92,8 +102,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	}
 }
 
-// inFlight is the error that the engine still executes an earlier call for the workload whose caller has
-// gone: the name belongs to a container that is not listed yet, or a listed container is being rolled back.
+// inFlight is the error for an engine that still executes an earlier call for the workload, although the
+// caller has disconnected. There are two cases: the container's name is taken by a container that the engine
+// does not list yet, or the engine is removing a container that it still lists.
 type inFlight struct{ cause error }
 
 func (e *inFlight) Error() string { return "an earlier call is still under way: " + e.cause.Error() }
@@ -104,14 +115,37 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	if err != nil {
 		return err
 	}
+	for _, in := range have.ours {
+		if err := driver.CheckNamespace(spec, "container "+in.name, in.Labels, d.of(in.Labels) == driver.Claimed); err != nil {
+			return err
+		}
+	}
 	keep, rest := d.split(have.ours, spec)
 	if keep == nil {
+		body := spec.Body.GetContainer()
+		asked := asks.Container(body, asks.Image(body.GetImage()))
+		if err := spec.Judge(driver.Container, asked, d.eng.Paths(ctx)); err != nil {
+			return err
+		}
+		if err := d.eng.Signed(ctx, spec, asked); err != nil {
+			return err
+		}
+		for _, text := range want.leftOut {
+			d.eng.Warn(text, "workload", string(spec.ID))
+		}
 		if keep, err = d.create(ctx, spec, want, have); err != nil {
 			return err
 		}
 	}
 	for _, old := range rest {
-		if err := d.discard(ctx, old); err != nil {
+		if active(old.State) && d.opt.Progress != nil {
+			d.opt.Progress(spec.ID, "stopping the former container")
+		}
+		err := d.discard(ctx, old)
+		if active(old.State) && d.opt.Progress != nil {
+			d.opt.Progress(spec.ID, "")
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -123,23 +157,25 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running))
 }
 
-// undone recognises a container that disappeared. If the caller of a create goes away, the engine may list
-// the new container for a moment and then roll it back: see inFlight.
+// undone returns an error that wraps inFlight if cause means that the container in disappeared. Otherwise it
+// returns cause, which may be nil. If the caller of a create disconnects, the engine may list the new container
+// for a moment and then remove it.
 func (d *Driver) undone(ctx context.Context, spec driver.Spec, in *instance, cause error) error {
 	if !cerrdefs.IsNotFound(cause) {
-		return cause // includes nil
+		return cause
 	}
-	// The engine may still list a container for a moment after reporting it missing.
+	// The error does not name the container. The engine may list a removed container for a moment, so inspect
+	// it.
 	if !strings.Contains(cause.Error(), in.ID) {
 		if _, err := d.eng.Inspect(ctx, in.ID); !cerrdefs.IsNotFound(err) {
-			return cause // a resource that the container needs is missing
+			return cause // the engine reports a missing volume or network, and not the container
 		}
 	}
-	return driver.Errorf(driver.RuntimeError, "start", "container %s of workload %q went away: %w", moby.Short(in.ID), spec.ID, &inFlight{cause})
+	return driver.Errorf(driver.RuntimeError, "start", "container %s of workload %q disappeared: %w", moby.Short(in.ID), spec.ID, &inFlight{cause})
 }
 
-// split returns the container that already matches spec, and the others. An interrupted replacement
-// leaves more than one; among equals the running one is kept.
+// split returns the container that already matches spec, nil if none does, and the other containers, which an
+// interrupted replacement has left. If several match, it chooses the one with the highest rank.
 func (d *Driver) split(ours []instance, spec driver.Spec) (*instance, []instance) {
 	best := -1
 	for i, in := range ours {
@@ -159,7 +195,7 @@ func (d *Driver) split(ours []instance, spec driver.Spec) (*instance, []instance
 	return &ours[best], slices.Delete(slices.Clone(ours), best, best+1)
 }
 
-// rank orders containers of one workload by preference: a higher rank is kept.
+// rank orders the containers of one workload by preference: the container with the highest rank is kept.
 func rank(in instance) int {
 	switch in.State {
 	case container.StateRunning:
@@ -174,8 +210,9 @@ func rank(in instance) int {
 	return 0
 }
 
-// contentOf returns the content label. For a container without the label it returns the content that the
-// store recorded at its adoption, or the spec's content while the revision label equals the spec's.
+// contentOf returns the content label of a container. If the container lacks the label, contentOf returns the
+// content that the agent's store recorded when it adopted the container. If the store has none either, it
+// returns the spec's content if the revision label equals the spec's revision, else "".
 func (d *Driver) contentOf(in instance, spec driver.Spec) string {
 	if content := in.Labels[driver.LabelContent]; content != "" {
 		return content
@@ -201,14 +238,15 @@ func names(spec driver.Spec) []string {
 	return []string{string(spec.ID), long}
 }
 
-// stagedName returns the temporary name of a replacement that waits for its predecessor to stop. It
+// stagedName returns the temporary name of a new container that is to replace a running one. The name
 // contains the content, so that replacements with different contents never collide.
 func stagedName(spec driver.Spec) string {
 	sum := sha256.Sum256([]byte(spec.Content))
 	return string(spec.ID) + "--" + spec.NodeID + "--" + hex.EncodeToString(sum[:4])
 }
 
-// create makes the container under its final name, or under the staged name if a predecessor exists.
+// create makes the container under its final name, or under the staged name if an older container still
+// has the final name.
 func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, have found) (*instance, error) {
 	if err := d.eng.Refresh(ctx, spec.ID, want.image); err != nil {
 		return nil, err
@@ -240,7 +278,7 @@ func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, ha
 		}
 		conflict = err
 	}
-	return nil, moby.Classify("create", cmp.Or(conflict, error(driver.Errorf(driver.InvalidConfiguration, "create",
+	return nil, moby.Classify("create", cmp.Or(conflict, error(driver.Errorf(driver.NameConflict, "create",
 		"every name of workload %q is held by another agent of the cluster on this engine: %q", spec.ID, names(spec)))))
 }
 
@@ -267,7 +305,7 @@ func (d *Driver) createOnce(ctx context.Context, name string, want settings) (st
 		Config: want.config, HostConfig: want.host, Name: name,
 	})
 	if want.host.StorageOpt != nil && d.eng.RefusesLayerSize(err) {
-		want.host.StorageOpt = nil // the engine cannot enforce the limit; the agent measures instead
+		want.host.StorageOpt = nil // the engine cannot enforce the disk limit; the agent will measure the disk usage instead
 		res, err = d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
 			Config: want.config, HostConfig: want.host, Name: name,
 		})
@@ -278,7 +316,7 @@ func (d *Driver) createOnce(ctx context.Context, name string, want settings) (st
 	return res.ID, nil
 }
 
-// takeName renames a staged container to its final name after its predecessor is removed.
+// takeName renames a staged container to its final name, after the older container is removed.
 func (d *Driver) takeName(ctx context.Context, spec driver.Spec, in *instance, have found) error {
 	for _, name := range names(spec) {
 		if have.sibling[name] {
@@ -297,7 +335,7 @@ func (d *Driver) takeName(ctx context.Context, spec driver.Spec, in *instance, h
 		in.name = name
 		return nil
 	}
-	return nil // the container works under the staged name too
+	return nil // not fatal: the container also works under its temporary name
 }
 
 func (d *Driver) rename(ctx context.Context, id, name string) error {
@@ -312,8 +350,9 @@ func (d *Driver) heldBySibling(ctx context.Context, name string) bool {
 	return err == nil && holder.Config != nil && d.of(holder.Config.Labels) == driver.Sibling
 }
 
-// nameTaken reports who holds the name. If the holder is not listed or is ours, an earlier call is still
-// being executed: see inFlight.
+// nameTaken returns the error for a container name that is taken. If one of our containers has the name, or
+// the engine lists no such container, the engine still executes an earlier call, and the error wraps
+// inFlight.
 func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, cause error) error {
 	holder, err := d.eng.Inspect(ctx, name)
 	if err != nil || holder.Config == nil {
@@ -327,21 +366,21 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 		if cluster := holder.Config.Labels[driver.LabelCluster]; cluster != "" {
 			who = "cluster " + cluster
 		} else if holder.Config.Labels[driver.LabelManaged] == "true" {
-			who = "an agent that set no node label; this node's store does not know it"
+			who = "an agent that set no node label made it, and this node's store does not know it"
 		}
 	}
-	return driver.Errorf(driver.InvalidConfiguration, "create",
+	return driver.Errorf(driver.NameConflict, "create",
 		"name %q of workload %q is taken by container %s (image %s, %s); rename or remove that container, or use another workload id",
 		name, spec.ID, moby.Short(holder.ID), holder.Config.Image, who)
 }
 
-// settle starts or stops the container.
+// settle starts or stops an existing container as the spec wants it.
 func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 	if !running {
 		if !active(in.State) {
 			return nil
 		}
-		return d.stop(ctx, in.ID, d.opt.StopGrace)
+		return d.stop(ctx, in.ID, driver.OwnGrace)
 	}
 	callCtx, cancel := d.eng.Call(ctx)
 	defer cancel()
@@ -364,22 +403,31 @@ func active(state container.ContainerState) bool {
 	return false
 }
 
-// stop returns when the container has stopped or does not exist.
-func (d *Driver) stop(ctx context.Context, id string, grace time.Duration) error {
+// stop stops a container with its own grace period, but at most the duration most. It returns when the
+// container has stopped or does not exist.
+func (d *Driver) stop(ctx context.Context, id string, most time.Duration) error {
+	in, err := d.eng.Inspect(ctx, id)
+	switch {
+	case cerrdefs.IsNotFound(err):
+		return nil
+	case err != nil:
+		return moby.Classify("stop", err)
+	}
+	grace := moby.StopGrace(in, most, d.opt.StopGrace)
 	seconds := int(math.Ceil(grace.Seconds()))
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
 	defer cancel()
-	_, err := d.eng.Client.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
+	_, err = d.eng.Client.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
 	if cerrdefs.IsNotFound(err) {
 		return nil
 	}
 	return moby.Classify("stop", err)
 }
 
-// discard stops and deletes a container with its anonymous volumes.
+// discard stops and removes a container and its anonymous volumes.
 func (d *Driver) discard(ctx context.Context, in instance) error {
 	if active(in.State) {
-		if err := d.stop(ctx, in.ID, d.opt.StopGrace); err != nil {
+		if err := d.stop(ctx, in.ID, driver.OwnGrace); err != nil {
 			return err
 		}
 	}
@@ -390,7 +438,7 @@ func (d *Driver) discard(ctx context.Context, in instance) error {
 	case err == nil, cerrdefs.IsNotFound(err):
 		return nil
 	case cerrdefs.IsConflict(err):
-		// Another removal is in progress; wait for its result.
+		// Another removal is in progress; wait until the container is gone.
 		return d.awaitGone(ctx, in.ID, err)
 	}
 	return moby.Classify("remove", err)
@@ -408,7 +456,7 @@ func (d *Driver) awaitGone(ctx context.Context, id string, cause error) error {
 }
 
 // Halt implements driver.Driver.
-func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
+func (d *Driver) Halt(ctx context.Context, id driver.ID, most time.Duration) error {
 	have, err := d.find(ctx, id)
 	if err != nil {
 		return err
@@ -417,15 +465,14 @@ func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) er
 		if !active(in.State) {
 			continue
 		}
-		if err := d.stop(ctx, in.ID, max(grace, 0)); err != nil {
+		if err := d.stop(ctx, in.ID, max(most, 0)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Remove implements driver.Driver. A running container gets Options.StopGrace; call Halt first for another
-// grace period.
+// Remove implements driver.Driver.
 func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	have, err := d.find(ctx, id)
 	if err != nil {

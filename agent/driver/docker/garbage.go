@@ -33,7 +33,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	used := map[string]bool{}
 	for _, item := range res.Items {
 		used[item.ImageID] = true
-		// Containers claimed by the store carry no node label, so nothing proves that they are ours.
+		// Containers without a node label are never garbage. Only the agent's store says that they are ours;
+		// the engine proves nothing.
 		if d.of(item.Labels) != driver.Ours {
 			continue
 		}
@@ -46,7 +47,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		case !q.Wanted(id):
 			g.Kind, g.Reason = driver.Orphan, fmt.Sprintf("container %s (%s) of a workload that nobody ordered", moby.Short(item.ID), item.State)
 		case !kept[item.ID]:
-			g.Kind, g.Reason = driver.Leftover, fmt.Sprintf("container %s (%s), left by a replacement that was cut short", moby.Short(item.ID), item.State)
+			g.Kind, g.Reason = driver.Leftover, fmt.Sprintf("container %s (%s), left by an interrupted replacement", moby.Short(item.ID), item.State)
 		default:
 			continue
 		}
@@ -56,8 +57,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	if err != nil {
 		return nil, err
 	}
-	// To report sizes the engine walks the files of all listed containers. Sizes are only informative, so
-	// they are asked separately and may be missing.
+	// To compute sizes, the engine walks the files of all listed containers. Sizes are only informative, so a
+	// separate call requests them, and its error is ignored.
 	callCtx, cancel = d.eng.Call(ctx)
 	written, _ := d.eng.Written(callCtx, ids)
 	cancel()
@@ -68,8 +69,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return append(out, images...), nil
 }
 
-// images returns unused pulled images until the rest is within the budget: first images that lost their
-// name to a newer one, because nothing refers to them, then the oldest.
+// images returns the pulled images to remove, so that the unused images fit q.ImageBudget. It removes images
+// first that lost their name to a newer image, because nothing refers to them, and then the oldest.
 func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[string]bool) ([]driver.Garbage, error) {
 	if q.ImageBudget < 0 {
 		return nil, nil
@@ -89,7 +90,7 @@ func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[str
 			return nil, moby.Classify("image", err)
 		}
 		if used[res.ID] || time.Since(p.At) < q.Settled || nameless(p.Ref) && len(res.RepoTags) > 0 {
-			continue // in use, too young, or named again
+			continue // the image is in use, is too young, or has got a name after it was recorded without one
 		}
 		size := res.Size
 		if counted[res.ID] {
@@ -122,7 +123,7 @@ func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[str
 	return out, nil
 }
 
-// nameless reports whether ref is an image id without a name.
+// nameless reports whether ref is the id of an image without a name.
 func nameless(ref string) bool { return strings.HasPrefix(ref, "sha256:") }
 
 // Collect implements driver.Collector.
@@ -142,8 +143,8 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	case driver.ImageFile:
 		callCtx, cancel := d.eng.Call(ctx)
 		defer cancel()
-		// Without force: an image that a container uses meanwhile stays, as does an image that has been
-		// given a name.
+		// Without Force the engine refuses to remove an image that a container uses or that has got a name
+		// since it was listed.
 		if nameless(g.Name) {
 			if res, err := d.eng.Client.ImageInspect(callCtx, g.Name); err == nil && len(res.RepoTags) > 0 {
 				return nil

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/agent/driver/docker"
 )
 
-// A container that the engine cannot inspect (yet) does not hide the others.
-func TestOneContainerHidesNoOther(t *testing.T) {
+// If the engine cannot inspect one container, List still returns the others.
+func TestAContainerThatCannotBeInspectedHidesNoOther(t *testing.T) {
 	labels := func(id string) map[string]string {
 		return map[string]string{driver.LabelManaged: "true", driver.LabelWorkload: id, driver.LabelCluster: "c", driver.LabelNode: "n", driver.LabelContent: "c1:x"}
 	}
@@ -59,12 +59,13 @@ func TestOneContainerHidesNoOther(t *testing.T) {
 		says  string
 	}{{"broken", driver.Unknown, "RWLayer of container broken"}, {"hung", driver.Unknown, "container hung: context deadline exceeded"}, {"web", driver.Running, "running"}} {
 		if len(seen) != 3 || seen[i].ID != want.id || seen[i].State != want.state || seen[i].Content != "c1:x" || !seen[i].Owned || !strings.Contains(seen[i].Message, want.says) {
-			t.Fatalf("listed %+v, want %+v", seen, want)
+			t.Fatalf("List returned %+v, want %+v", seen, want)
 		}
 	}
 }
 
-// Computing sizes, for which the engine walks files, does not delay the search for garbage.
+// The engine walks the files of containers to compute their sizes. Garbage must find leftovers although this
+// takes long.
 func TestGarbageIsFoundWithoutSizes(t *testing.T) {
 	labels := map[string]string{driver.LabelManaged: "true", driver.LabelWorkload: "web", driver.LabelCluster: "c", driver.LabelNode: "n"}
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -87,6 +88,6 @@ func TestGarbageIsFoundWithoutSizes(t *testing.T) {
 	none := func(driver.ID) bool { return false }
 	got, err := d.Garbage(context.Background(), driver.GarbageQuery{Wanted: none, Busy: none, ImageBudget: -1})
 	if err != nil || len(got) != 1 || got[0].Kind != driver.Orphan || got[0].Name != "web" {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("Garbage found %+v, %v; want the orphan web", got, err)
 	}
 }

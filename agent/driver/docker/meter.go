@@ -11,7 +11,7 @@ var (
 	_ driver.DiskMeter = (*Driver)(nil)
 )
 
-// Occupied implements driver.DiskMeter with the engine's count of written bytes.
+// Occupied implements driver.DiskMeter. It asks the engine how many bytes each container wrote.
 func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver.ID]int64, error) {
 	ids := make([]string, 0, len(of))
 	for _, o := range of {
@@ -30,7 +30,7 @@ func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver
 	return out, nil
 }
 
-// Usage implements driver.Meter. It reads the kernel's counters and does not call the engine.
+// Usage implements driver.Meter. It reads the kernel's control groups and does not call the engine.
 func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
 	return d.groups.All(ctx, of, func(o driver.Observed) []string {
 		if o.State != driver.Running {

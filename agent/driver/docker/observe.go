@@ -25,8 +25,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return seen, nil
 }
 
-// Look implements driver.Looker. While a container starts, the engine delays its inspection until the
-// start is done; Look of another workload does not wait for it.
+// Look implements driver.Looker. The engine inspects a starting container only after its start, which delays
+// List. Look inspects only the containers of one workload, so it does not wait for the start of another.
 func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, error) {
 	seen, err := d.observe(ctx, driver.LabelManaged+"=true", driver.LabelWorkload+"="+string(id))
 	if err != nil || len(seen) == 0 {
@@ -35,7 +35,7 @@ func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, erro
 	return &seen[0], nil
 }
 
-// observe returns observations of the containers that carry all given labels.
+// observe returns the observed state of our containers that carry all given labels.
 func (d *Driver) observe(ctx context.Context, labels ...string) ([]driver.Observed, error) {
 	listCtx, cancel := d.eng.Call(ctx)
 	res, err := d.eng.Client.ContainerList(listCtx, client.ContainerListOptions{
@@ -68,8 +68,8 @@ func (d *Driver) observe(ctx context.Context, labels ...string) ([]driver.Observ
 	return seen, nil
 }
 
-// choose returns our containers, one for each workload. An interrupted replacement leaves two, of which
-// the next Ensure removes one.
+// choose returns our containers among items, one for each workload. After an interrupted replacement a
+// workload has two; the next Ensure removes one of them.
 func (d *Driver) choose(items []container.Summary) []instance {
 	best := make(map[string]instance, len(items))
 	for _, item := range items {

@@ -13,8 +13,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Without an engine every call fails; none returns an empty list.
-func TestEngineDown(t *testing.T) {
+// Without an engine every method of the driver returns an error; none returns an empty list.
+func TestEveryCallFailsWithoutAnEngine(t *testing.T) {
 	d, err := docker.New(docker.Options{
 		Host: "unix://" + filepath.Join(t.TempDir(), "none.sock"), ClusterID: "c", NodeID: "n",
 	})
@@ -36,12 +36,12 @@ func TestEngineDown(t *testing.T) {
 		err := call()
 		if err == nil {
 			t.Errorf("%s: no error", name)
-		} else if class := driver.ClassOf(err); class != driver.RuntimeUnhealthy || !class.Transient() {
+		} else if class := driver.ClassOf(err); class != driver.RuntimeUnhealthy || class.Cause() != driver.Passing {
 			t.Errorf("%s: class %s: %v", name, class, err)
 		}
 	}
 	if capacity, _ := d.Probe(ctx); capacity.Healthy || capacity.Reason == "" {
-		t.Errorf("capacity %+v, want unhealthy with a reason", capacity)
+		t.Errorf("Probe returned %+v, want an unhealthy engine with a reason", capacity)
 	}
 }
 
@@ -72,19 +72,19 @@ func TestEventsSurviveAnOutage(t *testing.T) {
 			}
 		}
 	}
-	next("") // the stream is open; earlier changes are unknown
+	next("") // the empty hint: the stream has opened, and the driver does not know which workloads changed before
 	r.Cut()
 	if got, err := b.d.List(b.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
-		t.Errorf("List during the outage: %v, %v", got, err)
+		t.Errorf("List during the outage returned %v, %v; want an error of class RuntimeUnhealthy", got, err)
 	}
 	r.Restore(t)
-	next("") // anything may have changed during the outage
+	next("") // the empty hint: any workload may have changed during the outage
 	spec := b.spec("outage", containerBody(e.image))
 	b.ensure(spec)
 	next(spec.ID)
 }
 
-func TestRefusedSpecs(t *testing.T) {
+func TestInvalidSpecificationsAreRefused(t *testing.T) {
 	d, err := docker.New(docker.Options{Host: "unix:///nowhere", ClusterID: "c", NodeID: "n"})
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,8 +22,8 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// testRegistry is a registry on loopback (which the engine trusts without TLS). It counts requests, and can
-// require a password, fail, or hang.
+// testRegistry is an image registry on the loopback address (which the engine trusts without TLS). It counts
+// requests, and can require a password, fail, hang, or send blobs slowly.
 type testRegistry struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -30,7 +31,9 @@ type testRegistry struct {
 	password string
 	status   int
 	hang     bool
-	released chan struct{} // closed to end hanging requests
+	slow     bool
+	blobs    int           // number of requests for blobs while slow is set
+	released chan struct{} // closing this channel ends the requests that hang
 }
 
 func newRegistry(t *testing.T) *testRegistry {
@@ -41,6 +44,10 @@ func newRegistry(t *testing.T) *testRegistry {
 		r.mu.Lock()
 		r.requests++
 		password, status, hang := r.password, r.status, r.hang
+		if r.slow && req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") {
+			r.blobs++
+			w = &slowly{w}
+		}
 		r.mu.Unlock()
 		if hang {
 			select {
@@ -67,6 +74,22 @@ func newRegistry(t *testing.T) *testRegistry {
 	return r
 }
 
+// slowly makes a slow answer of the registry: it pauses after every 32 KiB. So a pull makes progress but
+// takes longer than the driver's time limit without progress.
+type slowly struct{ http.ResponseWriter }
+
+func (s *slowly) Write(p []byte) (n int, err error) {
+	for piece := range slices.Chunk(p, 32<<10) {
+		if _, err := s.ResponseWriter.Write(piece); err != nil {
+			return n, err
+		}
+		n += len(piece)
+		s.ResponseWriter.(http.Flusher).Flush()
+		time.Sleep(400 * time.Millisecond)
+	}
+	return n, nil
+}
+
 func (r *testRegistry) host() string { return strings.TrimPrefix(r.URL, "http://") }
 
 func (r *testRegistry) set(change func(*testRegistry)) {
@@ -81,7 +104,8 @@ func (r *testRegistry) count() int {
 	return r.requests
 }
 
-// push pushes the probe and returns its pinned reference. The engine's copies are removed when the test ends.
+// push pushes the probe's image to the test registry and returns the reference with its digest. The engine's
+// copies of the image are removed when the test ends.
 func (b *bench) push(r *testRegistry, ref string) string {
 	b.Helper()
 	tag, err := name.NewTag(r.host() + "/" + ref)
@@ -103,47 +127,61 @@ func (b *bench) push(r *testRegistry, ref string) string {
 	return pinned
 }
 
-func TestPull(t *testing.T) {
-	t.Run("a tag is pulled when missing and then never again", func(t *testing.T) {
+// enlarge adds a layer of size bytes, which the engine does not have yet, to the image that push pushes.
+func (b *bench) enlarge(size int64) {
+	b.Helper()
+	layer, err := random.Layer(size, types.DockerLayer)
+	if err != nil {
+		b.Fatal(err)
+	}
+	small := b.probe
+	if b.probe, err = mutate.AppendLayers(small, layer); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { b.probe = small })
+}
+
+func TestImagesArePulledWhenNeeded(t *testing.T) {
+	t.Run("an image with a tag is pulled if it is missing and then never again", func(t *testing.T) {
 		b, r := newBench(t), newRegistry(t)
 		b.push(r, "tagged:v1")
 		before := r.count()
 		b.ensure(b.spec("tagged-1", containerBody(r.host()+"/tagged:v1")))
 		pulled := r.count()
 		if pulled == before {
-			t.Fatal("the registry was not asked")
+			t.Fatal("the driver did not send a request to the registry")
 		}
 		b.ensure(b.spec("tagged-2", containerBody(r.host()+"/tagged:v1")))
 		if again := r.count(); again != pulled {
-			t.Errorf("%d further requests for an image that is here", again-pulled)
+			t.Errorf("%d further requests for an image that the engine already has", again-pulled)
 		}
 	})
-	t.Run("a pinned digest is pulled when missing and then never again", func(t *testing.T) {
+	t.Run("an image with a pinned digest is pulled if it is missing and then never again", func(t *testing.T) {
 		b, r := newBench(t), newRegistry(t)
 		pinned := b.push(r, "pinned:v1")
 		b.ensure(b.spec("pinned-1", containerBody(pinned)))
 		pulled := r.count()
-		r.Close() // the registry is no longer needed
+		r.Close() // with a pinned digest the driver must not need the registry again
 		b.ensure(b.spec("pinned-2", containerBody(pinned)))
 		withTag := strings.Replace(pinned, "@", ":other@", 1)
 		b.ensure(b.spec("pinned-3", containerBody(withTag)))
 		if again := r.count(); again != pulled {
-			t.Errorf("%d further requests for a pinned image", again-pulled)
+			t.Errorf("the driver sent %d further requests to the registry for a pinned image that the engine already has", again-pulled)
 		}
 	})
-	t.Run("latest is renewed, and an unreachable registry is no error", func(t *testing.T) {
+	t.Run("an image with the tag latest is renewed, and if the registry is unreachable the local image is used", func(t *testing.T) {
 		b, r := newBench(t), newRegistry(t)
 		b.push(r, "floating:latest")
 		b.ensure(b.spec("floating-1", containerBody(r.host()+"/floating")))
 		pulled := r.count()
 		b.ensure(b.spec("floating-2", containerBody(r.host()+"/floating:latest")))
 		if r.count() == pulled {
-			t.Error("the registry was not asked for latest")
+			t.Error("the driver did not send a request to the registry for the tag latest")
 		}
 		r.Close()
 		b.ensure(b.spec("floating-3", containerBody(r.host()+"/floating")))
 	})
-	t.Run("a hanging registry delays latest only for the refresh time", func(t *testing.T) {
+	t.Run("a registry that does not answer delays the start of an image with the tag latest by the refresh timeout at most", func(t *testing.T) {
 		b := newBench(t, func(o *docker.Options) { o.RefreshTimeout = 500 * time.Millisecond })
 		r := newRegistry(t)
 		b.push(r, "slow:latest")
@@ -155,7 +193,7 @@ func TestPull(t *testing.T) {
 			t.Errorf("took %s", took)
 		}
 	})
-	t.Run("a locally built image is not looked up", func(t *testing.T) {
+	t.Run("the registry gets no request for an image that was built on this engine", func(t *testing.T) {
 		b := newBench(t)
 		local := "persys-local-" + b.run + ":latest"
 		if err := b.load(b.ctx, local); err != nil {
@@ -165,7 +203,7 @@ func TestPull(t *testing.T) {
 		start := time.Now()
 		b.ensure(b.spec("local", containerBody("persys-local-"+b.run)))
 		if took := time.Since(start); took > 10*time.Second {
-			t.Errorf("took %s: something was looked up", took)
+			t.Errorf("Ensure took %s, so it probably sent a request to a registry; want no request", took)
 		}
 	})
 	t.Run("a pull reports its progress and its end", func(t *testing.T) {
@@ -179,30 +217,21 @@ func TestPull(t *testing.T) {
 			}
 		})
 		r := newRegistry(t)
-		// A layer that the engine does not have yet.
-		layer, err := random.Layer(16<<20, types.DockerLayer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		small := b.probe
-		if b.probe, err = mutate.AppendLayers(small, layer); err != nil {
-			t.Fatal(err)
-		}
-		defer func() { b.probe = small }()
+		b.enlarge(16 << 20)
 		b.push(r, "large:v1")
 		spec := b.spec("large", containerBody(r.host()+"/large:v1"))
 		b.ensure(spec)
 		mu.Lock()
 		defer mu.Unlock()
-		if len(told) < 2 || !strings.HasPrefix(told[0], string(spec.ID)+": pulling "+r.host()+"/large:v1: ") || !strings.Contains(told[0], " of ") ||
-			told[len(told)-1] != string(spec.ID)+": " {
+		if len(told) < 3 || told[0] != string(spec.ID)+": pulling "+r.host()+"/large:v1" ||
+			!strings.HasPrefix(told[1], told[0]+": ") || !strings.Contains(told[1], " of ") || told[len(told)-1] != string(spec.ID)+": " {
 			t.Errorf("told %q", told)
 		}
 	})
 	t.Run("credentials are used", func(t *testing.T) {
 		var asked string
 		b := newBench(t, func(o *docker.Options) {
-			o.Credentials = func(ref string) (string, error) {
+			o.Credentials = func(_, ref string) (string, error) {
 				asked = ref
 				return moby.EncodeAuth("user", "open sesame", "")
 			}
@@ -213,24 +242,24 @@ func TestPull(t *testing.T) {
 		ref := r.host() + "/private:v1"
 		b.ensure(b.spec("private", containerBody(ref)))
 		if asked != ref {
-			t.Errorf("credentials asked for %q, want %q", asked, ref)
+			t.Errorf("the driver requested credentials for %q, want %q", asked, ref)
 		}
 	})
-	t.Run("credentials that are refused are "+string(driver.ImagePullAuthFailed), func(t *testing.T) {
+	t.Run("a pull with wrong credentials fails with the registry's refusal"+string(driver.ImagePullAuthFailed), func(t *testing.T) {
 		b := newBench(t, func(o *docker.Options) {
-			o.Credentials = func(string) (string, error) { return moby.EncodeAuth("user", "wrong", "") }
+			o.Credentials = func(string, string) (string, error) { return moby.EncodeAuth("user", "wrong", "") }
 		})
 		r := newRegistry(t)
 		b.push(r, "private:v1")
 		r.set(func(r *testRegistry) { r.password = "open sesame" })
 		err := b.d.Ensure(b.ctx, b.spec("wrong", containerBody(r.host()+"/private:v1")))
 		if driver.ClassOf(err) != driver.ImagePullAuthFailed {
-			t.Errorf("%v", err)
+			t.Errorf("a pull with wrong credentials returned %v", err)
 		}
 	})
-	t.Run("missing credentials fail only pulls that need them", func(t *testing.T) {
+	t.Run("missing credentials fail only pulls of images that need them", func(t *testing.T) {
 		b := newBench(t, func(o *docker.Options) {
-			o.Credentials = func(string) (string, error) { return "", errors.New("the helper is not installed") }
+			o.Credentials = func(string, string) (string, error) { return "", errors.New("the helper is not installed") }
 		})
 		r := newRegistry(t)
 		b.push(r, "probe:v1")
@@ -239,7 +268,36 @@ func TestPull(t *testing.T) {
 		r.set(func(r *testRegistry) { r.password = "open sesame" })
 		err := b.d.Ensure(b.ctx, b.spec("private", containerBody(r.host()+"/private:v1")))
 		if driver.ClassOf(err) != driver.ImagePullAuthFailed || !strings.Contains(err.Error(), "the helper is not installed") {
-			t.Errorf("%v", err)
+			t.Errorf("a pull with a failing credential helper returned %v, want the error of the helper", err)
+		}
+	})
+	t.Run("a slow pull with progress continues beyond the time limit, and its progress is reported", func(t *testing.T) {
+		var mu sync.Mutex
+		var said []string
+		b := newBench(t, func(o *docker.Options) {
+			o.PullTimeout = 3 * time.Second
+			o.Progress = func(_ driver.ID, text string) {
+				mu.Lock()
+				defer mu.Unlock()
+				said = append(said, text)
+			}
+		})
+		r := newRegistry(t)
+		b.enlarge(512 << 10)
+		b.push(r, "slow:v1")
+		r.set(func(r *testRegistry) { r.slow = true })
+		began := time.Now()
+		b.ensure(b.spec("slow", containerBody(r.host()+"/slow:v1", "serve")))
+		if took := time.Since(began); took < 3*time.Second {
+			t.Fatalf("the slow pull took only %s: this test proves nothing", took)
+		}
+		if r.blobs > 2 { // the pull needs two blobs: the image configuration and the new layer
+			t.Errorf("the registry got %d requests for blobs: the pull started again", r.blobs)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if !strings.HasPrefix(said[0], "pulling "+r.host()+"/slow:v1") || !strings.Contains(strings.Join(said, "; "), "iB of ") || said[len(said)-1] != "" {
+			t.Errorf("said %q", said)
 		}
 	})
 	for _, c := range []struct {
@@ -254,7 +312,7 @@ func TestPull(t *testing.T) {
 		{"an unknown tag", "probe:v9", nil, false, driver.InvalidImage},
 		{"an unknown repository", "nobody:v1", nil, false, driver.InvalidImage},
 		{"a malformed reference", "UPPER:v1", nil, false, driver.InvalidImage},
-		{"a registry in trouble", "probe:v1", func(r *testRegistry) { r.status = http.StatusServiceUnavailable }, false, driver.ImagePullTimeout},
+		{"a registry that answers with an error", "probe:v1", func(r *testRegistry) { r.status = http.StatusServiceUnavailable }, false, driver.ImagePullTimeout},
 		{"a registry that is busy", "probe:v1", func(r *testRegistry) { r.status = http.StatusTooManyRequests }, false, driver.ImagePullTimeout},
 		{"a registry that hangs", "probe:v1", func(r *testRegistry) { r.hang = true }, false, driver.ImagePullTimeout},
 		{"a registry that is down", "probe:v1", nil, true, driver.NetworkUnreachable},
@@ -281,11 +339,11 @@ func TestPull(t *testing.T) {
 			if !strings.Contains(err.Error(), c.ref) {
 				t.Errorf("the error does not name the image: %v", err)
 			}
-			if outage := c.want != driver.InvalidImage && c.want != driver.ImagePullAuthFailed; outage && !driver.ClassOf(err).Transient() {
-				t.Errorf("an outage is not transient: %v", err)
+			if outage := c.want != driver.InvalidImage && c.want != driver.ImagePullAuthFailed; outage && driver.ClassOf(err).Cause() != driver.Passing {
+				t.Errorf("an unreachable registry is a permanent error: %v", err)
 			}
 			if o := b.observed(spec.ID); o.State != driver.Absent {
-				t.Errorf("something was made: %+v", o)
+				t.Errorf("a container was created without its image: %+v", o)
 			}
 		})
 	}

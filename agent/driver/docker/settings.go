@@ -1,10 +1,13 @@
 package docker
 
 import (
+	"cmp"
+	"net/netip"
 	"path"
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
@@ -13,12 +16,14 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/moby"
+	"github.com/persys/compute/policy"
+	"github.com/persys/compute/stack/service"
 )
 
-// The engine's bounds on CPU quotas and shares.
+// Lower limits of CPU quotas and shares.
 const (
-	minMillicores  = 10 // the engine refuses less than 0.01 CPU
-	minShares      = 2  // the kernel's smallest weight
+	minMillicores  = 10 // the engine refuses a quota of less than 0.01 CPU
+	minShares      = 2  // the smallest CPU weight that the kernel accepts
 	sharesPerCPU   = 1024
 	nanoPerMilli   = 1_000_000
 	milliPerCPU    = 1000
@@ -27,16 +32,19 @@ const (
 	maxRetryPolicy = "on-failure"
 )
 
-// settings is a spec translated to the engine's API.
+// settings is a spec translated to the types of the engine's API.
 type settings struct {
 	image  moby.Image
 	config *container.Config
 	host   *container.HostConfig
+	// leftOut says which options the engine does not know.
+	leftOut []string
 }
 
 // translate builds the settings of a container spec without calling the engine. Errors are of class
-// InvalidSpecification (InvalidImage for the image reference) and name the field.
-func translate(spec driver.Spec) (settings, error) {
+// InvalidSpecification (InvalidImage for the image reference) and name
+// the field. version is the API version of the engine.
+func translate(spec driver.Spec, version string) (settings, error) {
 	refuse := func(format string, args ...any) (settings, error) {
 		return settings{}, driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 	}
@@ -48,15 +56,23 @@ func translate(spec driver.Spec) (settings, error) {
 	if err != nil {
 		return settings{}, err
 	}
+	img.Namespace = spec.Body.GetNamespace()
 	out := settings{
 		image: img,
 		config: &container.Config{
 			Image: img.Name,
-			// The image's entrypoint is kept, as with `docker run IMAGE COMMAND…` and in Compose.
+			User:  body.GetUser(),
+			// Command only replaces CMD; the image's entrypoint is kept, as with `docker run IMAGE
+			// COMMAND…` and in Compose.
 			Cmd:    append(append([]string(nil), body.GetCommand()...), body.GetArgs()...),
 			Labels: driver.Labels(driver.Container, spec, body.GetLabels()),
+			// "" selects the stop signal of the image.
+			StopSignal: body.GetStopSignal(),
 		},
-		host: &container.HostConfig{Privileged: body.GetPrivileged()},
+		host: &container.HostConfig{
+			Privileged: body.GetPrivileged(), CapAdd: body.GetCapAdd(), CapDrop: body.GetCapDrop(),
+			SecurityOpt: driver.HardenedOptions(body.GetSecurityOpt(), body.GetPrivileged()),
+		},
 	}
 	if out.config.Env, err = environment(body.GetEnv()); err != nil {
 		return settings{}, err
@@ -73,7 +89,20 @@ func translate(spec driver.Spec) (settings, error) {
 	if out.host.Resources, err = resources(body); err != nil {
 		return settings{}, err
 	}
+	pids := cmp.Or(body.GetPidsLimit(), driver.DefaultPids)
+	out.host.PidsLimit = &pids
+	if n := body.GetStopGracePeriodSeconds(); n < 0 {
+		return refuse("container.stop_grace_period_seconds: must not be negative (got %d)", n)
+	} else if n > 0 {
+		seconds := min(int(n), int(policy.MaxStopGrace/time.Second))
+		out.config.StopTimeout = &seconds
+	}
 	if out.host.RestartPolicy, err = restartPolicy(body.GetRestartPolicy()); err != nil {
+		return settings{}, err
+	}
+	of := service.Of(body)
+	out.leftOut = moby.LeaveOut(&of, "container", version)
+	if err := out.options(of); err != nil {
 		return settings{}, err
 	}
 	if spec.Exclusive {
@@ -86,7 +115,7 @@ func invalid(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 }
 
-// environment returns the variables sorted, so that equal specs make equal containers.
+// environment returns the variables as NAME=value, sorted, so that equal specs make equal containers.
 func environment(env map[string]string) ([]string, error) {
 	out := make([]string, 0, len(env))
 	for k, v := range env {
@@ -102,8 +131,8 @@ func environment(env map[string]string) ([]string, error) {
 	return out, nil
 }
 
-// binds returns mounts in the engine's short form. Like legacy v1 agents, the engine then creates a
-// missing host folder. The short form cannot contain a colon.
+// binds returns mounts in the engine's short form, host:container[:ro]. For this form the engine creates a
+// missing host folder, as it does for legacy v1 agents. A path in the short form cannot contain a colon.
 func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
 	out := make([]string, 0, len(mounts))
 	seen := make(map[string]bool, len(mounts))
@@ -129,8 +158,8 @@ func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
 	return out, nil
 }
 
-// managed returns mounts of managed volumes in the engine's long form. With it the engine refuses to start
-// a container whose folder is missing, as it is when a volume is not mounted.
+// managed returns mounts of managed volumes in the engine's long form. For this form the engine refuses to
+// start a container whose host folder is missing. The folder is missing while the volume is not mounted.
 func managed(body *agentv1.ContainerSpec, volumes []driver.Volume) ([]mount.Mount, error) {
 	if want := body.GetManagedVolumes(); len(want) != len(volumes) {
 		return nil, invalid("container.managed_volumes: %d are wanted, %d are ready", len(want), len(volumes))
@@ -156,11 +185,13 @@ func managed(body *agentv1.ContainerSpec, volumes []driver.Volume) ([]mount.Moun
 	return out, nil
 }
 
-// ports binds on all addresses of the machine; host port 0 means any free port.
+// ports returns the container ports to expose and the host ports to bind, at their addresses or at
+// all addresses of the machine. Host port 0 means any free port.
 func ports(mappings []*agentv1.PortMapping) (network.PortSet, network.PortMap, error) {
 	type hostPort struct {
 		port     int32
 		protocol string
+		address  netip.Addr
 	}
 	exposed, bindings := network.PortSet{}, network.PortMap{}
 	taken := make(map[hostPort]bool, len(mappings))
@@ -179,14 +210,21 @@ func ports(mappings []*agentv1.PortMapping) (network.PortSet, network.PortMap, e
 		if m.GetHostPort() < 0 || m.GetHostPort() > maxPort {
 			return nil, nil, invalid("container.ports[%d].host_port: must be 0 (any) to 65535 (got %d)", i, m.GetHostPort())
 		}
-		if host := (hostPort{m.GetHostPort(), protocol}); host.port != 0 {
+		var address netip.Addr
+		if a := m.GetAddress(); a != "" {
+			var err error
+			if address, err = netip.ParseAddr(a); err != nil {
+				return nil, nil, invalid("container.ports[%d].address: must be an IP address (got %q)", i, a)
+			}
+		}
+		if host := (hostPort{m.GetHostPort(), protocol, address}); host.port != 0 {
 			if taken[host] {
 				return nil, nil, invalid("container.ports[%d].host_port: %d/%s is mapped twice", i, host.port, protocol)
 			}
 			taken[host] = true
 		}
 		inside, _ := network.PortFrom(uint16(m.GetContainerPort()), network.IPProtocol(protocol))
-		binding := network.PortBinding{}
+		binding := network.PortBinding{HostIP: address}
 		if m.GetHostPort() != 0 {
 			binding.HostPort = strconv.Itoa(int(m.GetHostPort()))
 		}
@@ -196,8 +234,9 @@ func ports(mappings []*agentv1.PortMapping) (network.PortSet, network.PortMap, e
 	return exposed, bindings, nil
 }
 
-// resources returns hard limits: a CPU quota in millicores and memory in bytes. Legacy v1 schedulers send
-// shares without a quota (the value is millicores); these are passed on as a weight.
+// resources returns the limits of a container in the engine's API: a CPU quota and memory in bytes. Legacy v1
+// schedulers send no CPU quota; they send millicores in the field for shares, which become a relative CPU
+// weight.
 func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
 	limits := body.GetResources()
 	out := container.Resources{CPUShares: limits.GetCpuShares(), Memory: limits.GetMemoryBytes()}
@@ -224,7 +263,8 @@ func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
 	case swap < unlimitedSwap || swap > 0 && swap < out.Memory:
 		return out, invalid("container.resources.memory_swap_bytes: counts memory and swap together, so it must be 0, -1 (unlimited) or at least memory_bytes %d (got %d)", out.Memory, swap)
 	case swap == 0:
-		// Equal to memory: no swap. The engine's own default is twice the memory.
+		// A swap limit equal to the memory limit means no swap. The engine's own default would be twice the
+		// memory limit.
 		swap = out.Memory
 	}
 	out.MemorySwap = swap

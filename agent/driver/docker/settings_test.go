@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/moby/moby/api/types/container"
@@ -14,15 +15,15 @@ func TestExclusiveHasNoRestartPolicy(t *testing.T) {
 	for _, policy := range []string{"", "no", "always", "on-failure", "unless-stopped"} {
 		body := &agentv1.ContainerSpec{Image: "persys/any:1", RestartPolicy: &agentv1.RestartPolicy{Policy: policy}}
 		spec := driver.Spec{ID: "db", Exclusive: true, Body: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: body}}}
-		got, err := translate(spec)
+		got, err := translate(spec, "1.44")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if name := got.host.RestartPolicy.Name; name != container.RestartPolicyDisabled {
-			t.Errorf("policy %q of an exclusive workload became the engine's %q", policy, name)
+			t.Errorf("restart policy %q of an exclusive workload became the engine's policy %q, want none", policy, name)
 		}
 		spec.Exclusive = false
-		if got, err = translate(spec); err != nil {
+		if got, err = translate(spec, "1.44"); err != nil {
 			t.Fatal(err)
 		}
 		want := container.RestartPolicyMode(policy)
@@ -32,5 +33,23 @@ func TestExclusiveHasNoRestartPolicy(t *testing.T) {
 		if got.host.RestartPolicy.Name != want {
 			t.Errorf("policy %q became %q", policy, got.host.RestartPolicy.Name)
 		}
+	}
+}
+
+// TestRightsOfAContainer: user, capabilities, security options and process limit of the spec are set on the
+// container in the engine.
+func TestRightsOfAContainer(t *testing.T) {
+	body := &agentv1.ContainerSpec{
+		Image: "persys/any:1", User: "1000:1000", CapAdd: []string{"NET_ADMIN"}, CapDrop: []string{"ALL"},
+		SecurityOpt: []string{"seccomp=unconfined"}, PidsLimit: 10,
+	}
+	got, err := translate(driver.Spec{ID: "web", Body: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: body}}}, "1.44")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := got.host
+	if got.config.User != "1000:1000" || !slices.Equal(h.CapAdd, body.CapAdd) || !slices.Equal(h.CapDrop, body.CapDrop) ||
+		!slices.Contains(h.SecurityOpt, "seccomp=unconfined") || h.PidsLimit == nil || *h.PidsLimit != 10 {
+		t.Errorf("user %q, %+v", got.config.User, h)
 	}
 }

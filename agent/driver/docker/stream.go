@@ -8,7 +8,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Events implements driver.Driver. After a restart of the engine the stream is opened again, until ctx ends.
+// Events implements driver.Driver. If the engine's event stream breaks, for example at a restart of the
+// engine, it is opened again until ctx ends.
 func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	return d.eng.Events(ctx, func(labels map[string]string) bool {
 		ownership := d.of(labels)
@@ -40,7 +41,8 @@ func (d *Driver) Exec(ctx context.Context, id driver.ID, options driver.ExecOpti
 	return d.eng.Exec(ctx, in.ID, options)
 }
 
-// Console implements driver.Consoler: the output of the container's first process from now on.
+// Console implements driver.Consoler. It connects to the terminal of the container's first process, from now
+// on.
 func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.ConsoleOptions) (driver.Session, error) {
 	if options.Service != "" {
 		return nil, driver.Errorf(driver.InvalidSpecification, "console", "service %q: a container has no services; leave the service empty", options.Service)
@@ -52,7 +54,8 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.Conso
 	return d.eng.Console(ctx, in.ID, options.Size)
 }
 
-// best returns the container of a workload for a person's request. During a replacement there are two.
+// best returns the container of a workload for op, a user's command or console. During a replacement a
+// workload has two containers.
 func (d *Driver) best(ctx context.Context, op string, id driver.ID) (instance, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {

@@ -16,39 +16,45 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Harness describes the driver and engine under test.
+// Harness describes the driver and the engine under test.
 type Harness struct {
-	// Cluster is the cluster id that Open's drivers use; Prefix makes ids unique on a shared
-	// engine.
+	// Cluster is the cluster id that drivers returned by Open use. Prefix begins all workload ids, which
+	// makes them unique on a shared engine.
 	Cluster string
 	Prefix  string
-	// Open returns a driver of a node on the engine. Opening the same node twice simulates a restart of its agent.
+	// Open returns the driver of a node on the engine under test. A second Open for the same node simulates a
+	// restart of its agent.
 	Open func(t *testing.T, node string) driver.Driver
-	// Steady is a spec that runs until stopped and writes LogLine once it is up. Different
-	// versions differ in content.
+	// Steady returns the spec of a workload that runs until it is stopped and prints LogLine once it is up.
+	// Specs of different versions have different contents.
 	Steady  func(version int) *agentv1.WorkloadSpec
 	LogLine string
-	// Crash is a spec that exits with the code soon after its start.
+	// Crash returns the spec of a workload that exits with code soon after its start.
 	Crash func(code int) *agentv1.WorkloadSpec
-	// NoExitCodes: the engine reports failures without an exit code (virtual machines).
+	// NoExitCodes means that the engine reports failures without an exit code, as for virtual machines.
 	NoExitCodes bool
-	// Missing is a spec whose image (or disk) does not exist.
+	// Missing returns the spec of a workload whose image (or disk) does not exist.
 	Missing func() *agentv1.WorkloadSpec
-	// Stranger creates an instance that is not ours, under the name that workload id would get. The
-	// returned function fails the test if the instance was touched, and removes it.
+	// Stranger creates an instance without our labels, under the name that the driver would give the instance
+	// of workload id. The function that it returns removes the instance, and fails the test if the driver
+	// changed it.
 	Stranger func(t *testing.T, id driver.ID) (untouched func())
-	// Commands can run in Steady's workload; nil if the driver does not implement driver.Execer.
+	// Commands are the commands that can run in a workload of Steady. Nil if the driver does not implement
+	// driver.Execer.
 	Commands *Commands
-	// Outage is Open with an engine that can be made unreachable and reachable again. Operations in the
-	// engine may continue meanwhile. Nil if the engine cannot be cut off.
+	// Outage is like Open, but returns two more functions: cut makes the engine unreachable for d, and
+	// restore makes it reachable again. The unreachable engine may finish operations that have begun. Nil if
+	// the engine cannot be made unreachable.
 	Outage func(t *testing.T, node string) (d driver.Driver, cut, restore func())
-	// Full is Open with an engine whose disk can be filled and emptied. Nil if that is impossible.
+	// Full is like Open, but returns two more functions: fill fills the disk of the engine, and empty frees
+	// it again. Nil if the disk cannot be filled.
 	Full func(t *testing.T, node string) (d driver.Driver, fill, empty func())
-	// Away is the length of the long outage; 0 skips that test. Apart means that an outage affects only the
-	// driver returned by Outage, so the long one runs in parallel with the other tests.
+	// Away is the length of the outage in the test of a long outage; 0 skips that test. Apart means that an
+	// outage affects only the driver that Outage returned. Then the long test runs in parallel with the other
+	// tests.
 	Away  time.Duration
 	Apart bool
-	// Patience is the time limit of every wait. Default 30 s.
+	// Patience is the time limit for each expected state. Default 30 s.
 	Patience time.Duration
 }
 
@@ -63,7 +69,7 @@ type suite struct {
 	ctx context.Context
 }
 
-// Run runs the suite. Subtests are independent and leave nothing behind.
+// Run runs the suite. Subtests are independent and leave no workloads behind.
 func Run(t *testing.T, h Harness) {
 	if h.Patience == 0 {
 		h.Patience = 30 * time.Second
@@ -71,26 +77,26 @@ func Run(t *testing.T, h Harness) {
 	tests := []namedTest{
 		{"a probe reports engine and version", testProbe},
 		{"creating a running workload starts it", testCreate},
-		{"creating a stopped workload does not start it", testCreateStopped},
+		{"creating a workload in state stopped does not start it", testCreateStopped},
 		{"equal content is left alone", testNoop},
-		{"a new revision with equal content is left alone", testRevisionOnly},
+		{"a new revision with equal content leaves the instance unchanged", testRevisionOnly},
 		{"new content replaces", testReplace},
-		{"new content under the same revision replaces", testReplaceSameRevision},
-		{"new content of a stopped workload stays stopped", testReplaceStopped},
+		{"new content under the same revision replaces the instance", testReplaceSameRevision},
+		{"after an update, a stopped workload stays stopped", testReplaceStopped},
 		{"stop and start keep the instance", testStopStart},
 		{"halting what is absent succeeds", testHaltAbsent},
 		{"removing twice succeeds", testRemove},
 		{"a crash is Failed with its exit code", testCrash},
 		{"exit code 0 is Stopped", testExitZero},
-		{"a crashed workload is started again without recreation", testRestartCrashed},
+		{"a crashed workload is started again in the same instance", testRestartCrashed},
 		{"the list carries every label", testLabels},
 		{"Look returns the same as List", testLook},
 		{"a restarted agent adopts", testAdopt},
 		{"a sibling agent has its own instance", testSibling},
-		{"another cluster's instance is a stranger", testOtherCluster},
-		{"a stranger's name is refused and the stranger untouched", testStranger},
+		{"an instance of another cluster belongs to a stranger", testOtherCluster},
+		{"a name that a stranger's instance has is an error, and that instance stays unchanged", testStranger},
 		{"a missing image is permanent", testMissing},
-		{"a missing image leaves the old one running", testMissingReplace},
+		{"an update to a missing image leaves the old instance running", testMissingReplace},
 		{"an empty spec is refused", testInvalid},
 		{"a cancelled creation can be finished", testCancelCreate},
 		{"a cancelled replacement can be finished", testCancelReplace},
@@ -155,7 +161,7 @@ func (s *suite) ensure(t *testing.T, d driver.Driver, spec driver.Spec) {
 	}
 }
 
-// get returns one workload from the list; its state is Absent if it is not listed.
+// get returns a workload as List reports it, or one with state Absent if List does not report it.
 func (s *suite) get(t *testing.T, d driver.Driver, id driver.ID) driver.Observed {
 	t.Helper()
 	all, err := d.List(s.ctx)
@@ -165,7 +171,7 @@ func (s *suite) get(t *testing.T, d driver.Driver, id driver.ID) driver.Observed
 	got := driver.Observed{ID: id, State: driver.Absent}
 	for i, o := range all {
 		if i > 0 && all[i-1].ID >= o.ID {
-			t.Fatalf("List is not sorted by id, or lists one twice: %q before %q", all[i-1].ID, o.ID)
+			t.Fatalf("List is not sorted by id, or contains one ID twice: %q before %q", all[i-1].ID, o.ID)
 		}
 		if o.ID == id {
 			got = o
@@ -174,13 +180,13 @@ func (s *suite) get(t *testing.T, d driver.Driver, id driver.ID) driver.Observed
 	return got
 }
 
-// await polls the list until the workload is in the wanted state.
+// await polls List until the workload is in the wanted state.
 func (s *suite) await(t *testing.T, d driver.Driver, id driver.ID, want driver.State) driver.Observed {
 	t.Helper()
 	var o driver.Observed
 	testbed.Within(t, s.Patience, string(id)+" "+string(want), func() error {
 		if o = s.get(t, d, id); o.State != want {
-			return fmt.Errorf("it is %s (%s)", o.State, o.Message)
+			return fmt.Errorf("the instance is %s (%s)", o.State, o.Message)
 		}
 		return nil
 	})
@@ -214,11 +220,11 @@ func wantClass(t *testing.T, err error, want ...driver.Class) {
 func testProbe(t *testing.T, s *suite) {
 	a, err := s.Open(t, nodeA).Probe(s.ctx)
 	if err != nil || !a.Healthy || a.EngineID == "" || a.Version == "" {
-		t.Fatalf("Probe = %+v, %v; want healthy, with engine id and version", a, err)
+		t.Fatalf("Probe returned %+v, %v; want a healthy engine, with engine id and version", a, err)
 	}
 	b, err := s.Open(t, nodeB).Probe(s.ctx)
 	if err != nil || a.EngineID != b.EngineID {
-		t.Errorf("engine ids %q and %q (%v), want one for the engine", a.EngineID, b.EngineID, err)
+		t.Errorf("engine ids %q and %q (%v), want the same id", a.EngineID, b.EngineID, err)
 	}
 }
 
@@ -228,7 +234,7 @@ func testCreate(t *testing.T, s *suite) {
 	s.ensure(t, d, spec)
 	o := s.await(t, d, spec.ID, driver.Running)
 	if o.RuntimeID == "" || o.Name == "" || o.StartedAt.IsZero() || !o.Owned {
-		t.Errorf("observed %+v, want runtime id, name, start time and ownership", o)
+		t.Errorf("List returned %+v, want a runtime id, name, start time and ownership", o)
 	}
 	if age := time.Since(o.StartedAt); age < -time.Minute || age > 10*time.Minute {
 		t.Errorf("started %s ago", age)
@@ -273,7 +279,7 @@ func testRevisionOnly(t *testing.T, s *suite) {
 	after := s.await(t, d, spec.ID, driver.Running)
 	same(t, "new revision, equal content", before, after)
 	if after.Revision != "rev-1" || after.Generation.Sequence != 1 {
-		t.Errorf("revision %s, generation %s; want those that created it", after.Revision, after.Generation)
+		t.Errorf("the instance has revision %s and generation %s; want those of the order that created it", after.Revision, after.Generation)
 	}
 }
 
@@ -286,7 +292,7 @@ func (s *suite) replace(t *testing.T, name, revision string) {
 	s.ensure(t, d, spec)
 	after := s.await(t, d, spec.ID, driver.Running)
 	if after.RuntimeID == before.RuntimeID {
-		t.Errorf("runtime id still %q, want a new instance", after.RuntimeID)
+		t.Errorf("the runtime id is still %q, want a new instance", after.RuntimeID)
 	}
 	if after.Content != spec.Content || after.Revision != revision {
 		t.Errorf("content %q revision %q, want %q and %q", after.Content, after.Revision, spec.Content, revision)
@@ -307,7 +313,7 @@ func testReplaceStopped(t *testing.T, s *suite) {
 	spec.Content, spec.Body = "c1:replstop-2", s.Steady(2)
 	s.ensure(t, d, spec)
 	if o := s.await(t, d, spec.ID, driver.Stopped); o.Content != spec.Content || !o.StartedAt.IsZero() {
-		t.Errorf("content %q started %s, want %q and never started", o.Content, o.StartedAt, spec.Content)
+		t.Errorf("the updated workload has content %q and was started %s, want content %q and no start", o.Content, o.StartedAt, spec.Content)
 	}
 }
 
@@ -321,7 +327,7 @@ func testStopStart(t *testing.T, s *suite) {
 	}
 	o := s.get(t, d, spec.ID).Under(false)
 	if o.State != driver.Stopped || o.FinishedAt.IsZero() {
-		t.Errorf("after Halt: %s, finished %s; want Stopped with a time", o.State, o.FinishedAt)
+		t.Errorf("the state after Halt is %s, finished %s; want Stopped with a time", o.State, o.FinishedAt)
 	}
 	same(t, "Halt", first, o)
 	if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
@@ -333,7 +339,7 @@ func testStopStart(t *testing.T, s *suite) {
 	s.ensure(t, d, spec)
 	o = s.get(t, d, spec.ID).Under(false)
 	if o.State != driver.Stopped {
-		t.Errorf("after Ensure(stopped): %s", o.State)
+		t.Errorf("after Ensure with desired state stopped the workload is %s, want Stopped", o.State)
 	}
 	same(t, "Ensure(stopped)", first, o)
 }
@@ -365,7 +371,7 @@ func testCrash(t *testing.T, s *suite) {
 	s.ensure(t, d, spec)
 	o := s.await(t, d, spec.ID, driver.Failed)
 	if o.ExitCode != 7 && !s.NoExitCodes || o.FinishedAt.IsZero() || o.Class == "" || o.Message == "" {
-		t.Errorf("observed %+v, want exit code 7, an end, a class and a message", o)
+		t.Errorf("List returned %+v, want exit code 7, an end time, a class and a message", o)
 	}
 	for k, v := range o.Metadata {
 		if len(v) > driver.MaxMetadata {
@@ -373,7 +379,7 @@ func testCrash(t *testing.T, s *suite) {
 		}
 	}
 	if o = o.Under(false); o.State != driver.Stopped {
-		t.Errorf("a workload that should be stopped reads %s", o.State)
+		t.Errorf("the state of a workload that should be stopped is %s", o.State)
 	}
 }
 
@@ -384,7 +390,7 @@ func testExitZero(t *testing.T, s *suite) {
 	var o driver.Observed
 	testbed.Within(t, s.Patience, "its end", func() error {
 		if o = s.get(t, d, spec.ID); o.FinishedAt.IsZero() {
-			return fmt.Errorf("it is %s", o.State)
+			return fmt.Errorf("the instance is %s", o.State)
 		}
 		return nil
 	})
@@ -426,7 +432,7 @@ func testLabels(t *testing.T, s *suite) {
 	}
 	if o.Revision != "rev-1" || o.Content != spec.Content || o.Generation != spec.Generation ||
 		o.ClusterID != s.Cluster || o.NodeID != nodeA {
-		t.Errorf("observed %+v, want the spec's facts", o)
+		t.Errorf("List returned %+v, want revision, content, generation, cluster and node of the spec", o)
 	}
 }
 
@@ -434,7 +440,7 @@ func testLook(t *testing.T, s *suite) {
 	d := s.Open(t, nodeA)
 	one, ok := d.(driver.Looker)
 	if !ok {
-		return // Looker is optional
+		return // a driver need not implement Looker
 	}
 	look := func(id driver.ID) *driver.Observed {
 		t.Helper()
@@ -452,12 +458,12 @@ func testLook(t *testing.T, s *suite) {
 	s.ensure(t, d, other)
 	listed := s.await(t, d, spec.ID, driver.Running)
 	if o := look(spec.ID); o == nil || o.State != driver.Running || !o.StartedAt.Equal(listed.StartedAt) {
-		t.Errorf("while it runs: %+v, the list has %+v", o, listed)
+		t.Errorf("Look of a running workload returns %+v, List returns %+v", o, listed)
 	} else {
 		same(t, "Look", listed, *o)
 	}
 	if o, err := s.Open(t, nodeB).(driver.Looker).Look(t.Context(), spec.ID); err != nil || o != nil {
-		t.Errorf("another node's agent sees it: %+v, %v", o, err)
+		t.Errorf("Look by the agent of another node returned %+v, %v; want nothing", o, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -492,7 +498,7 @@ func testSibling(t *testing.T, s *suite) {
 	s.ensure(t, b, specB)
 	onA, onB := s.await(t, a, specA.ID, driver.Running), s.await(t, b, specB.ID, driver.Running)
 	if onA.RuntimeID == onB.RuntimeID || onA.Name == onB.Name {
-		t.Errorf("both have instance %q, name %q", onA.RuntimeID, onA.Name)
+		t.Errorf("the workloads of both nodes have instance %q, name %q", onA.RuntimeID, onA.Name)
 	}
 	specB.Content, specB.Body = "c1:sibling-2", s.Steady(2)
 	s.ensure(t, b, specB)
@@ -511,7 +517,8 @@ func testOtherCluster(t *testing.T, s *suite) {
 	before := s.await(t, d, spec.ID, driver.Running)
 	foreign := spec
 	foreign.ClusterID = other.Cluster
-	// A driver must refuse the spec of another cluster, because its labels would belong to that cluster.
+	// A driver must refuse a spec of another cluster, because the instance would carry the labels of that
+	// cluster.
 	if err := o.Ensure(s.ctx, foreign); err == nil {
 		t.Error("Ensure accepts a spec of another cluster")
 	} else {
@@ -525,9 +532,9 @@ func testStranger(t *testing.T, s *suite) {
 	spec := s.spec(t, d, nodeA, "stranger", s.Steady(1))
 	untouched := s.Stranger(t, spec.ID)
 	err := d.Ensure(s.ctx, spec)
-	wantClass(t, err, driver.InvalidConfiguration, driver.PortBindConflict)
+	wantClass(t, err, driver.NameConflict, driver.PortBindConflict)
 	if !strings.Contains(err.Error(), string(spec.ID)) {
-		t.Errorf("the error does not name the stranger: %v", err)
+		t.Errorf("the error of Ensure does not name the stranger's instance: %v", err)
 	}
 	if o := s.get(t, d, spec.ID); o.State != driver.Absent {
 		t.Errorf("the stranger is listed: %+v", o)
@@ -549,7 +556,7 @@ func testMissing(t *testing.T, s *suite) {
 	err := d.Ensure(s.ctx, spec)
 	wantClass(t, err, driver.InvalidImage)
 	if o := s.get(t, d, spec.ID); o.State == driver.Running {
-		t.Errorf("it runs: %+v", o)
+		t.Errorf("the instance runs: %+v", o)
 	}
 	spec.Body, spec.Content = s.Steady(1), "c1:missing-2"
 	s.ensure(t, d, spec)
@@ -566,7 +573,7 @@ func testMissingReplace(t *testing.T, s *suite) {
 	after := s.await(t, d, spec.ID, driver.Running)
 	same(t, "refused replacement", before, after)
 	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("restarted by a refused replacement")
+		t.Errorf("a refused replacement restarted the running instance")
 	}
 }
 
@@ -593,7 +600,8 @@ func testInvalid(t *testing.T, s *suite) {
 	}
 }
 
-// interruptions returns delays that fall between the first and the last step of an Ensure.
+// interruptions returns delays after which a test interrupts an Ensure. They fall between its first and
+// its last step.
 func interruptions() []time.Duration {
 	return []time.Duration{2 * time.Millisecond, 15 * time.Millisecond, 60 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond}
 }
@@ -642,10 +650,10 @@ func testCancelled(t *testing.T, s *suite) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
 	if err := d.Ensure(ctx, spec); !errors.Is(err, context.Canceled) {
-		t.Errorf("Ensure: %v, want context.Canceled", err)
+		t.Errorf("Ensure with a cancelled context returned %v, want context.Canceled", err)
 	}
 	if got, err := d.List(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("List: %v, %v, want context.Canceled", got, err)
+		t.Errorf("List with a cancelled context returned %v, %v, want context.Canceled", got, err)
 	}
 }
 
@@ -675,7 +683,7 @@ func testEvents(t *testing.T, s *suite) {
 			}
 		}
 	}
-	// The subscription may not be active yet, so repeat the change until a hint arrives.
+	// The event subscription may not be active yet, so the change is repeated until a hint arrives.
 	s.ensure(t, d, spec)
 	deadline := time.Now().Add(s.Patience)
 	for seen := false; !seen; {

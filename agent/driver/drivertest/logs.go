@@ -31,17 +31,18 @@ func testLogs(t *testing.T, s *suite) {
 	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
 		t.Errorf("line %q does not begin with a time: %v", lines[0], err)
 	}
-	// Seen reports the time of each line, and a reader that resumes from that time misses nothing.
+	// The driver calls Seen with the time of each line. A reader that resumes with Since set to that time
+	// misses no line.
 	var seen time.Time
 	plain := s.logs(t, d, spec.ID, driver.LogOptions{Seen: func(at time.Time) { seen = at }})
 	if began, err := time.Parse(time.RFC3339Nano, stamp); err == nil && seen.Before(began) || seen.After(time.Now().Add(time.Minute)) {
 		t.Errorf("Seen reported %s for the last line, want %s", seen, stamp)
 	}
 	if strings.Contains(plain, stamp) || !strings.Contains(plain, s.LogLine) {
-		t.Errorf("with Seen but without Timestamps: %q", plain)
+		t.Errorf("the log with Seen but without Timestamps is %q", plain)
 	}
 	if again := s.logs(t, d, spec.ID, driver.LogOptions{Since: seen.Truncate(time.Second)}); !strings.HasSuffix(plain, again) || again == "" {
-		t.Errorf("since %s: %q; whole output: %q", seen.Truncate(time.Second), again, plain)
+		t.Errorf("the log since %s is %q, want the end of the whole log %q", seen.Truncate(time.Second), again, plain)
 	}
 	if later := s.logs(t, d, spec.ID, driver.LogOptions{Since: time.Now().Add(time.Hour)}); later != "" {
 		t.Errorf("lines since a future time: %q", later)
@@ -82,7 +83,7 @@ func testLogsFollow(t *testing.T, s *suite) {
 	s.await(t, d, spec.ID, driver.Running)
 	select {
 	case r := <-done:
-		t.Fatalf("the stream ended while the workload runs: %q, %v", r.text, r.err)
+		t.Fatalf("the log stream ended while the workload runs: %q, %v", r.text, r.err)
 	case <-time.After(300 * time.Millisecond):
 	}
 	if err := d.Halt(s.ctx, spec.ID, 5*time.Second); err != nil {
@@ -94,7 +95,7 @@ func testLogsFollow(t *testing.T, s *suite) {
 			t.Errorf("followed %q, %v; want line %q", r.text, r.err, s.LogLine)
 		}
 	case <-time.After(s.Patience):
-		t.Fatal("the stream does not end with the workload")
+		t.Fatal("the log stream does not end when the workload ends")
 	}
 }
 

@@ -11,25 +11,26 @@ import (
 
 // outageTests test an engine that becomes unreachable and comes back.
 var outageTests = []namedTest{
-	{"an engine that is away is never an empty list", testAway},
-	{"an engine that goes away in the middle of a creation", func(t *testing.T, s *suite) { s.cutDuring(t, "cutnew", nil, 1) }},
-	{"an engine that goes away in the middle of a replacement", func(t *testing.T, s *suite) {
+	{"List returns an error while the engine is unreachable", testAway},
+	{"the engine becomes unreachable during a creation", func(t *testing.T, s *suite) { s.cutDuring(t, "cutnew", nil, 1) }},
+	{"the engine becomes unreachable during a replacement", func(t *testing.T, s *suite) {
 		s.cutDuring(t, "cutrepl", func(d driver.Driver, spec driver.Spec) error { return d.Ensure(s.ctx, spec) }, 2)
 	}},
-	{"an engine that goes away in the middle of a stop, and of a start", testCutHalt},
-	{"an engine that goes away in the middle of a removal", testCutRemove},
+	{"the engine becomes unreachable during a stop, and during a start", testCutHalt},
+	{"the engine becomes unreachable during a removal", testCutRemove},
 }
 
-// moments are the delays after which the engine becomes unreachable during a step.
+// moments are the delays after which the engine becomes unreachable during an operation.
 var moments = []time.Duration{0, 15 * time.Millisecond, 120 * time.Millisecond}
 
-// during makes a call while the engine becomes unreachable, and then restores the engine. The call must
-// end with or without an error. Repeated, it must succeed, after transient errors at most.
+// during starts call, makes the engine unreachable when the time after has passed, and then reachable again.
+// The call must end, with or without an error. Then call is repeated until it succeeds; only transient errors
+// may occur before.
 func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), call func(context.Context) error) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- call(s.ctx) }()
-	select { // the delay is a parameter of the test, not a wait for an event
+	select { // this wait is the delay under test, not a wait for an event
 	case <-time.After(after):
 	case err := <-done:
 		done <- err
@@ -38,18 +39,18 @@ func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), c
 	select {
 	case err := <-done:
 		t.Logf("cut after %s: %v", after, err)
-		if class := driver.ClassOf(err); err != nil && !class.Transient() {
-			t.Errorf("an engine that went away is class %s: %v", class, err)
+		if class := driver.ClassOf(err); err != nil && class.Cause() == driver.Final {
+			t.Errorf("an unreachable engine gives an error of class %s: %v", class, err)
 		}
 	case <-time.After(2 * s.Patience):
-		t.Errorf("the call does not end while the engine is away")
+		t.Errorf("the call does not end while the engine is unreachable")
 	}
 	restore()
 	err := testbed.Poll(s.ctx, s.Patience, "the same call after the outage", func(ctx context.Context) error {
 		err := call(ctx)
 		switch {
-		case err != nil && driver.ClassOf(err).Transient():
-			t.Logf("not at once after the outage: %v", err)
+		case err != nil && driver.ClassOf(err).Cause() != driver.Final:
+			t.Logf("after the outage the call failed and is repeated: %v", err)
 		case err != nil:
 			return testbed.Final(err)
 		}
@@ -60,12 +61,13 @@ func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), c
 	}
 }
 
-// untouched checks that an instance ran without interruption.
+// untouched fails the test if an instance was restarted or replaced between the observations before and
+// after.
 func untouched(t *testing.T, why string, before, after driver.Observed) {
 	t.Helper()
 	same(t, why, before, after)
 	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("it was started again: %s, then %s", before.StartedAt, after.StartedAt)
+		t.Errorf("the instance was restarted: started %s, then %s", before.StartedAt, after.StartedAt)
 	}
 }
 
@@ -77,7 +79,7 @@ func testAway(t *testing.T, s *suite) {
 	cut()
 	for range 3 {
 		if all, err := d.List(s.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
-			t.Errorf("List during the outage: %d entries, %v", len(all), err)
+			t.Errorf("List during the outage returned %d entries, error %v; want class RuntimeUnhealthy", len(all), err)
 		}
 	}
 	if c, _ := d.Probe(s.ctx); c.Healthy {
@@ -90,7 +92,8 @@ func testAway(t *testing.T, s *suite) {
 	untouched(t, "an outage", before, after)
 }
 
-// cutDuring tests that a creation, or with prepare a replacement, is completed after an outage.
+// cutDuring interrupts an Ensure by an outage, and checks that Ensure completes after the outage. The Ensure
+// creates an instance, or replaces the one that prepare made.
 func (s *suite) cutDuring(t *testing.T, name string, prepare func(driver.Driver, driver.Spec) error, version int) {
 	for i, after := range moments {
 		d, cut, restore := s.Outage(t, nodeA)
@@ -105,7 +108,7 @@ func (s *suite) cutDuring(t *testing.T, name string, prepare func(driver.Driver,
 		s.during(t, after, cut, restore, func(ctx context.Context) error { return d.Ensure(ctx, spec) })
 		o := s.await(t, d, spec.ID, driver.Running)
 		if o.Content != spec.Content {
-			t.Errorf("it runs content %q, want %q", o.Content, spec.Content)
+			t.Errorf("the instance runs content %q, want %q", o.Content, spec.Content)
 		}
 		s.ensure(t, d, spec)
 		same(t, "another Ensure", o, s.await(t, d, spec.ID, driver.Running))
@@ -121,7 +124,7 @@ func testCutHalt(t *testing.T, s *suite) {
 		s.during(t, after, cut, restore, func(ctx context.Context) error { return d.Halt(ctx, spec.ID, 2*time.Second) })
 		o := s.get(t, d, spec.ID).Under(false)
 		if o.State != driver.Stopped {
-			t.Errorf("after Halt: %s", o.State)
+			t.Errorf("the state after Halt is %s", o.State)
 		}
 		same(t, "Halt", before, o)
 		s.during(t, after, cut, restore, func(ctx context.Context) error { return d.Ensure(ctx, spec) })
@@ -137,13 +140,13 @@ func testCutRemove(t *testing.T, s *suite) {
 		s.await(t, d, spec.ID, driver.Running)
 		s.during(t, after, cut, restore, func(ctx context.Context) error { return d.Remove(ctx, spec.ID) })
 		if o := s.get(t, d, spec.ID); o.State != driver.Absent {
-			t.Errorf("after Remove: %s", o.State)
+			t.Errorf("the state after Remove is %s", o.State)
 		}
 	}
 }
 
-// testLongAway: every List and Probe during the outage reports it. Afterwards the same instances exist and
-// everything works.
+// testLongAway checks that every List and Probe fails during an outage. After the outage the same
+// instances exist and all operations work.
 func testLongAway(t *testing.T, s *suite) {
 	d, cut, restore := s.Outage(t, nodeA)
 	spec := s.spec(t, d, nodeA, "minute", s.Steady(1))
@@ -154,7 +157,7 @@ func testLongAway(t *testing.T, s *suite) {
 	looks := 0
 	for time.Now().Before(end) {
 		if all, err := d.List(s.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
-			t.Fatalf("List during the outage: %d entries, %v", len(all), err)
+			t.Fatalf("List during the outage returned %d entries, error %v; want class RuntimeUnhealthy", len(all), err)
 		}
 		wantClass(t, d.Ensure(s.ctx, spec), driver.RuntimeUnhealthy)
 		looks++
@@ -173,12 +176,13 @@ func testLongAway(t *testing.T, s *suite) {
 		t.Errorf("Remove: %v", err)
 	}
 	if o := s.get(t, d, spec.ID); o.State != driver.Absent {
-		t.Errorf("after Remove: %s", o.State)
+		t.Errorf("the state after Remove is %s", o.State)
 	}
 }
 
-// testFull: on a full disk, operations that need space fail with that reason and leave nothing running.
-// Existing workloads run on, can be inspected, and free space when removed. With space everything works.
+// testFull checks a full disk. Operations that need space fail, name the full disk as the reason, and leave
+// no new workload running. Existing workloads keep running, can be inspected, and free space when removed.
+// Once space is free, all operations work.
 func testFull(t *testing.T, s *suite) {
 	d, fill, empty := s.Full(t, nodeA)
 	old := s.spec(t, d, nodeA, "full-old", s.Steady(1))
@@ -188,7 +192,7 @@ func testFull(t *testing.T, s *suite) {
 	spec := s.spec(t, d, nodeA, "full-new", s.Steady(1))
 	wantClass(t, d.Ensure(s.ctx, spec), driver.StorageFull)
 	if o := s.get(t, d, spec.ID); o.State == driver.Running {
-		t.Errorf("it was started on a full disk: %+v", o)
+		t.Errorf("an instance runs although the disk was full when it was created: %+v", o)
 	}
 	after := s.await(t, d, old.ID, driver.Running)
 	untouched(t, "a full disk", before, after)

@@ -12,17 +12,17 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Commands are the commands available in Harness.Steady's workload.
+// Commands are the commands that the suite can run in a workload of Harness.Steady.
 type Commands struct {
-	// Say writes a line to each output and exits with the code.
+	// Say is a command that prints out to stdout and err to stderr, and exits with code.
 	Say func(out, err string, code int) []string
-	// Cat writes its input to its output until the input ends.
+	// Cat is a command that copies its input to its output until the input ends.
 	Cat []string
-	// Wait writes "waiting" and ends only on a signal.
+	// Wait is a command that prints "waiting" and runs until it gets a signal.
 	Wait []string
-	// Size writes its terminal's rows and columns once they are known.
+	// Size is a command that prints the rows and columns of its terminal once they are known.
 	Size []string
-	// Service is the service to name in a Compose stack.
+	// Service is the service in which the commands run, for a Compose stack.
 	Service string
 }
 
@@ -33,8 +33,8 @@ type namedTest struct {
 
 // sessionTests test driver.Execer and driver.Consoler.
 var sessionTests = []namedTest{
-	{"a command's outputs and exit code come back", testExec},
-	{"a command gets its input and the end of it", testExecInput},
+	{"Exec returns a command's outputs and exit code", testExec},
+	{"a command receives its input and the end of the input", testExecInput},
 	{"a command without input finds none", testExecNoInput},
 	{"a signal ends a command", testExecSignal},
 	{"a terminal has a size", testExecTerminal},
@@ -45,7 +45,7 @@ var sessionTests = []namedTest{
 	{"a console ends with its workload", testConsole},
 }
 
-// output reads a session to its end, and fails the test if it does not end.
+// output reads the output of a session to its end, and fails the test if it does not end.
 func (s *suite) output(t *testing.T, x driver.Session) (stdout, stderr string) {
 	t.Helper()
 	var out, bad strings.Builder
@@ -72,7 +72,7 @@ func (s *suite) output(t *testing.T, x driver.Session) (stdout, stderr string) {
 	case <-time.After(s.Patience):
 		_ = x.Close()
 		<-done
-		t.Fatalf("the session does not end; outputs %q and %q", out.String(), bad.String())
+		t.Fatalf("the session does not end; its outputs so far are %q and %q", out.String(), bad.String())
 	}
 	return out.String(), bad.String()
 }
@@ -88,7 +88,7 @@ func (s *suite) exit(t *testing.T, x driver.Session) int {
 	return code
 }
 
-// running returns a running workload for commands.
+// running starts a workload in which commands can run, and returns its driver and id.
 func (s *suite) running(t *testing.T, name string) (driver.Driver, driver.ID) {
 	t.Helper()
 	d := s.Open(t, nodeA)
@@ -131,7 +131,7 @@ func testExec(t *testing.T, s *suite) {
 func testExecInput(t *testing.T, s *suite) {
 	d, id := s.running(t, "execin")
 	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Cat, Input: true})
-	text := strings.Repeat("0123456789abcde\n", 16<<10) // larger than any buffer in between
+	text := strings.Repeat("0123456789abcde\n", 16<<10) // the text is larger than the buffers between the session and its caller
 	go func() {
 		if _, err := io.WriteString(x, text); err != nil {
 			t.Errorf("Write: %v", err)
@@ -142,7 +142,7 @@ func testExecInput(t *testing.T, s *suite) {
 	}()
 	out, bad := s.output(t, x)
 	if out != text || bad != "" {
-		t.Errorf("%d bytes went in, %d came out, and %q", len(text), len(out), bad)
+		t.Errorf("of %d bytes sent to cat, %d came back, and stderr is %q", len(text), len(out), bad)
 	}
 	if code := s.exit(t, x); code != 0 {
 		t.Errorf("exit code %d", code)
@@ -178,12 +178,12 @@ func testExecSignal(t *testing.T, s *suite) {
 	}
 }
 
-// waiting returns when the command has started.
+// waiting waits until the command Wait has printed its line.
 func (s *suite) waiting(t *testing.T, x driver.Session) {
 	t.Helper()
 	piece, err := x.Output()
 	if err != nil || !strings.HasPrefix(string(piece.Data), "waiting") {
-		t.Fatalf("it began with %q, %v", piece.Data, err)
+		t.Fatalf("the output began with %q, %v", piece.Data, err)
 	}
 }
 
@@ -206,7 +206,7 @@ func testExecTerminal(t *testing.T, s *suite) {
 		}
 		seen.Write(piece.Data)
 	}
-	fmt.Fprint(x, "\x04") // end of input
+	fmt.Fprint(x, "\x04") // Ctrl-D, the end of input on a terminal
 	s.output(t, x)
 	if code := s.exit(t, x); code != 0 {
 		t.Errorf("exit code %d", code)
@@ -241,7 +241,7 @@ func testExecClose(t *testing.T, s *suite) {
 	}
 	s.output(t, x)
 	if code := s.exit(t, x); code < 128 {
-		t.Errorf("exit code %d, want the code of a signal", code)
+		t.Errorf("a killed command has exit code %d, want 128 plus the number of a signal", code)
 	}
 }
 

@@ -26,7 +26,8 @@ func Small(t *testing.T, dir string, bytes int64) {
 	})
 }
 
-// Fill returns fill, which writes a file in dir until its file system is full, and empty, which removes the file.
+// Fill returns two functions: fill writes a file in dir until the file system is full; empty removes the
+// file.
 func Fill(t *testing.T, dir string) (fill, empty func()) {
 	t.Helper()
 	path := filepath.Join(dir, "filler")
@@ -37,7 +38,7 @@ func Fill(t *testing.T, dir string) (fill, empty func()) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		// Fill the last bytes too: not even the smallest file may fit.
+		// The last bytes are written one by one, so that not even the smallest file fits.
 		for _, size := range []int{1 << 20, 4 << 10, 1} {
 			block := make([]byte, size)
 			for err == nil {

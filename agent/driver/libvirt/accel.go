@@ -17,24 +17,25 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/kvmprobe"
 )
 
-// kvmDeadline bounds the run of the probe guest. It needs about 0.5 s, also in emulation.
+// kvmDeadline is the time limit for the KVM probe guest, a tiny guest that powers itself off. It needs about
+// 0.5 s, also in emulation.
 const kvmDeadline = 10 * time.Second
 
-// accelerator finds out whether KVM works. The file /dev/kvm is no proof: with nested or broken KVM,
-// QEMU starts and the guest never runs. So a guest of 300 bytes is booted once.
+// accelerator finds out whether KVM works on this machine, by booting a guest of 300 bytes once. That the
+// file /dev/kvm exists proves nothing: with nested or broken KVM, QEMU starts but the guest never runs.
 type accelerator struct {
 	try func(ctx context.Context, m *hostcaps.Machine) error
 
 	mu  sync.Mutex
-	run *probeRun // nil before the first probe and after an inconclusive one
+	run *probeRun // the KVM probe in progress or done; nil before the first probe and after an inconclusive probe
 }
 
 // probeRun is one run of the probe guest.
 type probeRun struct {
-	key  string        // identifies the machine and its libvirt
-	done chan struct{} // closed at the end of the run
-	err  error         // nil if KVM works
-	// unsure: err does not concern KVM, for example a full disk or an unreachable libvirt.
+	key  string        // key of the stored verdict: it identifies the machine and its libvirt version
+	done chan struct{} // closed when the probe guest has ended
+	err  error         // result of the probe; nil if KVM works
+	// unsure means that err does not concern KVM, for example a full disk or an unreachable libvirt.
 	unsure bool
 }
 
@@ -44,7 +45,7 @@ type verdict struct {
 	Error string `json:"error,omitempty"`
 }
 
-// prepare starts the probe if it has not run yet; it returns nil if KVM is not offered.
+// prepare starts the probe if it has not run yet. It returns nil if libvirt does not offer KVM.
 func (a *accelerator) prepare(d *Driver, f *facts) *probeRun {
 	if f.kvm == nil || d.opt.Acceleration != "auto" {
 		return nil
@@ -98,13 +99,13 @@ func (a *accelerator) prepare(d *Driver, f *facts) *probeRun {
 	return t
 }
 
-// choose returns how to run guests. It waits for the probe.
+// choose waits for the probe and returns the machine type for guests: KVM or emulation.
 func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*hostcaps.Machine, error) {
 	switch {
 	case d.opt.Acceleration == "kvm" && f.kvm != nil:
 		return f.kvm, nil
 	case d.opt.Acceleration == "kvm":
-		return nil, driver.Errorf(driver.InvalidConfiguration, "define", "PERSYS_VM_ACCELERATION is kvm, and libvirt offers no KVM for %s here", f.arch)
+		return nil, driver.Errorf(driver.InvalidConfiguration, "define", "PERSYS_VM_ACCELERATION is kvm, but libvirt on this node offers no KVM for %s guests", f.arch)
 	}
 	if t := a.prepare(d, f); t != nil {
 		select {
@@ -115,12 +116,12 @@ func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*hostcap
 		switch {
 		case t.err == nil:
 			return f.kvm, nil
-		case t.unsure: // a guest defined now would stay emulated for its lifetime
+		case t.unsure: // err is inconclusive. A guest that is defined now without KVM would be emulated as long as it exists, so fail instead.
 			return nil, t.err
 		}
 	}
 	if f.tcg == nil {
-		return nil, driver.Errorf(driver.RuntimeError, "define", "libvirt offers no way to run %s guests that works here", f.arch)
+		return nil, driver.Errorf(driver.RuntimeError, "define", "libvirt on this node offers neither KVM nor emulation that can run %s guests", f.arch)
 	}
 	return f.tcg, nil
 }
@@ -144,7 +145,7 @@ func (d *Driver) tryKVM(ctx context.Context, m *hostcaps.Machine) (err error) {
 		return err
 	}
 	if old, err := d.hv.domain(ctx, name); err == nil {
-		_ = d.hv.destroy(ctx, old.uuid) // left by an agent that was killed during its probe
+		_ = d.hv.destroy(ctx, old.uuid) // remove a probe guest that is left of an agent that was killed during its KVM probe
 	}
 	if err := d.hv.transient(ctx, xml); err != nil {
 		return err
@@ -154,13 +155,13 @@ func (d *Driver) tryKVM(ctx context.Context, m *hostcaps.Machine) (err error) {
 		now, err := d.hv.domain(ctx, name)
 		if err != nil {
 			if errors.Is(err, errAbsent) {
-				return nil // the guest counted its timer ticks and powered itself off
+				return nil // the guest counted its timer ticks and powered itself off: KVM works
 			}
 			return err
 		}
 		if time.Now().After(deadline) {
 			_ = d.hv.destroy(ctx, now.uuid)
-			return driver.Errorf(driver.RuntimeError, "kvm", "the probe guest did not boot within %s, although /dev/kvm is there", kvmDeadline)
+			return driver.Errorf(driver.RuntimeError, "kvm", "the probe guest did not boot within %s, but /dev/kvm exists", kvmDeadline)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):

@@ -9,9 +9,9 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 )
 
-// A probe that could not run says nothing about KVM: no way to run guests is chosen then, and the probe is
-// repeated. The choice depends on what libvirt offers now, whatever an earlier probe showed.
-func TestKVMProbe(t *testing.T) {
+// A KVM probe that could not run proves nothing about KVM. Then the driver chooses neither KVM nor emulation,
+// and probes again later. If libvirt stops offering KVM, the driver emulates, even after a successful probe.
+func TestKVMIsUsedOnlyAfterASuccessfulProbe(t *testing.T) {
 	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir()}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -29,16 +29,16 @@ func TestKVMProbe(t *testing.T) {
 		d.accel.try = func(context.Context, *hostcaps.Machine) error { return c.probe }
 		m, err := d.accel.choose(t.Context(), d, both)
 		if m != c.machine || !errors.Is(err, c.probe) {
-			t.Errorf("after %v: %+v, %v", c.probe, m, err)
+			t.Errorf("after the probe result %v the machine type is %+v, %v; want the probe's error, or KVM if it succeeded", c.probe, m, err)
 		}
 	}
 	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "e", tcg: emulated}); m != emulated || err != nil {
-		t.Errorf("without KVM: %+v, %v; want emulation", m, err)
+		t.Errorf("without KVM the machine type is %+v, %v; want emulation", m, err)
 	}
 	d.accel.try = func(context.Context, *hostcaps.Machine) error {
 		return driver.Errorf(driver.RuntimeError, "kvm", "hangs")
 	}
 	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "other", kvm: native, tcg: emulated}); m != emulated || err != nil {
-		t.Errorf("where a guest does not boot: %+v, %v; want emulation", m, err)
+		t.Errorf("if the probe guest does not boot, the machine type is %+v, %v; want emulation", m, err)
 	}
 }

@@ -21,17 +21,17 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// lanEnv passes parameters to the test process beside the bridge: the daemon's address and folder, the guest's
-// image, and the words of the command that pings from the router, one per line.
+// lanEnv passes parameters to the test process that runs in the bridge's network namespace: the daemon's
+// address and folder, the guest's image, and the command that pings from the router, one word per line.
 const lanEnv = "PERSYS_TEST_LAN"
 
 const lanBridge = "brlan"
 
-// Guests on a plain bridge have their static address, or one from a DHCP server on the bridge. The driver learns
-// the address although no traffic there is addressed to this machine.
+// Guests on a plain bridge have a static address or one from a DHCP server on the bridge. The driver learns
+// the address although the guest sends no packet to this machine.
 //
-// The driver looks for bridges and listens in its own network namespace. So the test makes the bridge in the
-// daemon's namespace and runs itself again inside it.
+// The driver looks for bridges and listens in its own network namespace. So the test creates the bridge in
+// the network namespace of libvirt's daemon, and runs itself again as a process in that namespace.
 func TestGuestOnABridge(t *testing.T) {
 	if beside := os.Getenv(lanEnv); beside != "" {
 		lines := strings.Split(beside, "\n")
@@ -74,7 +74,7 @@ func TestGuestOnABridge(t *testing.T) {
 	}
 }
 
-// guestsOnABridge boots one guest for each case concurrently and checks each.
+// guestsOnABridge boots a guest for each case, all at the same time, and checks each.
 func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, ping []string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
@@ -91,7 +91,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 		id       driver.ID
 		what     string
 		networks []*agentv1.NetworkConfig
-		// want lists the address of each interface in order.
+		// want checks the addresses of the interfaces, one function for each address in order.
 		want []func(string) bool
 	}{
 		{
@@ -99,7 +99,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 			networks: []*agentv1.NetworkConfig{{Network: lanBridge, IpAddress: "10.77.0.5/24"}},
 			want:     []func(string) bool{exactly("10.77.0.5")},
 		}, {
-			id: "leased", what: "an address by DHCP, beside one on libvirt's network",
+			id: "leased", what: "a guest with one address by DHCP, and one on libvirt's network",
 			networks: []*agentv1.NetworkConfig{{Network: "default"}, {Network: lanBridge}},
 			want:     []func(string) bool{leased("192.168.122.0/24"), leased("10.77.0.0/24")},
 		},
@@ -135,16 +135,16 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 		t.Run(c.what, func(t *testing.T) {
 			o, err := listed(ctx, d, c.id)
 			for late := time.After(4 * time.Minute); err == nil && len(o.Addresses) < len(c.want); o, err = listed(ctx, d, c.id) {
-				select { // lists after each hint, as an agent does
+				select { // lists the domains after each hint, as an agent does, until all addresses are known
 				case <-hints:
 				case <-late:
-					t.Fatalf("addresses %v after all this time, metadata %v", o.Addresses, o.Metadata)
+					t.Fatalf("at the end of the wait the guest has addresses %v and metadata %v", o.Addresses, o.Metadata)
 				}
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("%v after %s", o.Addresses, time.Since(start))
+			t.Logf("the guest has addresses %v after %s", o.Addresses, time.Since(start))
 			if len(o.Addresses) != len(c.want) || o.Metadata["vm.primary_ip"] != o.Addresses[0] {
 				t.Fatalf("addresses %v, metadata %v", o.Addresses, o.Metadata)
 			}
@@ -153,7 +153,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 					t.Errorf("interface %d has %s", i, o.Addresses[i])
 				}
 			}
-			// The guest reports the same address, and another host on the bridge reaches it.
+			// The guest prints the same address on its console, and another host on the bridge can reach it.
 			said := "guest: address " + o.Addresses[len(o.Addresses)-1] + "/24"
 			testbed.Within(t, 4*time.Minute, "the guest's console", func() error {
 				text, err := consoleLog(ctx, d, c.id)
@@ -169,9 +169,10 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 				}
 				return nil
 			})
-			// A restarted agent reads the address from the record, because the guest may not announce it again.
+			// A restarted agent reads the address from the record on disk, because the guest may stay silent
+			// from now on.
 			if now, err := listed(ctx, openDriver(t, daemon, "node-a"), c.id); err != nil || !slices.Equal(now.Addresses, o.Addresses) {
-				t.Errorf("after a restart of the agent: %v, %v", now.Addresses, err)
+				t.Errorf("after a restart of the agent, List returns the addresses %v, %v; want the same as before", now.Addresses, err)
 			}
 		})
 	}

@@ -19,11 +19,12 @@ import (
 	lv "libvirt.org/go/libvirt"
 )
 
-// Built is true: this build can use libvirt.
+// Built reports whether this binary was built with libvirt support.
 const Built = true
 
-// Available returns an error if this machine cannot run virtual machines, as far as can be known without
-// asking libvirt. The library is opened at the first use; if it is missing then, it is not searched again.
+// Available returns an error if this machine cannot run virtual machines. It does not contact libvirt's
+// daemon. The shared library libvirt is loaded at the first use; if it is missing then, this process does not
+// search for it again.
 func Available() error {
 	if _, err := lv.GetVersion(); err != nil {
 		return driver.Errorf(driver.InvalidConfiguration, "libvirt", "libvirt's client library is not installed (libvirt.so.0; Debian: libvirt0): %w", err)
@@ -31,8 +32,8 @@ func Available() error {
 	return nil
 }
 
-// loop runs libvirt's event loop while any connection needs it. libvirt allows one per process, hence
-// the package variable.
+// loop runs libvirt's event loop while any connection needs it. libvirt allows one event loop per process,
+// hence the package variable.
 var loop struct {
 	register sync.Once
 	err      error
@@ -55,7 +56,8 @@ func enterLoop() error {
 	}
 	stop, done := make(chan struct{}), make(chan struct{})
 	loop.stop, loop.done = stop, done
-	// One iteration of the loop blocks until an event. This timer provides one every 200 ms.
+	// One iteration of the loop blocks until an event arrives. This timer makes an event every 200 ms, so
+	// that the loop notices when it must stop.
 	timer, err := lv.EventAddTimeout(200, func(int) {})
 	if err != nil {
 		loop.users--
@@ -71,7 +73,7 @@ func enterLoop() error {
 			default:
 			}
 			if err := lv.EventRunDefaultImpl(); err != nil {
-				select { // without the loop keep-alive fails, but calls work
+				select { // without the event loop the connection has no keep-alives, but calls still work
 				case <-time.After(time.Second):
 				case <-stop:
 					return
@@ -91,23 +93,24 @@ func leaveLoop() {
 	}
 }
 
-// connection implements hypervisor over one libvirt connection at a time. It reconnects when the connection is lost.
+// connection implements hypervisor over one libvirt connection at a time. It opens a new connection when the
+// old one is lost.
 type connection struct {
 	uri     string
 	timeout time.Duration
 	log     *slog.Logger
 
-	dialing chan struct{} // semaphore of one for connecting
+	dialing chan struct{} // semaphore: one goroutine at a time opens a connection
 
 	mu       sync.Mutex
 	link     *link
 	closed   bool
 	watchers map[int]func(string)
 	nextID   int
-	known    *facts // facts read over link
+	known    *facts // what libvirt and QEMU can do, as read over this connection
 }
 
-// link is one connection. Each call holds a reference, so that it is not freed during the call.
+// link is one connection. Each call holds a reference, so that the connection is not freed during the call.
 type link struct {
 	c    *lv.Connect
 	refs atomic.Int64
@@ -144,7 +147,7 @@ func (v *connection) close() error {
 	return nil
 }
 
-// living returns the open connection, or nil. The caller releases it.
+// living returns the open connection, or nil. The caller must release it.
 func (v *connection) living() (*link, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -162,13 +165,13 @@ func (v *connection) living() (*link, error) {
 	return nil, nil
 }
 
-// get returns the open connection, or opens one. The caller releases it.
+// get returns the open connection, or opens one. The caller must release it.
 func (v *connection) get() (*link, error) {
 	if l, err := v.living(); l != nil || err != nil {
 		return l, err
 	}
-	// One goroutine connects at a time, without holding mu: a daemon that hangs or is still starting
-	// accepts a connection and may not answer for any length of time.
+	// One goroutine connects at a time, without holding mu: a daemon that hangs or is still starting may
+	// accept a connection and never answer.
 	select {
 	case v.dialing <- struct{}{}:
 		defer func() { <-v.dialing }()
@@ -183,12 +186,12 @@ func (v *connection) get() (*link, error) {
 		return nil, driver.Errorf(driver.RuntimeUnhealthy, "libvirt", "%s: %w", v.uri, err)
 	}
 	l := &link{c: c}
-	l.refs.Store(2) // one reference for v and one for the caller
-	// A daemon that hangs for 15 s counts as gone.
+	l.refs.Store(2) // one reference for v.link and one for the caller
+	// A daemon that does not answer keep-alives for 15 s counts as unreachable.
 	_ = c.SetKeepAlive(5, 3)
 	_ = c.RegisterCloseCallback(func(_ *lv.Connect, _ lv.ConnectCloseReason) {
 		l.dead.Store(true)
-		go v.tell("") // this callback runs in the event loop, which must not block
+		go v.tell("") // this callback runs in the event loop and must not block, and tell takes a lock
 	})
 	if _, err := c.DomainEventLifecycleRegister(nil, func(_ *lv.Connect, d *lv.Domain, _ *lv.DomainEventLifecycle) {
 		if name, err := d.GetName(); err == nil {
@@ -205,7 +208,7 @@ func (v *connection) get() (*link, error) {
 		return nil, driver.Errorf(driver.RuntimeError, "libvirt", "the driver is closed")
 	}
 	v.link, v.known = l, nil
-	go v.tell("") // tell takes the lock
+	go v.tell("") // tell takes a lock, so it runs outside of the event loop
 	return l, nil
 }
 
@@ -221,7 +224,8 @@ func (v *connection) tell(name string) {
 	}
 }
 
-// watch implements hypervisor. While the daemon is down, it tries to connect every second.
+// watch implements hypervisor: it calls fn with the domains that may have changed. While the daemon is down,
+// it tries to connect every second.
 func (v *connection) watch(ctx context.Context, fn func(string)) error {
 	v.mu.Lock()
 	id := v.nextID
@@ -248,13 +252,14 @@ func (v *connection) watch(ctx context.Context, fn func(string)) error {
 	return nil
 }
 
-// How long a call may go on after its caller's context ended. Changes are completed.
+// How long a call may continue after its caller's context has ended, so that changes are completed.
 const (
 	reads   = time.Duration(0)
 	changes = 10 * time.Second
 )
 
-// ask runs work on the connection and returns its result.
+// ask runs work on the open connection and returns its result. When ctx ends, work may continue for the
+// duration after.
 func ask[T any](ctx context.Context, v *connection, op string, after time.Duration, work func(*lv.Connect) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
@@ -302,13 +307,13 @@ func ask[T any](ctx context.Context, v *connection, op string, after time.Durati
 	}
 }
 
-// act is ask without a result.
+// act runs work as ask does; this work has no result.
 func act(ctx context.Context, v *connection, op string, work func(*lv.Connect) error) error {
 	_, err := ask(ctx, v, op, changes, func(c *lv.Connect) (struct{}, error) { return struct{}{}, work(c) })
 	return err
 }
 
-// on runs work on the domain with a uuid.
+// on runs work on the domain with this uuid.
 func on(ctx context.Context, v *connection, op, uuid string, work func(*lv.Domain) error) error {
 	return act(ctx, v, op, func(c *lv.Connect) error {
 		d, err := c.LookupDomainByUUIDString(uuid)
@@ -330,7 +335,7 @@ func lost(err error) bool {
 	case lv.ERR_NO_CONNECT, lv.ERR_INVALID_CONN, lv.ERR_RPC, lv.ERR_NO_SERVER:
 		return true
 	}
-	// "client socket is closed", "End of file while reading data", "Cannot recv data".
+	// such as "client socket is closed", "End of file while reading data" or "Cannot recv data"
 	return e.Domain == lv.FROM_RPC || e.Domain == lv.FROM_REMOTE
 }
 
@@ -370,9 +375,10 @@ func classify(op string, err error) error {
 	class := driver.RuntimeError
 	switch {
 	case has("state change lock"):
-		// The lock usually belongs to another call and is free at the next attempt. But if libvirt 9.0 is
-		// killed between recording a start and having QEMU's process, it finds that record after its restart
-		// and holds the start's lock forever. This happens again at every other restart.
+		// The domain's lock usually belongs to another call and is free at the next attempt. There is one
+		// exception: if libvirt 9.0 is killed after it recorded the start of a domain and before QEMU's
+		// process exists, it holds the lock of that start forever after its restart, and again after every
+		// second restart.
 		return driver.Errorf(class, op, "%w; if this error persists, libvirt's daemon was killed during a start: stop it, remove the domain's file from /run/libvirt/qemu, and start it again", err)
 	case lost(err):
 		class = driver.RuntimeUnhealthy
@@ -383,7 +389,7 @@ func classify(op string, err error) error {
 	case has("cannot access storage file", "failed to get \"write\" lock", "failed to get shared", "storage source"):
 		class = driver.StorageAttachFailed
 	case has("already exists with uuid", "is already active as"):
-		return driver.Errorf(driver.InvalidConfiguration, op, "%s: %w", e.Message, errTaken)
+		return driver.Errorf(driver.NameConflict, op, "%s: %w", e.Message, errTaken)
 	}
 	return driver.Errorf(class, op, "%w", err)
 }
@@ -394,7 +400,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	alive := v.link != nil && !v.link.dead.Load()
 	v.mu.Unlock()
 	if known != nil && alive {
-		// A daemon that has just died is noticed only by a call.
+		// A cached connection does not show that the daemon has just died; only a call does.
 		_, err := ask(ctx, v, "probe", reads, (*lv.Connect).GetLibVersion)
 		if err == nil {
 			return known, nil
@@ -432,7 +438,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 				return nil, err
 			}
 			if err != nil {
-				continue // the next machine type may be offered
+				continue // QEMU may support the next machine type
 			}
 			m, err := hostcaps.ReadMachine(text)
 			if err != nil {
@@ -453,7 +459,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.kvm != nil || f.tcg != nil { // otherwise ask again: QEMU may be installed at any time
+	if f.kvm != nil || f.tcg != nil { // without KVM and emulation the facts are not cached, because QEMU may be installed while the agent runs
 		v.mu.Lock()
 		v.known = f
 		v.mu.Unlock()
@@ -461,10 +467,11 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	return f, nil
 }
 
-// version formats libvirt's version numbers, 1,000,000 × major + 1,000 × minor + release.
+// version formats a version number of libvirt, which is 1,000,000 × major + 1,000 × minor + release.
 func version(n uint32) string { return fmt.Sprintf("%d.%d.%d", n/1000000, n/1000%1000, n%1000) }
 
-// readDomain reads a domain and repeats until the parts are consistent: the domain may start or end in between.
+// readDomain reads a domain with several calls. The domain may start or end between two calls, so readDomain
+// repeats them until the answers are consistent.
 func readDomain(d *lv.Domain) (*domain, error) {
 	out := &domain{}
 	var err error
@@ -561,7 +568,8 @@ func (v *connection) undefine(ctx context.Context, uuid string) error {
 
 func (v *connection) start(ctx context.Context, uuid string) error {
 	return on(ctx, v, "start", uuid, func(d *lv.Domain) error {
-		// The schedulers decide where it runs after a reboot.
+		// libvirt must not start the domain at boot: the schedulers decide where the workload runs after a
+		// reboot.
 		if err := d.SetAutostart(false); err != nil {
 			return err
 		}
@@ -571,14 +579,15 @@ func (v *connection) start(ctx context.Context, uuid string) error {
 		}
 		err = d.CreateWithFlags(flags)
 		if active, aerr := d.IsActive(); err != nil && aerr == nil && active {
-			return nil // another caller started it
+			return nil // another caller has started the domain
 		}
 		return err
 	})
 }
 
-// startFlags returns the flags for a fresh boot. A saved memory image (made by a person or at host
-// shutdown) of a former definition would resume instead, on disks that no longer match it.
+// startFlags returns the flags for a start of the domain. If a memory image was saved (by a person, or when
+// the host shut down) under a former definition, they force a fresh boot. Otherwise libvirt would resume the
+// image with disks that no longer match it.
 func startFlags(d *lv.Domain) (lv.DomainCreateFlags, error) {
 	saved, err := d.HasManagedSaveImage(0)
 	if err != nil || !saved {
@@ -588,7 +597,7 @@ func startFlags(d *lv.Domain) (lv.DomainCreateFlags, error) {
 	if err != nil {
 		return 0, err
 	}
-	text, _ := d.ManagedSaveGetXMLDesc(0) // an unreadable saved image cannot be resumed
+	text, _ := d.ManagedSaveGetXMLDesc(0) // after an error text is empty: libvirt cannot read the saved image, so it cannot resume it either
 	is, was := readRecord(config), readRecord(text)
 	if is == nil || was != nil && was.Instance == is.Instance {
 		return 0, nil
@@ -654,7 +663,8 @@ func (v *connection) addresses(ctx context.Context, uuid string, agent bool) ([]
 		leases, err := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE)
 		add(leases)
 		if agent {
-			// Without a timeout libvirt waits forever, and it serves only five calls of one connection at a time.
+			// Without a timeout libvirt waits forever for the guest agent, and each waiting call takes one of
+			// only five that a connection may have at a time.
 			_ = d.AgentSetResponseTimeout(int(agentWait/time.Second), 0)
 			inside, aerr := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT)
 			if aerr == nil {
@@ -713,7 +723,7 @@ func (v *connection) stats(ctx context.Context) ([]stat, error) {
 			if b := s.Balloon; b != nil {
 				one.memoryLimit = int64(b.Maximum) << 10
 				one.memory = int64(b.Current) << 10
-				if b.RssSet { // the memory that it takes from the machine
+				if b.RssSet { // RssSet: prefer the memory that QEMU's process takes from the machine
 					one.memory = int64(b.Rss) << 10
 				}
 			}

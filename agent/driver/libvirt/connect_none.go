@@ -9,11 +9,10 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Built is false: this build cannot use libvirt.
+// Built reports whether this binary was built with libvirt support.
 const Built = false
 
-// Available returns an error if this machine cannot run virtual machines, as far as can be known without
-// asking libvirt.
+// Available returns an error, because this binary was built without libvirt support.
 func Available() error {
 	return driver.Errorf(driver.InvalidConfiguration, "libvirt", "this agent is the static build, without virtual machines: use the one that `make build-vm` makes (cgo and -tags libvirt_dlopen)")
 }

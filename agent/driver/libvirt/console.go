@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Console attaches to the guest's first serial port and disconnects an earlier session.
+// Console attaches to the guest's first serial port. An earlier console session is disconnected.
 func (d *Driver) Console(ctx context.Context, id driver.ID, _ driver.ConsoleOptions) (driver.Session, error) {
 	in, err := d.mine(ctx, id)
 	if err != nil {
@@ -26,8 +26,8 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, _ driver.ConsoleOpti
 	return &session{ReadWriteCloser: line, piece: make([]byte, 32<<10)}, nil
 }
 
-// session is an attached serial line. A serial line has no end of input and no size, and carries only
-// those signals that a terminal sends as a byte.
+// session is a console session on a serial line. A serial line cannot transmit an end of input or a terminal
+// size, and only those signals that a terminal sends as a byte.
 type session struct {
 	io.ReadWriteCloser
 	piece []byte
@@ -45,7 +45,7 @@ func (s *session) CloseWrite() error { return nil }
 
 func (s *session) Resize(context.Context, driver.TerminalSize) error { return nil }
 
-// Signal writes the byte that a terminal turns into the signal.
+// Signal writes the byte that a terminal turns into the signal, such as ^C for INT.
 func (s *session) Signal(_ context.Context, name string) error {
 	key, ok := map[string]byte{"INT": 0x03, "QUIT": 0x1c, "TSTP": 0x1a}[name]
 	if !ok {

@@ -12,8 +12,8 @@ import (
 	lv "libvirt.org/go/libvirt"
 )
 
-// console implements hypervisor. The stream has a connection of its own, so that a silent guest blocks
-// no other call.
+// console implements hypervisor. It opens a libvirt connection of its own for the stream, so that a silent
+// guest blocks no other call.
 func (v *connection) console(ctx context.Context, uuid string) (io.ReadWriteCloser, error) {
 	var mu sync.Mutex
 	var opened *stream
@@ -36,7 +36,7 @@ func (v *connection) console(ctx context.Context, uuid string) (io.ReadWriteClos
 		}
 		return s, nil
 	})
-	if err != nil { // the stream may have been opened, or may still open
+	if err != nil { // the stream is open, or opening it continues in the background
 		mu.Lock()
 		defer mu.Unlock()
 		wanted = false
@@ -47,7 +47,7 @@ func (v *connection) console(ctx context.Context, uuid string) (io.ReadWriteClos
 	return line, err
 }
 
-// stream is an attached console.
+// stream is the byte stream of an attached console.
 type stream struct {
 	c    *lv.Connect
 	s    *lv.Stream
@@ -80,7 +80,7 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 	n, err := s.s.Recv(p)
 	if err != nil || n == 0 {
-		return 0, io.EOF // the guest ended or Close was called
+		return 0, io.EOF // the guest has ended, or Close was called
 	}
 	return n, nil
 }

@@ -9,37 +9,38 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// noQuota is wrapped by errors of a hypervisor that cannot enforce CPU quotas.
+// noQuota is an error of a hypervisor that cannot enforce CPU quotas.
 type noQuota struct{ says string }
 
 func (e *noQuota) Error() string { return e.says }
 
-// cpuFact is the CPU quota of a definition.
+// cpuFact is the CPU quota of a virtual machine, as recorded in its definition.
 type cpuFact struct {
 	Millicores int64 `json:"millicores"`
-	// Unkept is the reason why the quota is not enforced; empty if it is enforced.
+	// Unkept is the reason why the hypervisor does not enforce the quota; empty if it does.
 	Unkept string `json:"unkept,omitempty"`
 }
 
-// shown returns the quota for the status, and the message if it is not enforced.
+// shown returns the quota as text for the workload's status, and a message if the hypervisor does not enforce
+// it.
 func (c *cpuFact) shown() (limit, message string) {
 	if c.Unkept == "" {
 		return fmt.Sprintf("%d millicores, kept by the hypervisor", c.Millicores), ""
 	}
 	return fmt.Sprintf("%d millicores, not kept", c.Millicores),
-		fmt.Sprintf("its CPU limit of %d millicores is not kept on this node, only the number of its processors: %s", c.Millicores, c.Unkept)
+		fmt.Sprintf("its CPU limit of %d millicores is not enforced on this node, only its number of processors: %s", c.Millicores, c.Unkept)
 }
 
-// cpuTune sets one quota for the whole guest: its processors, the emulator and disk threads, as
-// containers have it. Quotas per processor would need the processors' threads, which emulation may
-// not have.
+// cpuTune sets one quota for the whole guest: it limits the processors, the emulator and the disk threads
+// together, as the quota of a container limits all its processes. libvirt also has a quota per processor, but
+// that needs one thread per processor, which emulation may lack.
 func cpuTune(c *cpuFact) *libvirtxml.DomainCPUTune {
 	if c == nil || c.Unkept != "" {
 		return nil
 	}
-	period := int64(100_000) // µs
+	period := int64(100_000) // scheduling period in µs
 	if c.Millicores < 10 {
-		period *= 10 // no quota is shorter than 1 ms
+		period *= 10 // use a period of 1 s, because the kernel refuses a quota of less than 1 ms per period
 	}
 	return &libvirtxml.DomainCPUTune{
 		GlobalPeriod: &libvirtxml.DomainCPUTunePeriod{Value: uint64(period)},
@@ -47,8 +48,9 @@ func cpuTune(c *cpuFact) *libvirtxml.DomainCPUTune {
 	}
 }
 
-// refusesQuota reports whether libvirt's error message, in lower case, says that it has no cgroups to
-// enforce a CPU quota: a session daemon, or cgroups that are disabled or not writable.
+// refusesQuota reports whether text, an error message of libvirt in lower case, says that libvirt has no
+// cgroups to enforce a CPU quota. That is so for a session daemon, and if cgroups are disabled or not
+// writable.
 func refusesQuota(text string) bool {
 	for _, words := range [...]string{"cgroup cpu is required", "cpu tuning is not available", "cpu.cfs_", "cpu.max"} {
 		if strings.Contains(text, words) {
@@ -58,8 +60,8 @@ func refusesQuota(text string) bool {
 	return false
 }
 
-// quotas remembers that a hypervisor cannot enforce quotas, as long as its facts stay the same. After
-// a restart of the daemon it is asked again.
+// quotas remembers that a hypervisor cannot enforce quotas, until the driver reads new facts of the
+// hypervisor. It reads them after a restart of the daemon, and then tries a quota again.
 type quotas struct {
 	mu  sync.Mutex
 	of  *facts

@@ -13,12 +13,13 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// shelf is a fake hypervisor that stores domains, whose guests obey at once. It can refuse CPU quotas.
+// shelf is a fake hypervisor that stores domains. Its guests start and stop immediately. A test can make it
+// refuse CPU quotas.
 type shelf struct {
 	hypervisor
 	f        *facts
-	all      map[string]*domain // by name
-	refuses  string             // the call that refuses a quota: define, start or none
+	all      map[string]*domain // domains by name
+	refuses  string             // the call that refuses a CPU quota: "define", "start", or "" for none
 	refusals int
 }
 
@@ -26,7 +27,7 @@ func newShelf() *shelf {
 	return &shelf{f: &facts{engine: "e", arch: "x86_64", tcg: emulated}, all: map[string]*domain{}}
 }
 
-// driverOn returns a driver on the fake hypervisor hv.
+// driverOn returns a driver that uses the fake hypervisor hv.
 func driverOn(t *testing.T, hv hypervisor) *Driver {
 	t.Helper()
 	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir(), Acceleration: "qemu"}, hv)
@@ -118,15 +119,16 @@ func (s *shelf) note(_ context.Context, uuid, text string, live bool) error {
 	return nil
 }
 
-// Every version of a domain gets its CPU quota. If the hypervisor cannot enforce quotas, the status says so.
-func TestCPUQuota(t *testing.T) {
+// Every definition of a domain gets its CPU quota. If the hypervisor cannot enforce quotas, the workload's
+// status says so.
+func TestEveryDomainHasItsCPUQuota(t *testing.T) {
 	open := func(refuses string) (*Driver, *shelf) {
 		t.Helper()
 		hv := newShelf()
 		hv.refuses = refuses
 		return driverOn(t, hv), hv
 	}
-	// ensure runs a version of a domain with two processors, and returns its live description.
+	// ensure runs one version of a domain with two processors, and returns the XML of the running domain.
 	ensure := func(d *Driver, hv *shelf, id, content string, millicores int64) (live, limit, message string) {
 		t.Helper()
 		spec := specFor(&agentv1.VMSpec{Vcpus: 2, MemoryMb: 64, CpuMillicores: millicores})
@@ -157,13 +159,13 @@ func TestCPUQuota(t *testing.T) {
 		{"c1:1", 500, "<global_period>100000</global_period>\n    " + quota("50000"), "500 millicores, kept by the hypervisor"},
 		{"c1:2", 1999, quota("199900"), "1999 millicores, kept by the hypervisor"}, // an update raises the quota
 		{"c1:3", 1, "<global_period>1000000</global_period>\n    " + quota("1000"), "1 millicores, kept by the hypervisor"},
-		{"c1:4", 2000, "", ""}, // the processor count is the limit
+		{"c1:4", 2000, "", ""}, // the guest has two processors, so it cannot use more than 2000 millicores anyway
 		{"c1:5", 300, quota("30000"), "300 millicores, kept by the hypervisor"},
 		{"c1:6", 0, "", ""},
 	} {
 		live, limit, message := ensure(d, hv, "web", c.content, c.millicores)
 		if !strings.Contains(live, c.xml) || strings.Contains(live, "<cputune>") != (c.xml != "") || limit != c.limit || message != "" {
-			t.Errorf("%d millicores: %q %q, want %q in\n%s", c.millicores, limit, message, c.xml, live)
+			t.Errorf("with a quota of %d millicores the status has limit %q and message %q, want no message; the domain XML must have %q and is\n%s", c.millicores, limit, message, c.xml, live)
 		}
 	}
 
@@ -172,22 +174,22 @@ func TestCPUQuota(t *testing.T) {
 		for _, id := range []string{"one", "two"} {
 			live, limit, message := ensure(d, hv, id, "c1:1", 500)
 			if strings.Contains(live, "<cputune>") || limit != "500 millicores, not kept" ||
-				message != "its CPU limit of 500 millicores is not kept on this node, only the number of its processors: cgroup cpu is required for scheduler tuning" {
-				t.Errorf("refused at %s: %q, %q, it runs with\n%s", at, limit, message, live)
+				message != "its CPU limit of 500 millicores is not enforced on this node, only its number of processors: cgroup cpu is required for scheduler tuning" {
+				t.Errorf("if libvirt refuses the quota at %s, limit %q, message %q, the guest runs with\n%s", at, limit, message, live)
 			}
 		}
 		if hv.refusals != 1 {
-			t.Errorf("at %s it was asked %d times, want once", at, hv.refusals)
+			t.Errorf("when %s refuses the quota, the hypervisor was asked %d times, want once", at, hv.refusals)
 		}
 		// A restarted daemon may support quotas.
 		hv.f, hv.refuses = &facts{engine: "e", arch: "x86_64", tcg: emulated}, ""
 		if live, limit, message := ensure(d, hv, "one", "c1:2", 500); !strings.Contains(live, quota("50000")) || message != "" {
-			t.Errorf("with the next daemon: %q, %q, it runs with\n%s", limit, message, live)
+			t.Errorf("after a restart of the daemon the status has limit %q and message %q, want no message and a quota; the guest runs with\n%s", limit, message, live)
 		}
 	}
 }
 
-func TestQuotaRefusals(t *testing.T) {
+func TestQuotaRefusalsAreRecognised(t *testing.T) {
 	for text, want := range map[string]bool{
 		"unsupported configuration: cgroup cpu is required for scheduler tuning":                                   true,
 		"unsupported configuration: cpu tuning is not available in session mode":                                   true,
@@ -201,6 +203,6 @@ func TestQuotaRefusals(t *testing.T) {
 		}
 	}
 	if (&quotas{}).refused(&facts{}, errors.New("anything else")) {
-		t.Error("any error is taken for a refusal")
+		t.Error("an error that is not about quotas counts as a refusal of the quota")
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// daemon is the libvirt that this package's tests share.
+// daemon is the libvirt daemon that this package's tests share.
 type daemon struct {
 	once sync.Once
 	*libvirttest.Daemon
@@ -65,7 +65,7 @@ func theDaemon(t *testing.T) *libvirttest.Daemon {
 	return shared.Daemon
 }
 
-// images returns the folder of the tests' disks, which QEMU can enter.
+// images returns the folder for the disks of the tests. QEMU's user can enter it.
 func images(d *libvirttest.Daemon) string { return filepath.Join(d.Dir, "images") }
 
 const testCluster = "vm-test"
@@ -99,7 +99,7 @@ func openDriver(t *testing.T, d *libvirttest.Daemon, node string, change ...func
 	return drv
 }
 
-// tiny returns a specification with one of the tiny images.
+// tiny returns the specification of a machine with one of the tiny images.
 func tiny(d *libvirttest.Daemon, name string) *agentv1.VMSpec {
 	return &agentv1.VMSpec{
 		Vcpus: 1, MemoryMb: 24, OsImage: filepath.Join(d.Dir, name+".img"),
@@ -122,7 +122,7 @@ func TestConformance(t *testing.T) {
 			return body(vm)
 		},
 		LogLine: libvirttest.TinyLine,
-		// Emulation on a busy machine is slow.
+		// Emulated guests on a busy machine are slow.
 		Patience:    2 * time.Minute,
 		NoExitCodes: true,
 		Crash: func(code int) *agentv1.WorkloadSpec {
@@ -145,13 +145,13 @@ func TestConformance(t *testing.T) {
 			restore := func() {
 				if down {
 					down = false
-					// If libvirt was killed at a moment that it cannot recover from (TestUnbornMachine), act as an operator would.
+					// If libvirt was killed at a moment that it cannot recover from (TestAnInterruptedStartNamesItsRepair), act as an operator would.
 					if err := d.Recover(context.WithoutCancel(t.Context())); err != nil {
 						t.Error(err)
 					}
 				}
 			}
-			t.Cleanup(restore) // the daemon is shared
+			t.Cleanup(restore) // the next tests use the same daemon
 			return drv, cut, restore
 		},
 		Away: time.Minute,
@@ -162,7 +162,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// stranger creates a running domain without our mark.
+// stranger creates a running domain without our metadata element.
 func stranger(t *testing.T, d *libvirttest.Daemon, id driver.ID) func() {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -190,7 +190,7 @@ func stranger(t *testing.T, d *libvirttest.Daemon, id driver.ID) func() {
 		}
 	}
 	t.Cleanup(remove)
-	facts := func(info string) string { // without the processor time
+	facts := func(info string) string { // facts returns the output of virsh without the processor time, which changes
 		var out []string
 		for line := range strings.Lines(info) {
 			if !strings.HasPrefix(line, "CPU time") {
@@ -202,7 +202,7 @@ func stranger(t *testing.T, d *libvirttest.Daemon, id driver.ID) func() {
 	return func() {
 		t.Helper()
 		if after := virsh("dominfo", string(id)); facts(after) != facts(before) {
-			t.Errorf("the stranger was touched:\n%s\n%s", before, after)
+			t.Errorf("the domain of a stranger was changed from\n%s\nto\n%s", before, after)
 		}
 		remove()
 	}

@@ -13,12 +13,12 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
-// diskJournal is the file in a domain's folder that lists the disks that we made for the domain or are
-// about to make. The record in the domain's metadata takes precedence; the journal serves when there is
-// no record, because a creation failed or somebody undefined the domain.
+// diskJournal is the file in a domain's folder that lists the disks that we made for the domain, or are about
+// to make. The domain's metadata has the same list, but is missing after a failed creation or if somebody
+// undefined the domain. Then the journal is used.
 const diskJournal = "persys-disks"
 
-// note writes the journal before the disks that it names are made.
+// note writes the disks to the journal of a domain. It is called before these disks are made.
 func (d *Driver) note(domain string, spec driver.Spec, disks []ownDisk) error {
 	keep := d.at.keep(domain)
 	if err := diskfile.MakeFolder(keep); err != nil {
@@ -41,9 +41,9 @@ func writeDiskJournal(keep string, disks []ownDisk) error {
 	return diskfile.Write(filepath.Join(keep, diskJournal), raw)
 }
 
-// journaledDisks reads the journal. It returns only disks that still carry this node's mark for this
-// workload and were made from the recorded source, because the journal may belong to an order that
-// failed before it made the disks. If the folder belongs to another node by now, it returns none.
+// journaledDisks reads the journal. It returns only disks that still carry this node's mark for this workload
+// and were made from the recorded image, because the Ensure that wrote the journal may have failed before it
+// made the disks. If the folder now belongs to another node, it returns no disks.
 func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) {
 	if of, ours := d.keptFor(domain); !ours || of != id {
 		return nil, nil
@@ -57,11 +57,11 @@ func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) 
 	}
 	var all, out []ownDisk
 	if json.Unmarshal(raw, &all) != nil {
-		return nil, nil // a power failure may have truncated the file; that must not block the workload
+		return nil, nil // a power failure may have truncated the journal; that must not block the workload
 	}
 	for _, o := range all {
 		if o.Pool != "" && o.Volume != formerVolume(domain, o) {
-			out = append(out, o) // its name belongs to this workload alone
+			out = append(out, o) // a volume name is derived from the workload, so no other workload has this volume
 			continue
 		}
 		if o.Path == "" || !diskfile.Made(o.Path, d.identity.ClusterID, id) || diskfile.Elsewhere(o.Path, d.identity.NodeID) {
@@ -74,8 +74,8 @@ func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) 
 	return out, nil
 }
 
-// leftBehind returns the journaled disks that a removed workload leaves, without those that it may
-// have taken to another node.
+// leftBehind returns the journaled disks that remain here of a removed workload, except disks that the
+// workload may be using on another node.
 func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([]ownDisk, error) {
 	disks, err := d.journaledDisks(domain, id)
 	if err != nil {
@@ -84,7 +84,8 @@ func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([
 	return d.local(ctx, disks)
 }
 
-// local drops the disks in shared pools: a volume in a pool does not record which node uses it.
+// local returns disks without those in shared pools, because a volume in a pool does not record which node
+// uses it.
 func (d *Driver) local(ctx context.Context, disks []ownDisk) ([]ownDisk, error) {
 	if !slices.ContainsFunc(disks, func(o ownDisk) bool { return o.Pool != "" }) {
 		return disks, nil
@@ -100,7 +101,7 @@ func (d *Driver) local(ctx context.Context, disks []ownDisk) ([]ownDisk, error) 
 	return slices.DeleteFunc(disks, func(o ownDisk) bool { return !local[o.Pool] }), nil
 }
 
-// joined returns disks plus those of more that it lacks.
+// joined returns disks, followed by the elements of more that are not in disks.
 func joined(disks, more []ownDisk) []ownDisk {
 	out := slices.Clone(disks)
 	for _, o := range more {

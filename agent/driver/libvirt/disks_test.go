@@ -19,12 +19,12 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// fussy is a shelf with storage pools whose calls a test can make fail.
+// fussy is a shelf (a fake hypervisor) that also has storage pools. A test can make its calls fail.
 type fussy struct {
 	*shelf
 	refusal error
-	stuck   error                        // error of shutdown
-	volumes map[string]map[string]string // XML by pool and name
+	stuck   error                        // error of the fake hypervisor's shutdown; nil if shutdown succeeds
+	volumes map[string]map[string]string // XML of each volume, by pool and by volume name
 }
 
 func (f *fussy) volume(_ context.Context, pool, name, xml string) error {
@@ -76,7 +76,7 @@ func (f *fussy) undefine(_ context.Context, uuid string) error {
 	return nil
 }
 
-// drawer is the fixture: a driver on a fussy shelf, with images a and b in its folder.
+// drawer is the fixture of a test: a driver on a fake hypervisor, with the images a and b in its folder.
 type drawer struct {
 	*testing.T
 	*Driver
@@ -99,9 +99,14 @@ func newDrawer(t *testing.T) *drawer {
 
 func (w *drawer) image(name string) string { return filepath.Join(w.dir, name+".qcow2") }
 
-// try ensures a machine from an image, with optional further disks.
+func (w *drawer) machine(image string, more ...*agentv1.DiskConfig) *agentv1.VMSpec {
+	return &agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, OsImage: w.image(image), Disks: append([]*agentv1.DiskConfig{{Device: "vda"}}, more...)}
+}
+
+// try calls Ensure for a machine with a disk from the image, and the disks more. Specifications with
+// different content strings count as different.
 func (w *drawer) try(content, image string, more ...*agentv1.DiskConfig) error {
-	spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, OsImage: w.image(image), Disks: append([]*agentv1.DiskConfig{{Device: "vda"}}, more...)})
+	spec := specFor(w.machine(image, more...))
 	spec.Content = content
 	return w.Ensure(w.Context(), spec)
 }
@@ -122,7 +127,7 @@ func (w *drawer) works(content, image string, more ...*agentv1.DiskConfig) {
 	}
 }
 
-// from returns the source image of a disk.
+// from returns the image from which the disk at path was made.
 func (w *drawer) from(path string) string {
 	w.Helper()
 	out, err := exec.CommandContext(w.Context(), "qemu-img", "info", "--output=json", path).Output()
@@ -157,8 +162,9 @@ func (w *drawer) stat(path string) os.FileInfo {
 	return info
 }
 
-// After a failed creation no domain records the image of a disk, but the disk's mark does. A corrected order gets
-// a disk of its own image, and a repeated order reuses the existing disk.
+// After a failed creation no domain records the image of a disk, but the mark beside the disk does. If the
+// next order names another image, the machine gets a new disk of that image. If the next order is the same,
+// the machine gets the existing disk.
 func TestDiskOfAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
@@ -170,19 +176,20 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	}
 	w.works("c1:2", "b")
 	if from := w.from(vda); from != "b" {
-		t.Errorf("the disk is made from %s, want b", from)
+		t.Errorf("the disk is made from image %s, want b", from)
 	}
-	if all := w.files(w.opt.Images); len(all) != 3 { // disk, mark, folder
-		t.Errorf("files %q; want the disk, its mark and the folder", all)
+	if all := w.files(w.opt.Images); len(all) != 3 { // the three files are the disk, its mark and the domain's folder
+		t.Errorf("the machine has the files %q; want the disk, its mark and the domain's folder", all)
 	}
-	// After somebody undefined the domain, the mark names the present image.
+	// After somebody undefined the domain, the mark still names the present image of the disk.
 	delete(w.hv.all, "web")
 	before = w.stat(vda)
 	w.works("c1:3", "b")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
-		t.Errorf("a machine that was undefined lost its disk (%v)", err)
+		t.Errorf("after somebody undefined the machine, Ensure must keep its disk, but replaced it (%v)", err)
 	}
-	// The mark of an earlier version names no image, so the disk stays, whatever failed meanwhile.
+	// The mark of an earlier version names no image. Then the machine keeps the disk, even if earlier calls
+	// with another image failed.
 	delete(w.hv.all, "web")
 	if err := errors.Join(os.RemoveAll(w.at.keep("web")),
 		os.WriteFile(vda+diskfile.MarkSuffix, []byte("2026-01-02T03:04:05Z\ncluster-1\nweb\n"), 0o600)); err != nil {
@@ -191,11 +198,12 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	w.fails("c1:4", "b", &agentv1.DiskConfig{Device: "vdb", SizeGb: 1})
 	w.works("c1:5", "a")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
-		t.Errorf("a disk whose image nobody knows was made anew (%v)", err)
+		t.Errorf("a disk whose image is unknown was made again (%v)", err)
 	}
 }
 
-// A disk of a failed order that the next order does not name is deleted once that one runs.
+// A disk that a failed order made, and that the next order does not name, is deleted once the machine of
+// the next order runs.
 func TestDiskThatOnlyAFailedOrderNamed(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		w := newDrawer(t)
@@ -214,7 +222,8 @@ func TestDiskThatOnlyAFailedOrderNamed(t *testing.T) {
 	}
 }
 
-// Remove without a domain deletes the disks with our mark, wherever they are, and nothing else.
+// If there is no domain, Remove deletes the disks of the machine that have our mark, in any folder, and no
+// other files.
 func TestRemoveAfterAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	path := func(name string) string { return filepath.Join(w.dir, name) }
@@ -225,20 +234,22 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.fails("c1:1", "a", ours, theirs, swapped)
-	// The disk was replaced by a foreign one under the same name: the journal names it, but it is not ours.
+	// Somebody replaced the disk by a foreign one of the same name: the journal lists the path, but the mark
+	// names another workload.
 	if err := (diskfile.Mark{Cluster: "cluster-1", Node: "node-a", Workload: "web-2"}).Write(swapped.Path); err != nil {
 		t.Fatal(err)
 	}
-	// While a stranger's domain has the name, nothing that it may use is touched.
+	// While a domain without our metadata has the workload's name, Remove changes nothing that the domain may
+	// use.
 	w.hv.all["web"] = &domain{name: "web", uuid: "u", state: stateShutoff, persistent: true, config: "<domain/>"}
 	if err := w.Remove(t.Context(), "web"); err != nil {
 		t.Fatal(err)
 	}
 	if all := w.files(w.opt.Images); len(all) != 3 {
-		t.Errorf("%q; want the disk, its mark and the folder", all)
+		t.Errorf("the machine has the files %q; want the disk, its mark and the domain's folder", all)
 	}
 	delete(w.hv.all, "web")
-	// An agent of another node with the same folder used it last.
+	// An agent of another node that shares the folder used the disk last.
 	owners := filepath.Join(w.at.keep("web"), ownerFile)
 	mine, err := os.ReadFile(owners)
 	if err != nil {
@@ -248,7 +259,7 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if disks, err := w.journaledDisks("web", "web"); err != nil || len(disks) != 0 {
-		t.Errorf("%v, %v: disks of another node's folder", disks, err)
+		t.Errorf("for a folder of another node journaledDisks returned %v, %v; want no disks", disks, err)
 	}
 	if err := os.WriteFile(owners, mine, 0o600); err != nil {
 		t.Fatal(err)
@@ -264,9 +275,9 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 	}
 }
 
-// A disk on shared storage belongs to the node that used it last. Another node that is ordered to delete a
-// workload which moved on leaves the disk alone.
-func TestDiskThatMovedOn(t *testing.T) {
+// A disk on shared storage belongs to the node that used it last. If a workload moved to another node, and
+// its former node is ordered to delete it, the former node leaves the disk alone.
+func TestAFormerNodeKeepsTheDiskOfAMovedWorkload(t *testing.T) {
 	for _, defined := range []bool{true, false} {
 		w := newDrawer(t)
 		shared := filepath.Join(w.dir, "web-shared.qcow2")
@@ -290,7 +301,7 @@ func TestDiskThatMovedOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		if from := w.from(shared); from != "a" {
-			t.Errorf("defined %v: the disk is from %q", defined, from)
+			t.Errorf("domain defined: %v; the disk on shared storage is made from image %q, want a: it must not be removed", defined, from)
 		}
 		if err := there.Remove(t.Context(), "web"); err != nil {
 			t.Fatal(err)
@@ -301,8 +312,8 @@ func TestDiskThatMovedOn(t *testing.T) {
 	}
 }
 
-// If an update to another image is interrupted before the guest has stopped, the guest keeps its disk. Going
-// back to the former image loses nothing, and another order for the new image still replaces the disk.
+// An update to another image is interrupted before the guest has stopped. If the next order names the former
+// image, the guest keeps its disk and no data is lost. If it names the new image, the disk is replaced.
 func TestImageOfAnUpdateCutShort(t *testing.T) {
 	for content, want := range map[string]string{"a": "a", "b": "b"} {
 		w := newDrawer(t)
@@ -311,10 +322,10 @@ func TestImageOfAnUpdateCutShort(t *testing.T) {
 		before := w.stat(vda)
 		w.hv.stuck = errors.New("the daemon went away")
 		if err := w.try("c1:2", "b"); !errors.Is(err, w.hv.stuck) {
-			t.Fatalf("%v, want that it cannot be stopped", err)
+			t.Fatalf("Ensure returned %v, want an error that the guest cannot be stopped", err)
 		}
 		w.hv.stuck = nil
-		if content == "a" { // the guest runs the wanted content again and is not touched until it ends
+		if content == "a" { // the running guest has the wanted content again, so it is not stopped
 			if err := w.hv.shutdown(t.Context(), w.hv.all["web"].uuid); err != nil {
 				t.Fatal(err)
 			}
@@ -327,18 +338,19 @@ func TestImageOfAnUpdateCutShort(t *testing.T) {
 			t.Fatal(err)
 		}
 		if from := w.from(vda); from != want || os.SameFile(before, after) != (want == "a") {
-			t.Errorf("back to %s: the disk is from %q, the former one: %v", content, from, os.SameFile(before, after))
+			t.Errorf("after the order for image %s the disk is made from image %q; it is the former disk: %v, want this only for the former image", content, from, os.SameFile(before, after))
 		}
 		if left, err := diskfile.Exists(vda + diskfile.StagedSuffix); left || err != nil {
-			t.Errorf("back to %s: a staged disk is left: %v", content, err)
+			t.Errorf("after the order for image %s, a staged disk was left: %v", content, err)
 		}
 		if o := readRecord(w.hv.all["web"].config).Disks[0]; o.Staged || o.Former != "" {
-			t.Errorf("back to %s: %+v, which reads as one that waits", content, o)
+			t.Errorf("after the order for image %s, the record says %+v, as if the update still waited for the guest to stop", content, o)
 		}
 	}
 }
 
-// An order without an image keeps the disk, and so does a later order that names the disk's image again.
+// If an order names no image, the machine keeps its disk. It also keeps the disk if a later order names the
+// image from which the disk was made.
 func TestImageThatIsNamedAgain(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
@@ -355,7 +367,8 @@ func TestImageThatIsNamedAgain(t *testing.T) {
 	}
 }
 
-// If a disk's whole folder is missing, the disk is not made again: its file system is probably not mounted.
+// If the folder of a disk is missing, the driver does not make an empty disk instead: the file system of the
+// folder is probably not mounted.
 func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
 	w := newDrawer(t)
 	dir := filepath.Join(t.TempDir(), "data")
@@ -365,7 +378,7 @@ func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := w.try("c1:1", "a", data); driver.ClassOf(err) != driver.StorageAttachFailed || !strings.Contains(err.Error(), "mounted") {
-		t.Errorf("%v, want that nothing is mounted", err)
+		t.Errorf("Ensure returned %v, want an error that a file system is not mounted", err)
 	}
 	if all := w.files(dir); len(all) != 0 {
 		t.Errorf("%q were made", all)
@@ -373,14 +386,14 @@ func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
 	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir), os.Remove(data.Path)); err != nil {
 		t.Fatal(err)
 	}
-	w.works("c1:1", "a", data) // a person deleted the disk
+	w.works("c1:1", "a", data) // now the folder exists and only the disk is missing, as if a person deleted it: the disk is made again
 	if there, err := diskfile.Exists(data.Path); !there || err != nil {
-		t.Errorf("a disk that was removed is not made anew: %v", err)
+		t.Errorf("a disk whose file was removed was not made again: %v", err)
 	}
 }
 
-// A volume that disappeared from its pool, or whose pool is unknown to libvirt, is not made again: the pool's
-// storage may not be mounted.
+// If a volume has disappeared from its pool, or libvirt does not know the pool, the driver does not make an
+// empty volume instead: the pool's storage may not be mounted.
 func TestVolumeThatIsLost(t *testing.T) {
 	w := newDrawer(t)
 	data := &agentv1.DiskConfig{Device: "vdb", Pool: "fast", SizeGb: 1}
@@ -389,12 +402,12 @@ func TestVolumeThatIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	was := w.hv.volumes["fast"]
-	for _, left := range []map[string]string{{}, nil} { // nil: libvirt does not know the pool
+	for _, left := range []map[string]string{{}, nil} { // {} means that the pool has lost the volume, nil that libvirt does not know the pool
 		w.hv.volumes["fast"] = left
 		for _, content := range []string{"c1:1", "c1:2"} {
 			err := w.try(content, "a", data)
 			if driver.ClassOf(err) != driver.StorageAttachFailed || !strings.Contains(err.Error(), "mounted") || !strings.Contains(err.Error(), "pool-list") || len(left) != 0 {
-				t.Errorf("%s: %v, and %v was made; want that nothing is mounted, or the pool is not there", content, err, left)
+				t.Errorf("Ensure with %s returned %v, and volumes %v exist; want an error that the storage is not mounted or the pool is missing", content, err, left)
 			}
 		}
 	}
@@ -402,8 +415,8 @@ func TestVolumeThatIsLost(t *testing.T) {
 	w.works("c1:2", "a", data)
 }
 
-// The content of a raw disk never determines its format: a guest could write a qcow2 header that names another
-// file, and so get access to that file.
+// The format of a raw disk is never detected from its content. Otherwise a guest could write a qcow2 header
+// that names a file of the host, and would get access to that file.
 func TestRawDiskWithContent(t *testing.T) {
 	w := newDrawer(t)
 	vdb := filepath.Join(w.opt.Images, "web-vdb.img")
@@ -425,7 +438,7 @@ func TestRawDiskWithContent(t *testing.T) {
 	}
 }
 
-// A raw disk stays raw while an update to another image waits for its guest to stop.
+// A raw disk keeps the format raw while an update to another image waits for the guest to stop.
 func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.img")
@@ -441,7 +454,7 @@ func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
 	w.hv.stuck = errors.New("the guest takes its time")
 	for _, content := range []string{"c1:2", "c1:3"} {
 		if err := try(content, "b", "raw"); !errors.Is(err, w.hv.stuck) {
-			t.Fatalf("%v, want that it cannot be stopped", err)
+			t.Fatalf("Ensure returned %v, want an error that the guest cannot be stopped", err)
 		}
 	}
 	if err := try("c1:4", "a", "qcow2"); driver.ClassOf(err) != driver.InvalidSpecification {
@@ -449,7 +462,7 @@ func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
 	}
 }
 
-// overlay returns the header of a qcow2 disk backed by another file.
+// overlay returns the header of a qcow2 disk whose backing file is another file.
 func (w *drawer) overlay() string {
 	w.Helper()
 	path := filepath.Join(w.T.TempDir(), "overlay")
@@ -463,7 +476,7 @@ func (w *drawer) overlay() string {
 	return string(text)
 }
 
-// writes writes to a raw disk as a guest would.
+// writes overwrites the start of the raw disk at path, as a guest would.
 func (w *drawer) writes(path, text string) {
 	w.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -475,7 +488,8 @@ func (w *drawer) writes(path, text string) {
 	}
 }
 
-// A machine of a legacy v1 agent runs with its live description until it stops, whatever is defined meanwhile.
+// A machine that a legacy v1 agent made keeps its live description while it runs, even after an interrupted
+// update has defined a new configuration.
 func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 	w := newDrawer(t)
 	w.opt.Owns = func(driver.ID) bool { return true }
@@ -483,33 +497,35 @@ func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 	w.hv.all["web"] = &domain{name: "web", uuid: "u", state: stateRunning, active: true, persistent: true, config: old, live: old}
 	w.hv.stuck = errors.New("the daemon went away")
 	if err := w.try("c1:2", "a"); !errors.Is(err, w.hv.stuck) {
-		t.Fatalf("%v, want that it cannot be stopped", err)
+		t.Fatalf("Ensure returned %v, want an error that the guest cannot be stopped", err)
 	}
 	if o, err := listed(t.Context(), w.Driver, "web"); err != nil || o.State != driver.Running || o.Content != "" {
-		t.Errorf("%v: it runs %q, want what nobody knows", err, o.Content)
+		t.Errorf("List returned %v with the content %q, want an unknown one", err, o.Content)
 	}
 }
 
-// A former node whose machine runs elsewhere leaves the disks that the other node can reach.
+// After a workload has moved, its former node does not delete disks that the new node can reach. It keeps
+// its local disks as long as the workload exists.
 func TestVolumeThatMovedOn(t *testing.T) {
-	for _, elsewhere := range []bool{true, false} {
+	for _, how := range []string{"deleted", "deleted, and perhaps elsewhere", "lives on elsewhere"} {
 		w := newDrawer(t)
 		w.works("c1:1", "a", &agentv1.DiskConfig{Device: "vdb", Pool: "far", SizeGb: 1}, &agentv1.DiskConfig{Device: "vdc", Pool: "fast", SizeGb: 1})
 		remove := w.Remove
-		if elsewhere {
-			remove = func(ctx context.Context, id driver.ID) error { return w.Leave(ctx, id, true) }
+		lives := how == "lives on elsewhere"
+		if how != "deleted" {
+			remove = func(ctx context.Context, id driver.ID) error { return w.Leave(ctx, id, lives) }
 		}
 		if err := remove(t.Context(), "web"); err != nil {
 			t.Fatal(err)
 		}
-		if far, fast := len(w.hv.volumes["far"]), len(w.hv.volumes["fast"]); (far == 1) != elsewhere || fast != 0 {
-			t.Errorf("elsewhere %v: %d volumes that other nodes reach are left, and %d of this node", elsewhere, far, fast)
+		if far, fast := len(w.hv.volumes["far"]), len(w.hv.volumes["fast"]); (far == 1) != (how != "deleted") || (fast == 1) != lives {
+			t.Errorf("after a workload was %s, %d shared volumes and %d local volumes are left", how, far, fast)
 		}
 	}
 }
 
-// A volume that a stranger made under a workload's name is neither used nor removed, and another image makes
-// another volume.
+// A volume that somebody else created, with the workload's id in its name, is neither used nor removed. An
+// order with another image gets a new volume.
 func TestVolumesOfPools(t *testing.T) {
 	const theirs = "web-vda.qcow2"
 	w := newDrawer(t)
@@ -529,33 +545,34 @@ func TestVolumesOfPools(t *testing.T) {
 	}
 	a := order("c1:1", "a", "fast")
 	if a == theirs || !strings.Contains(fast[a], "/a.qcow2") || !strings.Contains(w.hv.all["web"].live, "volume='"+a+"'") && !strings.Contains(w.hv.all["web"].live, `volume="`+a+`"`) {
-		t.Fatalf("the guest runs on volume %s of %v: %s", a, fast, w.hv.all["web"].live)
+		t.Fatalf("the guest runs on volume %s of %v, want another one: %s", a, fast, w.hv.all["web"].live)
 	}
 	if again := order("c1:2", "a", "fast"); again != a {
-		t.Errorf("the same image makes volume %s, was %s", again, a)
+		t.Errorf("an update with the same image must keep its volume, but made %s; before it was %s", again, a)
 	}
 	if b := order("c1:3", "b", "fast"); b == a || !strings.Contains(fast[b], "/b.qcow2") || len(fast) != 2 {
-		t.Errorf("another image: volume %s (was %s) of %v", b, a, fast)
+		t.Errorf("after an update to another image, the disk is volume %s (before: %s) of %v", b, a, fast)
 	}
 	if far := order("c1:4", "b", "far"); w.hv.volumes["far"][far] == "" || len(fast) != 1 {
-		t.Errorf("another pool: volume %s of %v; the former pool has %v", far, w.hv.volumes["far"], fast)
+		t.Errorf("after a move to another pool, the disk is volume %s of %v; the former pool has %v", far, w.hv.volumes["far"], fast)
 	}
 	if err := w.Remove(t.Context(), "web"); err != nil || len(fast) != 1 || len(w.hv.volumes["far"]) != 0 {
-		t.Errorf("removed (%v), and left are %v and %v", err, fast, w.hv.volumes["far"])
+		t.Errorf("after the removal (%v), volumes %v and %v are left", err, fast, w.hv.volumes["far"])
 	}
-	// Another cluster with the same workload and the same pool.
+	// A workload of another cluster with the same id uses the same pool, and gets its own volume.
 	if err := try(w, "c1:1", "a", "fast"); err != nil {
 		t.Fatal(err)
 	}
 	other := newDrawer(t)
 	other.opt.ClusterID, other.identity.ClusterID, other.hv.volumes = "cluster-2", "cluster-2", w.hv.volumes
 	if err := try(other, "c1:1", "a", "fast"); err != nil || len(fast) != 3 {
-		t.Errorf("two clusters and a stranger share %v (%v)", fast, err)
+		t.Errorf("two clusters and a stranger share volumes %v (%v); want one for each", fast, err)
 	}
 	if err := errors.Join(other.Remove(t.Context(), "web"), w.Remove(t.Context(), "web")); err != nil || len(fast) != 1 {
 		t.Errorf("left are %v (%v)", fast, err)
 	}
-	// A volume with an earlier version's name, which our record lists, stays until the image changes.
+	// A volume whose name an earlier version of the driver chose, and which our record lists, is used until
+	// the image changes.
 	if err := try(w, "c1:1", "a", "fast"); err != nil {
 		t.Fatal(err)
 	}
@@ -564,15 +581,16 @@ func TestVolumesOfPools(t *testing.T) {
 	d.config, d.live = strings.ReplaceAll(d.config, old, theirs), strings.ReplaceAll(d.live, old, theirs)
 	delete(fast, old)
 	if kept := order("c1:2", "a", "fast"); kept != theirs {
-		t.Errorf("an update left the volume %s for %s", theirs, kept)
+		t.Errorf("an update with the same image must keep its volume, but replaced %s by %s", theirs, kept)
 	}
 	if b := order("c1:3", "b", "fast"); b == theirs || len(fast) != 1 {
-		t.Errorf("another image: volume %s of %v", b, fast)
+		t.Errorf("after an update to another image the disk is volume %s of %v; want a new volume in place of the old one", b, fast)
 	}
 }
 
-// Volumes of a failed creation are deleted with the next order or with the workload. Volumes in a shared pool are
-// deleted only with the next order, because the workload may run on another node.
+// Volumes of a failed creation are deleted when the next order is carried out or when the workload is
+// removed. Volumes in a shared pool are deleted only by the next order, because the workload may run on
+// another node.
 func TestVolumesOfAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	fast, far := w.hv.volumes["fast"], w.hv.volumes["far"]
@@ -586,7 +604,7 @@ func TestVolumesOfAFailedCreation(t *testing.T) {
 	}
 	w.works("c1:2", "a")
 	if len(fast) != 1 || len(far) != 0 {
-		t.Errorf("the next order leaves %v and %v", fast, far)
+		t.Errorf("after the next order the pools have %v and %v; want one volume in the first and none in the second", fast, far)
 	}
 	if err := w.Remove(t.Context(), "web"); err != nil {
 		t.Fatal(err)
@@ -598,6 +616,6 @@ func TestVolumesOfAFailedCreation(t *testing.T) {
 		}
 	}
 	if len(fast) != 1 || len(far) != 1 {
-		t.Errorf("removed, and left are %v and %v", fast, far)
+		t.Errorf("after the removal the pools have %v and %v; want one volume in each", fast, far)
 	}
 }

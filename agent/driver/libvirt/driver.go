@@ -14,21 +14,27 @@ import (
 
 // Options configure a Driver. Zero values select the defaults.
 type Options struct {
-	// URI of the hypervisor; default qemu:///system. It must be on this machine: disks are files here.
+	// URI is the address of the hypervisor; default qemu:///system. It must name a hypervisor on this
+	// machine, because disks are local files.
 	URI       string
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store took a domain over from a legacy v1 agent, whose domains
-	// carry no mark. Any other unmarked domain with the name of a workload is a stranger's.
+	// Owns reports whether the agent's store took a domain over from a legacy v1 agent, whose domains lack
+	// our metadata element. Any other domain without the element that has the name of a workload belongs to a
+	// stranger.
 	Owns func(driver.ID) bool
-	// Content returns the content that the store records for such a domain. May be nil.
+	// Content returns the content (hash of the specification) that the agent's store recorded for a domain
+	// without our metadata element. May be nil.
 	Content func(id driver.ID, runtimeID string) (content string, ok bool)
-	// Images is the folder for disks without a path, for images given by name only, and for the files
-	// of each domain. QEMU's user must be able to enter it. Default /var/lib/libvirt/images.
+	// Images is the folder for disks of which the specification gives no path, for images of which it gives
+	// only the name, and for the files of each domain. QEMU's user must be able to enter it. Default
+	// /var/lib/libvirt/images.
 	Images string
-	// VNC is the listen address of the guests' VNC screens, "none" for no screens; default 127.0.0.1.
+	// VNC is the address on which the guests' VNC screens listen; "none" turns the screens off. Default
+	// 127.0.0.1.
 	VNC string
-	// Acceleration is auto (KVM if a probe guest boots with it, else emulation), kvm or qemu.
+	// Acceleration is auto, kvm or qemu. With auto, guests use KVM if a probe guest boots with it, and
+	// emulation otherwise.
 	Acceleration string
 	// StopGrace is how long a guest may take to shut down when it is replaced, removed or stopped by Ensure.
 	// Default 30 s.
@@ -49,13 +55,15 @@ type Driver struct {
 	snooper  *arpsnoop.Snooper
 
 	mu sync.Mutex
-	// changing holds a channel per domain whose record is being written, so that List does not write the same record.
+	// changing holds, for each domain whose record is being written, a channel that is closed after the
+	// write. It keeps List from writing the same record at the same time.
 	changing map[string]chan struct{}
-	// awaitingAddress holds running guests whose address is not known yet, and until when List waits for one.
+	// awaitingAddress holds the running guests whose address is not known yet, with the time until which the
+	// driver polls for the address.
 	awaitingAddress map[driver.ID]time.Time
 	// recordWrites is a semaphore for record writes in the background.
 	recordWrites chan struct{}
-	// backoff holds operations that timed out, and until when they are not tried again.
+	// backoff holds the calls that timed out, each with the time before which it is not tried again.
 	backoff map[string]time.Time
 }
 
@@ -65,8 +73,8 @@ var (
 	_ driver.Consoler = (*Driver)(nil)
 )
 
-// New connects lazily: if the daemon is down, every call fails, but not New. New fails if this build
-// or machine cannot use libvirt: see Available.
+// New does not contact libvirt's daemon; while the daemon is down, calls of the driver fail. New fails if
+// this build or machine cannot use libvirt: see Available.
 func New(opt Options) (*Driver, error) {
 	opt.URI = cmp.Or(opt.URI, "qemu:///system")
 	opt.Logger = cmp.Or(opt.Logger, slog.Default())
@@ -122,7 +130,7 @@ func (d *Driver) Close() error {
 // Kind returns driver.VM.
 func (d *Driver) Kind() driver.Kind { return driver.VM }
 
-// Probe reads the hypervisor's facts and starts the KVM probe in the background.
+// Probe implements driver.Driver. It reads the hypervisor's facts and starts the KVM probe in the background.
 func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	f, err := d.hv.facts(ctx)
 	if err != nil {

@@ -16,10 +16,10 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
-// instance is the domain of a workload, with our element in both descriptions.
+// instance is the domain of a workload. Both descriptions of a domain that we made contain our record.
 type instance struct {
 	domain
-	config, live *record // live is nil while the domain is off
+	config, live *record // our records in the domain's two descriptions; live is nil while the domain is off
 }
 
 func (in *instance) read(d domain) {
@@ -31,7 +31,8 @@ func (in *instance) read(d domain) {
 }
 
 // find looks for a workload's domain under its two possible names. It also returns the name for a new
-// domain: the workload's, or one with the node's name appended if a sibling agent's domain holds the first.
+// domain: the workload's id, or, if another agent's domain has that name, the id with the node's name
+// appended.
 func (d *Driver) find(ctx context.Context, id driver.ID) (in *instance, name string, err error) {
 	for _, name := range []string{string(id), string(id) + "--" + d.opt.NodeID} {
 		dom, err := d.hv.domain(ctx, name)
@@ -53,10 +54,10 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (in *instance, name str
 		}
 		return nil, name, &strange{name: name, record: in.config}
 	}
-	return nil, "", driver.Errorf(driver.InvalidConfiguration, "define", "every name of workload %q is held by another agent of the cluster on this hypervisor", id)
+	return nil, "", driver.Errorf(driver.NameConflict, "define", "every name of workload %q is held by another agent of the cluster on this hypervisor", id)
 }
 
-// strange is the error that a domain of a stranger has the name.
+// strange is the error that a domain of a stranger has the name of a workload.
 type strange struct {
 	name   string
 	record *record
@@ -70,7 +71,7 @@ func (e *strange) Error() string {
 	return "libvirt domain " + e.name + " exists already and " + who + "; rename or undefine that domain (virsh domrename), or use another workload id"
 }
 
-// mine is find for callers that ignore a stranger's domain.
+// mine returns a workload's domain. If the domain of a stranger has the name, mine returns none.
 func (d *Driver) mine(ctx context.Context, id driver.ID) (*instance, error) {
 	in, _, err := d.find(ctx, id)
 	var other *strange
@@ -80,7 +81,8 @@ func (d *Driver) mine(ctx context.Context, id driver.ID) (*instance, error) {
 	return in, err
 }
 
-// contentOf returns the content of a description. For a domain of a legacy v1 agent the store knows it.
+// contentOf returns the content (hash of the specification) of the domain, as recorded in r, one of its two
+// descriptions. For a domain that a legacy v1 agent made, it asks the agent's store.
 func (d *Driver) contentOf(r *record, in *instance, spec driver.Spec) string {
 	if r != nil {
 		return r.Labels[driver.LabelContent]
@@ -104,21 +106,27 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	in, name, err := d.find(ctx, spec.ID)
 	var other *strange
 	if errors.As(err, &other) {
-		return driver.Errorf(driver.InvalidConfiguration, "define", "workload %q: %w", spec.ID, other)
+		return driver.Errorf(driver.NameConflict, "define", "workload %q: %w", spec.ID, other)
 	}
 	if err != nil {
 		return err
 	}
-	// The specification must be valid even if nothing has to change.
+	if err := d.sameNamespace(spec, in, name); err != nil {
+		return err
+	}
+	// An invalid specification is an error even if the domain needs no change.
 	p, err := makePlan(spec, name, d.at)
 	if err != nil {
 		return err
 	}
 	fits := in != nil && in.persistent && d.contentOf(in.config, in, spec) == spec.Content
 	if fits && spec.Running && !in.active && !d.whole(in) {
-		fits = false // a disk that we made was deleted; make it again
+		fits = false // a person deleted a disk that we made; make it again
 	}
 	if !fits {
+		if err := d.allowed(spec, name); err != nil {
+			return err
+		}
 		if err := d.define(ctx, spec, p, in); err != nil {
 			return err
 		}
@@ -139,7 +147,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 			return err
 		}
 	}
-	if fits && spec.Running && !in.active { // define has checked the rest; the domain may have been started since
+	if fits && spec.Running && !in.active { // define has checked the networks of a new definition; for an unchanged one, check them before the start
 		if _, _, err := d.networks(ctx, p); err != nil {
 			return err
 		}
@@ -149,7 +157,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if !errors.As(cause, &no) {
 		return cause
 	}
-	// libvirt refused the CPU quota: start without it and report that.
+	// libvirt refused the CPU quota: start the guest without a quota, and report this in its status.
 	f, err := d.hv.facts(ctx)
 	if err != nil {
 		return err
@@ -174,7 +182,7 @@ func (d *Driver) again(ctx context.Context, name string) (*instance, error) {
 	return in, nil
 }
 
-// whole reports whether the files that we made for an instance still exist.
+// whole reports whether the disk and seed files that we made for an instance still exist.
 func (d *Driver) whole(in *instance) bool {
 	if in.config == nil {
 		return true
@@ -199,7 +207,7 @@ func (d *Driver) whole(in *instance) bool {
 	})
 }
 
-// define prepares everything that a plan needs and defines the domain, replacing an old definition.
+// define prepares the networks, disks and seed of a plan and defines the domain.
 func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *instance) error {
 	f, err := d.hv.facts(ctx)
 	if err != nil {
@@ -211,7 +219,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	}
 	at := found{machine: m, vnc: d.opt.VNC}
 	if old != nil {
-		p.uuid = old.uuid // also for a domain that a legacy v1 agent made
+		p.uuid = old.uuid // keep the UUID also if a legacy v1 agent made the domain
 	}
 	var bytes [6]byte
 	_, _ = rand.Read(bytes[:])
@@ -221,7 +229,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 		Instance: hex.EncodeToString(bytes[:]), Created: time.Now().UTC(),
 		Console: filepath.Join(keep, "console-"+tag(spec.Content)+".log"),
 	}
-	if old != nil && old.live != nil && old.live.Labels[driver.LabelContent] == spec.Content { // the running guest has this content
+	if old != nil && old.live != nil && old.live.Labels[driver.LabelContent] == spec.Content { // the running guest already has this content, so its record stays
 		at.record.Instance, at.record.Created = old.live.Instance, old.live.Created
 		at.record.Started, at.record.Heard = old.live.Started, old.live.Heard
 	}
@@ -231,6 +239,9 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	}
 	at.bridges = bridges
 	at.record.addressed(p.nics)
+	if err := d.dropLeft(ctx, spec, p.domain); err != nil {
+		return err
+	}
 	former, err := d.journaledDisks(p.domain, spec.ID)
 	if err != nil {
 		return err
@@ -252,6 +263,11 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	if err := d.note(p.domain, spec, joined(at.record.Disks, at.record.Leftover)); err != nil {
 		return err
 	}
+	if at.vnc != "" {
+		if at.password, err = d.screenPassword(keep); err != nil {
+			return err
+		}
+	}
 	if p.seed != nil && old != nil && old.config != nil {
 		p.seed.follow(old.config, at.record.Static)
 	}
@@ -266,7 +282,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 		if err != nil {
 			return driver.Errorf(driver.InvalidSpecification, "define", "workload %q: %w", spec.ID, err)
 		}
-		release, err := d.hold(ctx, p.uuid) // a late write of the former record must not overwrite the new one
+		release, err := d.hold(ctx, p.uuid) // a record write that is still in progress must not overwrite the new record
 		if err != nil {
 			return err
 		}
@@ -280,7 +296,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	return err
 }
 
-// networks looks up and starts the plan's networks, and returns which of them are plain bridges.
+// networks looks up and starts the plan's networks. It also returns which of them are plain bridges.
 func (d *Driver) networks(ctx context.Context, p *plan) (subnets map[string][]nocloud.Subnet, bridges map[string]bool, err error) {
 	subnets, bridges = map[string][]nocloud.Subnet{}, map[string]bool{}
 	for _, n := range p.nics {
@@ -298,15 +314,15 @@ func (d *Driver) networks(ctx context.Context, p *plan) (subnets map[string][]no
 		case d.hv.bridge(ctx, n.Network):
 			bridges[n.Network] = true
 		default:
-			return nil, nil, driver.Errorf(driver.InvalidConfiguration, "network", "network %q: this node has neither a libvirt network (virsh net-list --all) nor a bridge (ip link) of that name", n.Network)
+			return nil, nil, driver.Errorf(driver.RuntimeResourceMissing, "network", "network %q: this node has neither a libvirt network (virsh net-list --all) nor a bridge (ip link) of that name", n.Network)
 		}
 	}
 	return subnets, bridges, nil
 }
 
-// disks makes missing disks and returns the disks that are ours. An existing disk that we made for this
-// workload stays as it is, unless the image differs. The record names the image of a disk; after a failed
-// creation, the disk's mark does.
+// disks makes missing disks and returns those that are ours. A disk that we made for this workload stays,
+// unless the order names another image than the one it was made from. That image is in the record in the
+// domain's metadata or, after a failed creation, in the mark file beside the disk.
 func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []ownDisk) ([]ownDisk, error) {
 	var out []ownDisk
 	for i, disk := range p.disks {
@@ -353,8 +369,8 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 	return out, nil
 }
 
-// poolDisk calls note before it makes a volume. A volume that this workload had for the disk, made from
-// the same image, stays, whatever its name.
+// poolDisk makes the volume of a disk in a storage pool, and calls note before to write the journal. A volume
+// that the workload already has for this disk and image is used, whatever its name.
 func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, error) {
 	was := slices.IndexFunc(former, func(f ownDisk) bool {
 		return f.Pool == disk.pool && f.Device == disk.device && f.Format == disk.format && (f.Image == disk.image || disk.image == "")
@@ -367,7 +383,7 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Imag
 	format, capacity := "", disk.sizeGB*gib
 	if img != nil {
 		if disk.format != "qcow2" {
-			return o, invalid("disk %s in pool %s: over an image it must be qcow2", disk.device, disk.pool)
+			return o, invalid("disk %s in pool %s: a disk that is backed by an image must be qcow2", disk.device, disk.pool)
 		}
 		format, capacity = img.Format, max(capacity, img.Size)
 	}
@@ -379,25 +395,25 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Imag
 		return o, driver.Errorf(driver.InvalidSpecification, "disk", "%w", err)
 	}
 	if was >= 0 && former[was].used {
-		return o, d.grow(ctx, o, 0) // making it again would replace it by an empty one
+		return o, d.grow(ctx, o, 0) // a new volume would be empty, so only check that the old one exists
 	}
 	if err := note(o); err != nil {
 		return o, err
 	}
-	// The name is unique to this workload, so an existing volume was made for it.
+	// The volume's name is derived from the workload, so an existing volume of this name was made for it.
 	return o, d.hv.volume(ctx, disk.pool, disk.volume, xml)
 }
 
 // grow enlarges an existing volume to at least size bytes.
 func (d *Driver) grow(ctx context.Context, o ownDisk, size int64) error {
 	err := d.hv.growVolume(ctx, o.Pool, o.Volume, size)
-	if errors.Is(err, errAbsent) { // the volume or its pool
+	if errors.Is(err, errAbsent) { // the volume or its pool does not exist
 		return driver.Errorf(driver.StorageAttachFailed, "disk", "disk %s: volume %s does not exist any more, or pool %s is not on this node (virsh pool-list --all): check that the pool's storage is mounted; delete the workload only if the volume is lost: %w", o.Device, o.Volume, o.Pool, err)
 	}
 	return err
 }
 
-// fileDisk calls note before it makes a file.
+// fileDisk makes the file of a disk. Before that it calls note, which writes the journal.
 func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, bool, error) {
 	o := ownDisk{Device: disk.device, Path: disk.path, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
 	there, err := diskfile.Exists(disk.path)
@@ -411,7 +427,7 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 	if was >= 0 {
 		f, waits := former[was], false
 		ours = true
-		if f.Staged { // after an interrupted update, the file at Path is still the former guest's disk
+		if f.Staged { // after an interrupted update, the file at Path is still the disk of the former guest
 			if waits, err = diskfile.Exists(disk.path + diskfile.StagedSuffix); err != nil {
 				return o, false, diskfile.Failed(err)
 			}
@@ -435,8 +451,8 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 	case !there && disk.sizeGB == 0 && img == nil:
 		return o, false, driver.Errorf(driver.InvalidImage, "disk", "%s does not exist on this node, and the disk has no size to create it with", describe(disk))
 	case !there && was >= 0 && former[was].used && !diskfile.Made(disk.path, spec.ClusterID, spec.ID):
-		// Deleting a disk leaves its mark file. If both are missing, the file system is probably not mounted:
-		// making the disk again would replace it by an empty one.
+		// A person who deletes a disk leaves its mark file. If both are missing, their file system is
+		// probably not mounted. A new disk would be empty, so fail.
 		return o, false, driver.Errorf(driver.StorageAttachFailed, "disk", "%s and its mark file do not exist any more: check that their file system is mounted; if they are lost, delete the workload or put a disk there", describe(disk))
 	case !there:
 		if err := os.MkdirAll(filepath.Dir(disk.path), 0o711); err != nil {
@@ -445,7 +461,7 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		if err := note(o); err != nil {
 			return o, false, err
 		}
-		// The mark is written first: a disk without a mark counts as a stranger's.
+		// The mark is written first, because a disk without a mark counts as the disk of a stranger.
 		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: disk.image}
 		if err := mark.Write(disk.path); err != nil {
 			return o, false, err
@@ -460,7 +476,7 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		return o, true, diskfile.Make(ctx, disk.path+diskfile.StagedSuffix, disk.format, disk.sizeGB*gib, img)
 	}
 	if known {
-		o.Image = image // keep the image even if this order names none: a later order may name it again
+		o.Image = image // record the image of the disk even if this order names none: a later order may name it again
 	}
 	have, err := diskfile.Inspect(ctx, disk.path, format)
 	if err != nil {
@@ -473,14 +489,15 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		return o, false, invalid("%s: it has %d bytes and cannot shrink to %d GiB", describe(disk), have.Size, disk.sizeGB)
 	}
 	if diskfile.Elsewhere(disk.path, spec.NodeID) {
-		// The workload was on another node, which may still be ordered to remove its files.
+		// The node that had the workload before may still be told to remove the disk; the new mark forbids
+		// it.
 		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: image, Unsure: !known}
 		return o, true, mark.Write(disk.path)
 	}
 	return o, true, nil
 }
 
-// writeSeed writes the NoCloud image under a name derived from its content.
+// writeSeed writes the NoCloud image, the input of cloud-init, to a file named after its content.
 func (d *Driver) writeSeed(p *plan, subnets map[string][]nocloud.Subnet, keep string, r *record, spec driver.Spec) error {
 	if p.seed == nil {
 		return nil
@@ -501,8 +518,8 @@ func (d *Driver) writeSeed(p *plan, subnets map[string][]nocloud.Subnet, keep st
 	return diskfile.Write(path, iso)
 }
 
-// tidy completes a replacement after the old guest has stopped: it puts staged disks in place and
-// removes disks that only the old definition used. The domain is off.
+// tidy completes a replacement after the old guest has stopped. It renames staged disks to their final
+// names and removes disks that only the old definition used. The domain must be off.
 func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	r := in.config
 	if r == nil {
@@ -515,7 +532,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	for i, o := range r.Disks {
 		if o.Staged {
 			err := diskfile.Move(o.Path+diskfile.StagedSuffix, o.Path)
-			if err != nil && !errors.Is(err, os.ErrNotExist) { // absent: an earlier call did it
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // the staged file is absent if an earlier call has already moved it
 				return err
 			}
 			mark := diskfile.Mark{Cluster: d.identity.ClusterID, Node: d.identity.NodeID, Workload: driver.ID(r.Labels[driver.LabelWorkload]), Image: o.Image}
@@ -523,12 +540,12 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 				return err
 			}
 			r.Disks[i].Staged, r.Disks[i].Former, changed = false, "", true
-		} else if o.Path != "" { // made by an update that was reverted
+		} else if o.Path != "" { // remove the staged disk of an update that a later order reverted
 			if err := diskfile.Remove(o.Path + diskfile.StagedSuffix); err != nil {
 				return err
 			}
 		}
-		if o.Pool != "" { // growing starts the pool
+		if o.Pool != "" { // grow is called even if the size stays, because it starts the pool of the volume
 			if err := d.grow(ctx, o, o.SizeGB*gib); err != nil {
 				return err
 			}
@@ -544,7 +561,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 		seed = r.Seed.Path
 	}
 	keep := d.at.keep(in.name)
-	if err := diskfile.RemoveOthers(keep, seed, r.Console, ownerFile, diskJournal); err != nil {
+	if err := diskfile.RemoveOthers(keep, seed, r.Console, ownerFile, diskJournal, screenFile); err != nil {
 		return err
 	}
 	if !changed {
@@ -561,29 +578,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	})
 }
 
-// removeDisks deletes the disks, except those that another node has taken over.
-func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
-	for _, o := range disks {
-		if o.Pool != "" {
-			if err := d.hv.removeVolume(ctx, o.Pool, o.Volume); err != nil {
-				return err
-			}
-			continue
-		}
-		if diskfile.Elsewhere(o.Path, d.identity.NodeID) {
-			continue
-		}
-		// The mark goes last: it proves that the disk was ours.
-		for _, f := range []string{o.Path, o.Path + diskfile.PartSuffix, o.Path + diskfile.StagedSuffix, o.Path + diskfile.MarkSuffix} {
-			if err := diskfile.Remove(f); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// settle starts or stops the domain.
+// settle starts or stops a domain whose definition is up to date.
 func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 	if !running {
 		if !in.active {
@@ -603,7 +598,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 		}
 		in.active = false
 	}
-	// A guest may announce its address only once, in its first second.
+	// Listen before the start: a guest may announce its address only once, in its first second.
 	d.listen(in.config.asked(interfacesOf(in.domain.config)))
 	before := time.Time{}
 	finished, end := time.Time{}, ""
@@ -615,7 +610,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 		return err
 	}
 	if err := d.hv.start(ctx, in.uuid); err != nil {
-		// Undo even if ctx is cancelled: the record must not show a start that did not happen.
+		// Undo the start time even if ctx is cancelled: the record must not show a start that did not happen.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		return errors.Join(err, d.change(undo, in, func(r *record) { r.Started, r.Finished, r.End = before, finished, end }))
@@ -623,12 +618,12 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 	return nil
 }
 
-// stop asks the guest to shut down and powers it off after grace. It records the end.
+// stop asks the guest to shut down, powers it off after grace, and records when and how it ended.
 func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) error {
 	deadline := time.Now().Add(grace)
 	const (
 		look = 50 * time.Millisecond
-		// A booting guest ignores the ACPI power button, so it is pressed again.
+		// A booting guest ignores the ACPI power button, so the driver presses it again and again.
 		repeat = 2 * time.Second
 	)
 	var asked time.Time
@@ -639,7 +634,7 @@ func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) er
 				if driver.ClassOf(err) == driver.RuntimeUnhealthy {
 					return err
 				}
-				break // the guest cannot be asked
+				break // libvirt could not send the request to the guest
 			}
 		}
 		now, err := d.again(ctx, in.name)
@@ -678,7 +673,7 @@ func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) er
 	return d.ended(ctx, now, "destroyed")
 }
 
-// ended records when and how a guest ended, once.
+// ended records when and how a guest ended. Only the first call for each run of the guest has an effect.
 func (d *Driver) ended(ctx context.Context, in *instance, how string) error {
 	if in.config == nil || !in.config.runs() {
 		return nil
@@ -701,88 +696,14 @@ func offReason(d domain) string {
 	return offReasons[d.reason]
 }
 
-// Halt implements driver.Driver.
+// Halt implements driver.Driver. The specification of a virtual machine contains no grace period.
 func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
+	if grace == driver.OwnGrace {
+		grace = d.opt.StopGrace
+	}
 	in, err := d.mine(ctx, id)
 	if err != nil || in == nil || !in.active {
 		return err
 	}
 	return d.stop(ctx, in, grace)
-}
-
-// Remove implements driver.Driver. It deletes the disks that we made and no others. Files go before the
-// domain, because the domain's record lists them.
-func (d *Driver) Remove(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, false) }
-
-// Leave implements driver.Leaver. A virtual machine has disks and no engine volumes.
-func (d *Driver) Leave(ctx context.Context, id driver.ID, _ bool) error {
-	return d.remove(ctx, id, true)
-}
-
-func (d *Driver) remove(ctx context.Context, id driver.ID, elsewhere bool) error {
-	in, err := d.mine(ctx, id)
-	if err != nil {
-		return err
-	}
-	if in == nil {
-		// Remove leftovers of an interrupted creation; only this workload uses these names.
-		for _, name := range []string{string(id), string(id) + "--" + d.opt.NodeID} {
-			if err := d.forgotten(ctx, name, id); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if in.active {
-		if err := d.stop(ctx, in, d.opt.StopGrace); err != nil {
-			return err
-		}
-	}
-	own := []ownDisk{}
-	if r := in.config; r != nil {
-		own = append(append(own, r.Disks...), r.Leftover...)
-	} else {
-		own = d.legacyDisks(in)
-	}
-	if elsewhere {
-		if own, err = d.local(ctx, own); err != nil {
-			return err
-		}
-	}
-	noted, err := d.leftBehind(ctx, in.name, id)
-	if err != nil {
-		return err
-	}
-	if err := d.removeDisks(ctx, joined(own, noted)); err != nil {
-		return err
-	}
-	if err := os.RemoveAll(d.at.keep(in.name)); err != nil {
-		return diskfile.Failed(err)
-	}
-	if err = d.hv.undefine(ctx, in.uuid); errors.Is(err, errAbsent) {
-		return nil
-	}
-	return err
-}
-
-// forgotten removes a domain's folder, unless a domain of that name exists. For a removed workload it
-// also deletes the disks that the folder's journal lists.
-func (d *Driver) forgotten(ctx context.Context, name string, removed driver.ID) error {
-	keep := d.at.keep(name)
-	if there, err := diskfile.Exists(keep); err != nil || !there {
-		return diskfile.Failed(err)
-	}
-	if _, err := d.hv.domain(ctx, name); !errors.Is(err, errAbsent) {
-		return err
-	}
-	if removed != "" {
-		disks, err := d.leftBehind(ctx, name, removed)
-		if err != nil {
-			return err
-		}
-		if err := d.removeDisks(ctx, disks); err != nil {
-			return err
-		}
-	}
-	return diskfile.Failed(os.RemoveAll(keep))
 }

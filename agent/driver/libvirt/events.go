@@ -14,7 +14,7 @@ func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	hints := driver.NewHints()
 	suffix := "--" + d.opt.NodeID
 	err := d.hv.watch(ctx, func(name string) {
-		// The domain may be a sibling's; a spurious hint is harmless.
+		// The domain may belong to another agent, but a wrong hint is harmless.
 		hints.Add(driver.ID(strings.TrimSuffix(name, suffix)))
 	})
 	if err != nil {

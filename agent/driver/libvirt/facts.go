@@ -2,16 +2,16 @@ package libvirt
 
 import "github.com/persys/compute/agent/driver/libvirt/hostcaps"
 
-// facts describe a hypervisor.
+// facts describe what a hypervisor can run.
 type facts struct {
-	engine  string // same for all agents on this hypervisor
+	engine  string // id of the hypervisor, the same for all agents that use it
 	version string
 	arch    string
-	kvm     *hostcaps.Machine // nil: not offered
+	kvm     *hostcaps.Machine // machine type with KVM; nil if libvirt does not offer KVM
 	tcg     *hostcaps.Machine
 }
 
-// interfacesOf returns a domain's interfaces in its order.
+// interfacesOf returns a domain's interfaces in the order of its XML.
 func interfacesOf(domainXML string) []address {
 	var out []address
 	for _, i := range hostcaps.Interfaces(domainXML) {

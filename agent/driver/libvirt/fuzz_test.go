@@ -8,8 +8,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// FuzzSeed checks that any cloud-init text is refused or makes a seed whose meta-data names an instance and whose
-// parts are bounded.
+// FuzzSeed checks that every cloud-init text either is refused or makes a seed of bounded size whose
+// meta-data has an instance id.
 func FuzzSeed(f *testing.F) {
 	f.Add("web", "#cloud-config\nusers: [a]\n", "instance-id: i\nlocal-hostname: h\n", "version: 2\n", "", "10.0.0.2/24")
 	f.Add("Ü", "I2Nsb3VkLWNvbmZpZwo=", "{}", "[]", "#cloud-config\nusers: 1\n", "")
@@ -34,7 +34,7 @@ func FuzzSeed(f *testing.F) {
 	})
 }
 
-// FuzzRecord reads arbitrary domain metadata, which anybody with virsh may edit.
+// FuzzRecord reads arbitrary records from domain metadata, which every user of virsh may edit.
 func FuzzRecord(f *testing.F) {
 	f.Add(`<domain><metadata>` + record{Labels: map[string]string{"a": "b"}}.element() + `</metadata></domain>`)
 	f.Add(`<domain><metadata><workload xmlns="` + namespace + `">{"labels":null}</workload></metadata></domain>`)
@@ -42,7 +42,7 @@ func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		if r := readRecord(text); r != nil {
 			if again := readRecord(`<domain><metadata>` + r.element() + `</metadata></domain>`); again == nil {
-				t.Fatalf("a record that is not read again: %q", text)
+				t.Fatalf("a written record cannot be read again: %q", text)
 			}
 		}
 	})

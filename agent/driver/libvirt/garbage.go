@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,33 +21,48 @@ var _ driver.Collector = (*Driver)(nil)
 // ownerFile is the file in a domain's folder that names its owner. A folder without it is never removed.
 const ownerFile = "persys-owner"
 
-// keepSuffix ends the names of domains' folders.
+// keepSuffix is the suffix of the name of each domain's folder.
 const keepSuffix = ".persys"
 
-// owner returns the text of an ownerFile: time, cluster and node, workload.
+// owner returns the lines of an ownerFile: the time, the cluster, the node, the workload and its namespace. The
+// last line is missing if spec has no Body, because then the namespace is not known.
 func owner(spec driver.Spec) string {
-	return time.Now().UTC().Format(time.RFC3339) + "\n" + spec.ClusterID + "\n" + spec.NodeID + "\n" + string(spec.ID) + "\n"
+	lines := time.Now().UTC().Format(time.RFC3339) + "\n" + spec.ClusterID + "\n" + spec.NodeID + "\n" + string(spec.ID) + "\n"
+	if spec.Body != nil {
+		lines += cmp.Or(spec.Body.GetNamespace(), driver.DefaultNamespace) + "\n"
+	}
+	return lines
 }
 
-// keptFor returns the workload whose domain a folder belonged to; false if the folder is not ours or is a symbolic link.
+// keptFor returns the workload for which this node keeps a domain's folder. It returns false if the folder is
+// not ours or is a symbolic link.
 func (d *Driver) keptFor(domain string) (driver.ID, bool) {
+	id, _, ours := d.ownerOf(domain)
+	return id, ours
+}
+
+// ownerOf is keptFor, and also returns the workload's namespace; "" if the ownerFile does not name one.
+func (d *Driver) ownerOf(domain string) (id driver.ID, namespace string, ours bool) {
 	dir := d.at.keep(domain)
 	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
-		return "", false
+		return "", "", false
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, ownerFile))
 	if err != nil {
-		return "", false
+		return "", "", false
 	}
 	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
-	if len(lines) != 4 || lines[1] != d.identity.ClusterID || lines[2] != d.identity.NodeID || lines[3] == "" {
-		return "", false
+	if len(lines) < 4 || len(lines) > 5 || lines[1] != d.identity.ClusterID || lines[2] != d.identity.NodeID || lines[3] == "" {
+		return "", "", false
 	}
-	return driver.ID(lines[3]), true
+	if len(lines) == 5 {
+		namespace = lines[4]
+	}
+	return driver.ID(lines[3]), namespace, true
 }
 
-// Garbage implements driver.Collector. It finds domains that no scheduler ordered, and the folders with
-// cloud-init and console files of deleted domains. Disks hold data, so they go only with their domain.
+// Garbage implements driver.Collector. It finds domains for which the agent has no order, the folders with
+// cloud-init and console files of deleted domains, and disks of workloads that moved to another node long ago.
 func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	all, err := d.hv.domains(ctx)
 	if err != nil {
@@ -58,7 +74,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		there[dom.name] = true
 		in := &instance{}
 		in.read(dom)
-		// Domains claimed by the store carry no mark, so nothing proves that they are ours.
+		// Domains without our metadata element are never garbage. Only the agent's store says that they are
+		// ours; libvirt proves nothing.
 		if !dom.persistent || in.config == nil || d.of(in.config, dom.name) != driver.Ours {
 			continue
 		}
@@ -81,12 +98,20 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		if !ours || q.Wanted(id) || q.Busy(id) {
 			continue
 		}
+		if _, _, left := d.leftSince(name); left {
+			disks, err := d.leftDisks(ctx, name, id, q)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, disks...)
+			continue
+		}
 		bytes, newest, err := folder(d.at.keep(name))
 		if err != nil || time.Since(newest) < q.Settled {
 			continue
 		}
 		out = append(out, driver.Garbage{Kind: driver.ISO, Name: name, Workload: id, Bytes: bytes,
-			Reason: "cloud-init and console log of a machine that is gone"})
+			Reason: "cloud-init and console log of a machine that no longer exists"})
 	}
 	slices.SortFunc(out, func(a, b driver.Garbage) int {
 		if c := strings.Compare(string(a.Kind), string(b.Kind)); c != 0 {
@@ -97,7 +122,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return out, nil
 }
 
-// folder returns the total size of the files in dir and the newest change time.
+// folder returns the total size of the files in dir and the time of the newest change to one of them.
 func folder(dir string) (bytes int64, newest time.Time, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -106,7 +131,7 @@ func folder(dir string) (bytes int64, newest time.Time, err error) {
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil {
-			return 0, time.Time{}, err // a file was removed meanwhile
+			return 0, time.Time{}, err // a file was removed during the walk
 		}
 		bytes += info.Size()
 		if info.ModTime().After(newest) {
@@ -120,12 +145,17 @@ func folder(dir string) (bytes int64, newest time.Time, err error) {
 func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	switch g.Kind {
 	case driver.Orphan:
-		return d.Leave(ctx, g.Workload, true) // without an order it may run on another node
+		return d.Leave(ctx, g.Workload, false) // the agent has no order for the workload, but another node may have one
 	case driver.ISO:
 		if id, ours := d.keptFor(g.Name); !ours || id != g.Workload {
-			return nil // no longer garbage
+			return nil // the folder is no longer garbage
 		}
-		return d.forgotten(ctx, g.Name, "")
+		return d.forgotten(ctx, g.Name, nil)
+	case driver.LeftDisk:
+		if id, ours := d.keptFor(g.Name); !ours || id != g.Workload {
+			return nil
+		}
+		return d.collectLeft(ctx, g.Name, g.Workload)
 	}
 	return driver.Errorf(driver.InvalidConfiguration, "collect", "libvirt makes no %s", g.Kind)
 }

@@ -33,9 +33,9 @@ func (l *listing) domain(_ context.Context, name string) (*domain, error) {
 	return nil, driver.Errorf(driver.RuntimeResourceMissing, "domain", "%s: %w", name, errAbsent)
 }
 
-// Seeds of deleted machines are garbage. Seeds of others, and of wanted, busy or new machines, never are, and
-// nothing is while libvirt does not answer.
-func TestLeftoverSeeds(t *testing.T) {
+// The seed of a deleted machine is garbage. The seeds of other owners, and of wanted, busy or new machines,
+// are not garbage. While libvirt does not answer, Garbage returns an error.
+func TestSeedsOfDeletedMachinesAreGarbage(t *testing.T) {
 	images := t.TempDir()
 	hv := &listing{}
 	d, err := newDriver(Options{ClusterID: "c1", NodeID: "node-a", Images: images}, hv)
@@ -78,17 +78,17 @@ func TestLeftoverSeeds(t *testing.T) {
 	ctx := t.Context()
 	found, err := d.Garbage(ctx, q)
 	if err != nil || len(found) != 1 || found[0].Kind != driver.ISO || found[0].Name != "gone" || found[0].Workload != "gone" || found[0].Bytes == 0 {
-		t.Fatalf("found %+v, %v; want only that of gone", found, err)
+		t.Fatalf("Garbage returned %+v, %v; want only the seed of machine gone", found, err)
 	}
 	hv.down = driver.Errorf(driver.RuntimeUnhealthy, "domains", "away")
 	if _, err := d.Garbage(ctx, q); err == nil {
-		t.Error("it looks while libvirt does not answer")
+		t.Error("Garbage returned no error while libvirt does not answer")
 	}
 	if err := d.Collect(ctx, found[0]); err == nil {
-		t.Error("it collects while libvirt does not answer")
+		t.Error("Collect returned no error while libvirt does not answer")
 	}
 	hv.down = nil
-	for range 2 { // removing an absent one succeeds
+	for range 2 { // removing an absent domain succeeds too
 		if err := d.Collect(ctx, found[0]); err != nil {
 			t.Fatal(err)
 		}
@@ -100,6 +100,6 @@ func TestLeftoverSeeds(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(images, "*"+keepSuffix, "cloud-init-1.iso"))
 	if err != nil || len(left) != 7 {
-		t.Errorf("%d seeds are left, %v; want all but one: %v", len(left), err, left)
+		t.Errorf("%d seeds are left, %v; want all except one: %v", len(left), err, left)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// realGuest returns an image with a Linux system.
+// realGuest returns an image with a small Linux system.
 func realGuest(t *testing.T) string {
 	t.Helper()
 	image, err := libvirttest.Guest(t.Context())
@@ -37,10 +37,10 @@ func consoleLog(ctx context.Context, d *Driver, id driver.ID) (string, error) {
 	return string(text), errors.Join(err, rc.Close())
 }
 
-// The life of a real guest: it boots from an image, reads its seed, gets its address, accepts console input, and
-// survives a restart of libvirt. It is stopped and started on the same disk, updated on the same disk, and deleted
-// with everything that was made for it.
-func TestRealGuest(t *testing.T) {
+// This test runs a real guest. The guest boots from an image, reads its seed, gets its address, accepts
+// console input, and survives a restart of libvirt. It is stopped and started on the same disk, updated on
+// the same disk, and deleted with all its files.
+func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	daemon := theDaemon(t)
 	image := realGuest(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
@@ -153,7 +153,7 @@ func TestRealGuest(t *testing.T) {
 		t.Errorf("usage %+v, %v", usage, err)
 	}
 
-	// After libvirt is killed and restarted, nothing is lost and nothing was restarted.
+	// After libvirt is killed and started again, the same guest still runs, without a restart.
 	before, err := listed(ctx, d, id)
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func TestRealGuest(t *testing.T) {
 	})
 	ensure()
 
-	// Stopped by its power button, and started on the same disk.
+	// Stop the guest by its power button, and start it on the same disk.
 	at := time.Now()
 	if err := d.Halt(ctx, id, 30*time.Second); err != nil {
 		t.Fatal(err)
@@ -181,25 +181,25 @@ func TestRealGuest(t *testing.T) {
 	t.Logf("stopped within %s", time.Since(at))
 	says("guest: power button", "guest: bye")
 	if o, err := listed(ctx, d, id); err != nil || o.State != driver.Stopped || o.FinishedAt.IsZero() {
-		t.Errorf("after Halt: %+v, %v", o, err)
+		t.Errorf("the guest after Halt is %+v, %v; want Stopped with a time", o, err)
 	}
 	ensure()
 	says("guest: boot 2")
 
-	// Updated: another size, the same disk, another seed.
+	// Update the guest: it gets another size and another seed and keeps its disk.
 	vm.MemoryMb, vm.Disks[0].SizeGb, vm.Disks = 224, 2, vm.Disks[:2]
 	vm.CloudInitConfig = &agentv1.CloudInitConfig{UserData: "#cloud-config\nfinal_message: changed\n"}
 	spec.Content, spec.Revision = "c1:2", "2"
 	ensure()
 	says("guest: boot 3", "guest: disk 2048 MiB", "user-data| final_message: changed")
 	if o, err := listed(ctx, d, id); err != nil || o.RuntimeID == before.RuntimeID || o.Content != "c1:2" {
-		t.Errorf("after the update: %+v, %v", o, err)
+		t.Errorf("the guest after the update is %+v, %v; want a new instance with content c1:2", o, err)
 	}
 	if there, _ := diskfile.Exists(images(daemon) + "/real-vdc.img"); there {
-		t.Error("the disk that the update dropped is still there")
+		t.Error("the disk that the update dropped was not removed")
 	}
 
-	// Deleted: our files are removed, others stay.
+	// Delete the guest: the driver removes the files that it made and no others.
 	if err := d.Remove(ctx, id); err != nil {
 		t.Fatal(err)
 	}
@@ -209,11 +209,11 @@ func TestRealGuest(t *testing.T) {
 	}
 	for _, f := range left {
 		if strings.HasPrefix(f.Name(), "real") {
-			t.Errorf("%s is left", f.Name())
+			t.Errorf("file %s is left", f.Name())
 		}
 	}
 	if there, err := diskfile.Exists(external); err != nil || !there {
 		t.Errorf("the external disk is gone: %v", err)
 	}
-	t.Logf("all of it took %s", time.Since(start))
+	t.Logf("the whole test took %s", time.Since(start))
 }

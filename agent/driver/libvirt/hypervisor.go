@@ -9,36 +9,39 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// hypervisor is the part of libvirt that the driver uses, without libvirt's types. Errors are
-// *driver.Error with a class; they wrap errAbsent if the object does not exist. Reads stop when ctx
-// ends. Changes are completed even if ctx ends meanwhile, as long as the daemon answers, so that a
-// later call does not meet a half-done change.
+// hypervisor is the part of libvirt that the driver uses, without libvirt's types. Errors are *driver.Error
+// with a class; they wrap errAbsent if the object does not exist. Reads stop when ctx ends. Changes are
+// completed even if ctx ends, as long as the daemon answers, so that no later call finds an unfinished
+// change.
 type hypervisor interface {
 	facts(ctx context.Context) (*facts, error)
 
-	domains(ctx context.Context) ([]domain, error)            // transient ones included
-	domain(ctx context.Context, name string) (*domain, error) // errAbsent
+	domains(ctx context.Context) ([]domain, error)            // domains lists all domains, also transient ones
+	domain(ctx context.Context, name string) (*domain, error) // domain reads one domain; its error wraps errAbsent if the domain does not exist
 	define(ctx context.Context, xml string) error
 	undefine(ctx context.Context, uuid string) error
 	start(ctx context.Context, uuid string) error
 	resume(ctx context.Context, uuid string) error
-	shutdown(ctx context.Context, uuid string) error // ACPI request to the guest
-	destroy(ctx context.Context, uuid string) error  // powers off; succeeds if the domain is off
-	// note replaces our metadata element in the configuration and, with live, in the live description.
+	shutdown(ctx context.Context, uuid string) error // shutdown asks the guest by ACPI to shut down
+	destroy(ctx context.Context, uuid string) error  // destroy powers the domain off; it succeeds if the domain is off already
+	// note replaces our metadata element in the configuration. If live is set, it also replaces the
+	// element in the live description.
 	note(ctx context.Context, uuid, element string, live bool) error
-	// transient starts a domain without defining it.
+	// transient starts a domain from xml, that exists only while it runs.
 	transient(ctx context.Context, xml string) error
 
-	// addresses returns the leases of libvirt's DHCP and, with agent, the addresses that the guest agent reports.
+	// addresses returns the addresses that libvirt's DHCP server leased to the domain. If agent is set, it
+	// also returns the addresses that the guest agent reports.
 	addresses(ctx context.Context, uuid string, agent bool) ([]address, error)
 	stats(ctx context.Context) ([]stat, error)
 	console(ctx context.Context, uuid string) (io.ReadWriteCloser, error)
 
-	network(ctx context.Context, name string) (xml string, err error) // errAbsent; starts the network
+	network(ctx context.Context, name string) (xml string, err error) // network starts a network; its error wraps errAbsent if the network does not exist
 	bridge(ctx context.Context, name string) bool
-	// volume creates a volume from xml unless it exists.
+	// volume creates the volume name in a pool from xml, unless the volume exists.
 	volume(ctx context.Context, pool, name, xml string) error
-	// growVolume enlarges a volume to at least capacity bytes; errAbsent if there is none. No guest may use it meanwhile.
+	// growVolume enlarges a volume to at least capacity bytes. It returns an error that wraps errAbsent if
+	// the volume or pool does not exist. No guest may use the volume during the call.
 	growVolume(ctx context.Context, pool, name string, capacity int64) error
 	// pools returns the active storage pools.
 	pools(ctx context.Context) ([]driver.Pool, error)
@@ -55,17 +58,18 @@ var (
 	errTaken  = errors.New("is taken")
 )
 
-// domain is one domain with both descriptions.
+// domain is one domain of libvirt with its two descriptions: the live one, and the configuration for the next
+// start.
 type domain struct {
 	name, uuid   string
 	state        int
 	reason       int
 	active       bool
-	config, live string // XML; live only while active
+	config, live string // XML of the two descriptions; live is set only while the domain is active
 	persistent   bool
 }
 
-// libvirt's domain states.
+// The domain states of libvirt that the driver distinguishes.
 const (
 	stateNone = iota
 	stateRunning
@@ -83,10 +87,11 @@ const pausedByDisk = 5
 // stateWords are the state names of virsh.
 var stateWords = [...]string{"no state", "running", "blocked", "paused", "in shutdown", "shut off", "crashed", "suspended"}
 
-// offReasons are libvirt's reasons for a shut-off domain, by number, as we record them.
+// offReasons are the reasons for which a domain is shut off, by libvirt's number, with the names that the
+// driver records.
 var offReasons = [...]string{"unknown", "shutdown", "destroyed", "crashed", "migrated", "saved", "failed", "from snapshot", "daemon"}
 
-// address is one interface of a running guest with its known addresses.
+// address is one interface of a running guest, with its known IP addresses.
 type address struct {
 	name, mac string
 	ips       []string
@@ -97,8 +102,8 @@ type stat struct {
 	name                string
 	at                  time.Time
 	cpu                 time.Duration
-	memory, memoryLimit int64 // bytes
+	memory, memoryLimit int64 // in bytes
 	read, write         int64
 	rx, tx              int64
-	disk                int64 // bytes that its disks occupy on this machine
+	disk                int64 // bytes that the domain's disks occupy on this machine
 }

@@ -23,7 +23,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 		r = in.live
 	}
 	if r == nil || r.Console == "" {
-		return nil, driver.Errorf(driver.RuntimeResourceMissing, "logs", "the console of virtual machine %q is not recorded: it was defined without a log", id)
+		return nil, driver.Errorf(driver.RuntimeResourceMissing, "logs", "the console of virtual machine %q is not recorded: its domain was defined without a log", id)
 	}
 	pr, pw := io.Pipe()
 	ctx, cancel := context.WithCancel(ctx)
@@ -43,7 +43,8 @@ func (l *logReader) Close() error {
 	return l.PipeReader.Close()
 }
 
-// over reports whether a guest has stopped writing. If libvirt does not answer, the guest may still write.
+// over reports whether the guest of a domain has stopped, so that its console log is complete. It returns
+// false if libvirt does not answer, because the guest may still run.
 func (d *Driver) over(ctx context.Context, name string) (bool, error) {
 	dom, err := d.hv.domain(ctx, name)
 	switch {

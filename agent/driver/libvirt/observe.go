@@ -18,7 +18,8 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/arpsnoop"
 )
 
-// List implements driver.Driver. If it finds that a guest ended, it records the time.
+// List implements driver.Driver. If it finds that a guest has ended, it records the time in the domain's
+// metadata.
 func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	all, err := d.hv.domains(ctx)
 	if err != nil {
@@ -28,7 +29,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	for _, dom := range all {
 		in := &instance{}
 		in.read(dom)
-		// A domain of ours that somebody undefined still counts until it ends.
+		// A domain of ours that somebody undefined is listed until its guest ends.
 		if of := d.of(in.config, dom.name); of == driver.Ours || of == driver.Claimed && dom.persistent {
 			seen = append(seen, in)
 		}
@@ -45,12 +46,13 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		}
 		if err := d.mark(patience, in); err != nil {
 			if errors.Is(err, errAbsent) {
-				continue // deleted since the listing
+				continue // the domain was deleted after the listing
 			}
 			if driver.ClassOf(err) == driver.RuntimeUnhealthy {
 				return nil, err
 			}
-			// The next call for this domain reports the error; here only the other domains matter.
+			// List must return the other domains, so it continues. The next call for this domain will return
+			// the error.
 			d.opt.Logger.Debug("could not record a guest's end", "domain", in.name, "err", err)
 		}
 		o := d.observe(in)
@@ -64,7 +66,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		out = append(out, o)
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err // the list may be incomplete
+		return nil, err // after the time limit the list may be incomplete, so return an error
 	}
 	d.mu.Lock()
 	d.awaitingAddress = young
@@ -73,19 +75,19 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return out, nil
 }
 
-// mark updates the record of starts and ends to the observed state: the guest may have ended while no
-// agent ran, or somebody else may have started it.
+// mark compares the recorded start and end of a guest with its observed state, and corrects the record. The
+// guest may have ended while no agent ran, or somebody else may have started it.
 func (d *Driver) mark(patience context.Context, in *instance) error {
 	r := in.config
 	switch {
 	case r == nil:
 	case !in.active && r.runs():
 		return d.aside(patience, in, func(ctx context.Context, in *instance) error { return d.ended(ctx, in, "") })
-	case in.active && in.live != nil && in.live.Instance == r.Instance && !r.runs(): // also after an abandoned start
+	case in.active && in.live != nil && in.live.Instance == r.Instance && !r.runs(): // the guest runs, but no start is recorded, for example because a start was abandoned
 		seen := time.Now().UTC()
 		return d.aside(patience, in, func(ctx context.Context, in *instance) error {
 			return d.change(ctx, in, func(r *record) {
-				if !r.runs() { // no start was recorded meanwhile
+				if !r.runs() { // nobody has recorded the start since List read the domain
 					r.Started, r.Finished, r.End, r.Heard = seen, time.Time{}, "", nil
 				}
 			})
@@ -94,8 +96,9 @@ func (d *Driver) mark(patience context.Context, in *instance) error {
 	return nil
 }
 
-// aside changes a domain's record during List, which waits no longer than patience. libvirt itself waits
-// 30 s for a locked domain; the change then goes on in the background and the domain is in back-off.
+// aside changes a domain's record during List. libvirt may wait 30 s for a locked domain, but List waits only
+// until patience ends. After that the change continues in the background, and restFor must pass before the
+// next change of this record.
 func (d *Driver) aside(patience context.Context, in *instance, change func(context.Context, *instance) error) error {
 	what := "note " + in.uuid
 	if d.rests(what) {
@@ -125,8 +128,8 @@ func (d *Driver) aside(patience context.Context, in *instance, change func(conte
 	}
 }
 
-// rests reports whether an operation timed out less than restFor ago. It keeps one locked domain from
-// delaying every List of the others.
+// rests reports whether the call with the name in what timed out less than restFor ago. List does not repeat
+// such a call, so that one locked domain does not delay every List.
 func (d *Driver) rests(what string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -141,7 +144,7 @@ func (d *Driver) rest(what string) {
 	d.backoff[what] = now.Add(restFor)
 }
 
-// observe derives the observation of a domain. For a running domain it uses the live description.
+// observe returns the observed state of a domain. For a running domain it uses the live description.
 func (d *Driver) observe(in *instance) driver.Observed {
 	r := in.config
 	if in.active && in.live != nil {
@@ -153,7 +156,7 @@ func (d *Driver) observe(in *instance) driver.Observed {
 	}
 	o := driver.FromLabels(labels)
 	if in.active && in.live == nil {
-		o.Content, o.Revision = "", "" // the running guest was started by a legacy v1 agent; the configuration is for the next start
+		o.Content, o.Revision = "", "" // a legacy v1 agent started the running guest; the configuration applies to the next start
 	}
 	o.Name, o.RuntimeID = in.name, in.uuid
 	o.Metadata = map[string]string{
@@ -182,11 +185,11 @@ func (d *Driver) observe(in *instance) driver.Observed {
 	return o
 }
 
-// judge fills in the state (contract/semantics.md, section 12).
+// judge sets o's state from the domain's state and record (contract/semantics.md, section 12).
 func (d *Driver) judge(in *instance, r *record, o *driver.Observed) {
 	end := offReason(in.domain)
 	if r != nil && r.End != "" {
-		end = r.End // a restarted libvirt has lost the reason
+		end = r.End // libvirt forgets the reason of the end when it restarts, so use the recorded one
 	}
 	switch in.state {
 	case stateRunning:
@@ -196,7 +199,7 @@ func (d *Driver) judge(in *instance, r *record, o *driver.Observed) {
 	case stateNone, stateBlocked, statePaused:
 		o.State, o.Message = driver.Pending, "the guest is "+stateWord(in.state)
 		if in.state == statePaused && in.reason == pausedByDisk {
-			o.Message += ": a disk of it could not be read or written; see to the space on this node or the disk's server, then let it go on with `virsh resume " + in.name + "` on its node, or boot it anew with `persysctl restart`"
+			o.Message += ": a disk of it could not be read or written; see to the space on this node or the disk's server, then let it go on with `virsh resume " + in.name + "` on its node, or boot it again with `persysctl restart`"
 		}
 	case stateShutdown:
 		o.State, o.Message = driver.Running, "shutting down"
@@ -226,33 +229,36 @@ func stateWord(state int) string {
 	return stateWords[state]
 }
 
-// addressPatience is how long after its start a guest's address is polled often.
+// addressPatience is how long after its start the driver polls often for a guest's address.
 const addressPatience = 5 * time.Minute
 
 const (
-	// agentWait bounds one call to a guest agent, agentsWait the calls to all guest agents together.
+	// agentWait is the time limit of one call to a guest agent. agentsWait is the time limit for the calls to
+	// all guest agents together.
 	agentWait  = 5 * time.Second
 	agentsWait = 3 * agentWait
-	// libvirt serves five calls of one connection at a time, keep-alives among them. These bounds on
-	// guest agent calls and record writes leave one of the five free.
+	// libvirt serves five calls of one connection at a time, keep-alives included. Calls to guest agents
+	// and record writes are bounded so that one of the five stays free.
 	agentsAtOnce, notesAtOnce = 2, 2
 	// noteWait is how long List waits for its record writes.
 	noteWait = 3 * time.Second
-	// restFor is the back-off after an operation timed out, and how long a change in the background
-	// may take.
+	// restFor is how long a call that timed out is not tried again, and how long a change may take in the
+	// background.
 	restFor = time.Minute
-	// mostAddresses bounds the addresses that a guest may report: they travel in every heartbeat.
+	// mostAddresses is the maximum number of addresses that a guest may report, because every heartbeat
+	// carries them.
 	mostAddresses = 64
 )
 
-// answer holds the reported addresses of a domain's interfaces.
+// answer holds the reported IP addresses of a domain's interfaces.
 type answer struct {
 	nics []address
 	err  error
 }
 
-// interfaces asks libvirt for the addresses of all running guests, and their guest agents except those
-// in back-off: guests that do not answer must not delay the addresses of the others.
+// interfaces asks libvirt and the guest agents for the addresses of all running guests. It skips guest agents
+// that timed out less than restFor ago: a guest agent that does not answer must not delay the addresses of
+// the other guests.
 func (d *Driver) interfaces(ctx context.Context, seen []*instance) []answer {
 	agents, cancel := context.WithTimeout(ctx, agentsWait)
 	defer cancel()
@@ -275,7 +281,8 @@ func (d *Driver) interfaces(ctx context.Context, seen []*instance) []answer {
 	return answers
 }
 
-// askAgent reports whether libvirt answered, even if the guest agent did not.
+// askAgent adds the addresses that a domain's guest agent reports to a. It returns whether libvirt answered,
+// even if the guest agent did not.
 func (d *Driver) askAgent(ctx context.Context, in *instance, a *answer) bool {
 	what := "agent " + in.uuid
 	if ctx.Err() != nil || !strings.Contains(in.domain.live, "org.qemu.guest_agent.0") || !strings.Contains(in.domain.live, "state='connected'") || d.rests(what) {
@@ -291,15 +298,16 @@ func (d *Driver) askAgent(ctx context.Context, in *instance, a *answer) bool {
 	return within.Err() == nil
 }
 
-// reachable reports whether a reported address can be used to reach a guest (no loopback,
+// reachable reports whether other machines can use an address to reach a guest (it is no loopback,
 // unspecified, multicast or IPv6 link-local address).
 func reachable(text string) bool {
 	ip, err := netip.ParseAddr(text)
 	return err == nil && ip.Zone() == "" && !ip.IsLoopback() && !ip.IsUnspecified() && !ip.IsMulticast() && !(ip.Is6() && ip.IsLinkLocalUnicast())
 }
 
-// addAddresses fills in the addresses of a running guest: from DHCP leases, from its guest agent, from
-// its ARP traffic if neither knows, and its static addresses.
+// addAddresses adds the addresses of a running guest to its observation: its static addresses, those of
+// DHCP leases, and those that its guest agent reports. If none of these is known for an interface, it adds
+// those from the interface's ARP traffic.
 func (d *Driver) addAddresses(patience context.Context, in *instance, told answer, table func() map[string][]string, o *driver.Observed) {
 	nics := told.nics
 	if told.err != nil {
@@ -343,8 +351,8 @@ func (d *Driver) addAddresses(patience context.Context, in *instance, told answe
 	}
 }
 
-// unanswered returns the interfaces of a running guest for which neither libvirt nor the guest agent
-// reports an address and that have no static one.
+// unanswered returns the interfaces of a running guest for which neither libvirt nor the guest agent reports
+// an address and that have no static address.
 func (d *Driver) unanswered(in *instance, answers []address) []address {
 	asked := in.live.asked(interfacesOf(in.domain.live))
 	d.listen(asked)
@@ -353,12 +361,13 @@ func (d *Driver) unanswered(in *instance, answers []address) []address {
 	})
 }
 
-// said returns the addresses that an interface announced by ARP since the guest's start. If none was
-// heard, it returns those of the kernel's neighbour table, which may hold an address of an earlier run.
+// said returns the addresses that an interface announced by ARP since the guest's start. If the interface
+// announced no address, said returns the addresses in the kernel's neighbour table, which may hold an address
+// from an earlier run.
 func (d *Driver) said(patience context.Context, in *instance, mac string, table func() map[string][]string) []string {
 	var since time.Time
 	var noted []string
-	if in.live != nil { // made by us, not by a legacy v1 agent
+	if in.live != nil { // the domain was made by us, not by a legacy v1 agent
 		since, noted = in.live.Started, in.live.Heard[mac]
 	}
 	now := d.snooper.Of(mac, since)
@@ -372,7 +381,7 @@ func (d *Driver) said(patience context.Context, in *instance, mac string, table 
 		err := d.aside(patience, in, func(ctx context.Context, in *instance) error {
 			return d.change(ctx, in, func(r *record) {
 				if !r.Started.Equal(since) {
-					return // another start
+					return // the guest was started again meanwhile; the record belongs to the new start
 				}
 				r.Heard = maps.Clone(r.Heard)
 				if r.Heard == nil {
@@ -381,14 +390,15 @@ func (d *Driver) said(patience context.Context, in *instance, mac string, table 
 				r.Heard[mac] = now
 			})
 		})
-		if err != nil { // the next List records it
+		if err != nil { // if the write fails, the next List tries it again
 			d.opt.Logger.Debug("could not record a guest's address", "domain", in.name, "err", err)
 		}
 	}
 	return now
 }
 
-// listen starts ARP snooping for the interfaces, if this agent has the capability.
+// listen starts ARP snooping for the interfaces of a guest, if this process may open the socket
+// (CAP_NET_RAW).
 func (d *Driver) listen(nics []address) {
 	macs := make([]string, len(nics))
 	for i, n := range nics {
@@ -399,7 +409,7 @@ func (d *Driver) listen(nics []address) {
 	}
 }
 
-// Usage implements driver.Meter.
+// Usage implements driver.Meter with libvirt's counters of each domain.
 func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
 	all, err := d.hv.stats(ctx)
 	if err != nil {

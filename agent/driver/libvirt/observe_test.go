@@ -19,7 +19,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// listed returns one workload from List.
+// listed returns the workload id as List reports it.
 func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, error) {
 	all, err := d.List(ctx)
 	if err != nil {
@@ -32,16 +32,16 @@ func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, erro
 	return all[i], nil
 }
 
-// chatty is a shelf whose guests have agents with scripted answers. Some agents never answer, and libvirt keeps
-// their domains locked.
+// chatty is a shelf (a fake hypervisor) whose guests have guest agents with scripted answers. Some guest
+// agents never answer, and libvirt keeps the domains of those guests locked.
 type chatty struct {
 	*shelf
 	says  []address
-	deaf  map[string]bool // by UUID
-	asked atomic.Int64    // number of calls to deaf agents, and of record writes for them
+	deaf  map[string]bool // UUIDs of domains whose guest agents never answer and that libvirt keeps locked
+	asked atomic.Int64    // number of calls to the guest agents that never answer, and of record writes for their guests
 
 	mu            sync.Mutex
-	waiting, most int // calls that wait for a locked machine
+	waiting, most int // number of calls that wait for a locked domain: now, and the maximum so far
 }
 
 func (c *chatty) note(ctx context.Context, uuid, text string, live bool) error {
@@ -80,7 +80,8 @@ func (c *chatty) addresses(ctx context.Context, uuid string, agent bool) ([]addr
 	return c.says, nil
 }
 
-// newChatty returns a chatty with running domains without disks and networks.
+// newChatty returns a chatty, and a driver that uses it, with running domains that have neither disks nor
+// networks.
 func newChatty(t *testing.T, ids ...driver.ID) (*Driver, *chatty) {
 	t.Helper()
 	hv := &chatty{shelf: newShelf(), deaf: map[string]bool{}}
@@ -96,7 +97,8 @@ func newChatty(t *testing.T, ids ...driver.ID) (*Driver, *chatty) {
 	return d, hv
 }
 
-// A guest agent's report reaches schedulers and DNS, so only valid addresses and a bounded number pass.
+// Schedulers and DNS use the addresses that a guest agent reports. So the driver accepts only valid
+// addresses, and only a limited number.
 func TestGuestAgentReportIsBounded(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	ips := []string{"\xff", "10.0.0.5\n", "fe80::1", "127.0.0.1", "0.0.0.0", "10.0.0.7", "2001:db8::7"}
@@ -113,14 +115,14 @@ func TestGuestAgentReportIsBounded(t *testing.T) {
 	}
 	for key, value := range o.Metadata {
 		if len(value) > driver.MaxMetadata || !utf8.ValidString(value) {
-			t.Errorf("%s has %d bytes", key, len(value))
+			t.Errorf("metadata %s has %d bytes", key, len(value))
 		}
 	}
 }
 
-// Guests whose agents never answer, or whose domains libvirt keeps locked so that their ends cannot be recorded,
-// delay one List by seconds, and not the next ones. The other guests get their addresses meanwhile, and libvirt
-// has calls left for everything else.
+// Some guest agents never answer, or libvirt keeps the domains locked so that the guests' ends cannot be
+// recorded. Such a guest delays one List by seconds, but not the following calls. The other guests get their
+// addresses in the same List, and libvirt can still serve other calls.
 func TestGuestsThatNeverAnswer(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		neverAnswer(t, ended)
@@ -155,25 +157,25 @@ func neverAnswer(t *testing.T, ended bool) {
 				most = noteWait
 			}
 			if took := time.Since(began); err != nil || !slices.Equal(o.Addresses, []string{"10.0.0.7"}) || took > most {
-				t.Errorf("look %d, ended %v: after %s: %v, %v; want 10.0.0.7 within %s", n, ended, took, o.Addresses, err, most)
+				t.Errorf("call %d of List, with ended guests %v, took %s and returned %v, %v; want address 10.0.0.7 within %s", n, ended, took, o.Addresses, err, most)
 			}
 		}
 		time.Sleep(restFor)
 		_, err := d.List(t.Context())
-		time.Sleep(3 * restFor) // libvirt's waits have ended
+		time.Sleep(3 * restFor) // sleep until libvirt's waits for the locked domains have ended
 		hv.mu.Lock()
 		defer hv.mu.Unlock()
 		switch {
 		case err != nil, !ended && hv.asked.Load() != 2*int64(len(hv.deaf)):
-			t.Errorf("ended %v: %v; %d were asked %d times, want once and again after %s", ended, err, len(hv.deaf), hv.asked.Load(), restFor)
+			t.Errorf("with ended guests %v (%v), %d guest agents were called %d times; want once, and again after %s", ended, err, len(hv.deaf), hv.asked.Load(), restFor)
 		case hv.most > notesAtOnce, ended && hv.most == 0:
-			t.Errorf("%d calls waited for locked machines at a time, want %d at most", hv.most, notesAtOnce)
+			t.Errorf("%d calls waited for locked domains at the same time, want at most %d", hv.most, notesAtOnce)
 		}
 	})
 }
 
-// A List that ran out of time fails, and does not report guests without addresses.
-func TestListTimeout(t *testing.T) {
+// A List that reaches its time limit returns an error, not a list in which guests lack their addresses.
+func TestAListOverItsTimeLimitFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, hv := newChatty(t, "deaf", "web")
 		hv.deaf[hv.all["deaf"].uuid] = true
@@ -185,7 +187,7 @@ func TestListTimeout(t *testing.T) {
 	})
 }
 
-// While a call waits for a locked domain, records of other domains are written.
+// While a call waits for a locked domain, the driver can write the records of other domains.
 func TestRecordOfALockedMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, hv := newChatty(t, "deaf", "web")
@@ -203,19 +205,19 @@ func TestRecordOfALockedMachine(t *testing.T) {
 		synctest.Wait()
 		other := *in
 		if err := d.change(ctx, &other, func(*record) {}); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%v; want that it is given up with its context", err)
+			t.Errorf("change of a locked domain returned %v; want an error when the context ends", err)
 		}
 		d.rest("agent " + in.uuid)
 		began := time.Now()
 		if o, err := listed(t.Context(), d, "web"); err != nil || o.FinishedAt.IsZero() || time.Since(began) != 0 {
-			t.Errorf("after %s: %+v, %v; want the end of web", time.Since(began), o, err)
+			t.Errorf("after %s List returns %+v, %v; want a recorded end of web", time.Since(began), o, err)
 		}
-		time.Sleep(restFor) // the first call has its answer
+		time.Sleep(restFor) // sleep until the call that waits for the locked domain has ended
 	})
 }
 
-// A List may read a domain before the guest is stopped and continue afterwards. It must not record the stopped
-// guest as started.
+// The guest may stop between the moment when List reads a domain and the moment when it corrects the record.
+// List must then not record a new start.
 func TestListDuringStop(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	in, _, err := d.find(t.Context(), "web")
@@ -230,12 +232,12 @@ func TestListDuringStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := readRecord(hv.all["web"].config); r.Finished.IsZero() {
-		t.Errorf("%+v; want the end of a guest that was stopped", r)
+		t.Errorf("the record says %+v; want the end that the stop recorded", r)
 	}
 }
 
-// A record write that was delayed by a locked domain applies only to the observed run, not to a run that began
-// since.
+// A record write that a locked domain delayed applies only to the run that was observed, not to a later
+// run.
 func TestDelayedRecordWrite(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	look := func() *instance {
@@ -262,84 +264,87 @@ func TestDelayedRecordWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := look().config; !r.Started.Equal(began) {
-		t.Errorf("the start is %v, want the one that was written down, %v", r.Started, began)
+		t.Errorf("the recorded start is %v, want %v", r.Started, began)
 	}
 	if err := hv.shutdown(t.Context(), look().uuid); err != nil {
 		t.Fatal(err)
 	}
 	off := look()
-	began = begin() // a start records itself first
+	began = begin() // the driver records a start before it starts the guest
 	if err := d.mark(t.Context(), off); err != nil {
 		t.Fatal(err)
 	}
 	if r := look().config; !r.Started.Equal(began) || !r.Finished.IsZero() {
-		t.Errorf("%+v; want no end of what began at %v", r, began)
+		t.Errorf("the record says %+v; want no end of the run that began at %v", r, began)
 	}
 }
 
-// A guest that QEMU paused because the node's disk is full reports that reason.
+// If QEMU pauses a guest because the node's disk is full, the message of the workload gives that reason.
 func TestGuestOnFullDisk(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	hv.all["web"].state, hv.all["web"].reason = statePaused, pausedByDisk
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Pending || !strings.Contains(o.Message, "space") || !strings.Contains(o.Message, "virsh resume web") {
-		t.Errorf("%s %q, %v; want a word of the disk, and how it goes on", o.State, o.Message, err)
+		t.Errorf("the guest is %s with message %q, %v; want a message that names the disk and says how to resume", o.State, o.Message, err)
 	}
 }
 
-// A guest that suspended itself is not failed, and its message says how to wake it.
-func TestSuspendedGuest(t *testing.T) {
+// A guest that suspended itself has not failed, and its message says how to wake it.
+func TestASuspendedGuestHasNotFailed(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	hv.all["web"].state = stateSuspended
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Running || !strings.Contains(o.Message, "dompmwakeup web") {
-		t.Errorf("%s %q, %v; want that it runs, and sleeps", o.State, o.Message, err)
+		t.Errorf("the guest is %s with message %q, %v; want Running and a message that it is suspended", o.State, o.Message, err)
 	}
 }
 
-// late is a shelf whose guests start after the call has timed out.
+// late is a shelf (a fake hypervisor) whose guests start after the start call has timed out.
 type late struct{ *shelf }
 
 func (l late) start(ctx context.Context, uuid string) error {
 	return errors.Join(l.shelf.start(ctx, uuid), driver.Errorf(driver.RuntimeUnhealthy, "start", "libvirt does not answer"))
 }
 
-// A guest that started after the call timed out has a recorded start, so that its end is noticed and counted.
+// A guest that starts after the start call timed out gets a recorded start, so that its end is noticed and
+// counted as an exit.
 func TestStartAfterTimeout(t *testing.T) {
 	hv := late{newShelf()}
 	d := driverOn(t, hv)
 	if err := d.Ensure(t.Context(), specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64})); err == nil {
-		t.Fatal("a start that was given up succeeded")
+		t.Fatal("Ensure succeeded although the start call timed out")
 	}
-	if _, err := d.List(t.Context()); err != nil { // List records the start
+	if _, err := d.List(t.Context()); err != nil { // List records the start that the driver missed
 		t.Fatal(err)
 	}
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Running || o.StartedAt.IsZero() {
-		t.Errorf("%+v, %v; want it started", o, err)
+		t.Errorf("List returns %+v, %v; want an instance with a recorded start", o, err)
 	}
 	hv.all["web"].active, hv.all["web"].state, hv.all["web"].reason, hv.all["web"].live = false, stateShutoff, 3, ""
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Failed {
-		t.Errorf("%+v, %v; want that it crashed", o, err)
+		t.Errorf("after the crash of the guest List returned %+v, %v; want Failed", o, err)
 	}
 }
 
-// A guest that was undefined and defined again while it ran is the same: its end is noticed and counted.
-func TestRedefinedGuest(t *testing.T) {
+// A guest that was undefined and defined again while it ran is the same instance: its end is noticed and
+// counted as an exit.
+func TestARedefinedGuestIsTheSameInstance(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	before, err := listed(t.Context(), d, "web")
 	if err != nil {
 		t.Fatal(err)
 	}
 	web := hv.all["web"]
-	web.persistent = false // somebody undefined it
+	web.persistent = false // somebody undefined the domain while it runs
 	if err := d.Ensure(t.Context(), specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64})); err != nil || !web.persistent {
 		t.Fatalf("%v; defined again: %v", err, web.persistent)
 	}
 	web.active, web.state, web.reason, web.live = false, stateShutoff, 3, ""
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Failed || o.RuntimeID != before.RuntimeID || !o.StartedAt.Equal(before.StartedAt) {
-		t.Errorf("%+v, %v; want that it crashed, and was %+v", o, err, before)
+		t.Errorf("List returns %+v, %v; want a crashed guest; before it returned %+v", o, err, before)
 	}
 }
 
-// wired is a shelf whose guests need a network that is inactive until it is looked up.
+// wired is a shelf (a fake hypervisor) whose guests need a network. The network is inactive until the driver
+// looks it up.
 type wired struct {
 	*shelf
 	up bool
@@ -363,8 +368,8 @@ func newWired(t *testing.T) (*Driver, *wired) {
 	return driverOn(t, hv), hv
 }
 
-// After a reboot the network of an existing machine may be inactive.
-func TestInactiveNetwork(t *testing.T) {
+// After a reboot of the node the network of an existing machine may be inactive. Ensure starts it.
+func TestEnsureStartsAnInactiveNetwork(t *testing.T) {
 	d, hv := newWired(t)
 	spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, Networks: []*agentv1.NetworkConfig{{Network: "default"}}})
 	for range 2 {
@@ -378,8 +383,9 @@ func TestInactiveNetwork(t *testing.T) {
 	}
 }
 
-// Instance ids of earlier versions did not depend on static addresses. A machine keeps such an id until its
-// address changes: otherwise cloud-init would run again, or miss the change.
+// The cloud-init instance ids of earlier versions did not depend on static addresses. A machine keeps such an
+// id until its address changes. A new id without a new address would make cloud-init run again; a new address
+// without a new id would not reach the guest.
 func TestInstanceOfAnEarlierVersion(t *testing.T) {
 	instance := regexp.MustCompile(`instance-id: web-\w+`)
 	for _, to := range []string{"10.0.0.6", ""} {
@@ -389,7 +395,7 @@ func TestInstanceOfAnEarlierVersion(t *testing.T) {
 			ip              string
 			addressed, same bool
 		}{{"10.0.0.5", true, false}, {"10.0.0.5", false, false}, {"10.0.0.5", false, true}, {to, true, false}, {to, true, true}} {
-			if i == 1 { // as if an earlier version had defined it
+			if i == 1 { // define the domain as an earlier version would have done
 				hv.all["web"].config = strings.Replace(hv.all["web"].config, "&#34;addressed&#34;:true", "&#34;addressed&#34;:false", 1)
 			}
 			spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, CloudInit: "#cloud-config\n", Networks: []*agentv1.NetworkConfig{{IpAddress: c.ip}}})
@@ -401,7 +407,7 @@ func TestInstanceOfAnEarlierVersion(t *testing.T) {
 			iso, err := os.ReadFile(s.Path)
 			id := string(instance.Find(iso))
 			if err != nil || id == "" || s.Addressed != c.addressed || (id == former) != c.same {
-				t.Errorf("%d: at %q it is %q (was %q), following the address: %v, %v; want %+v", i, c.ip, id, former, s.Addressed, err, c)
+				t.Errorf("step %d: at address %q the instance id is %q (before: %q), depends on the address: %v, %v; want %+v", i, c.ip, id, former, s.Addressed, err, c)
 			}
 			former = id
 		}

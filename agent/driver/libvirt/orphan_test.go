@@ -12,9 +12,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// An orphaned machine is removed with its disk and seed at a person's request. Machines of another node and wanted
-// ones are not found as orphans.
-func TestOrphanMachine(t *testing.T) {
+// An orphaned machine is removed with its disk and seed if a user asks for it. Machines of another node
+// and wanted machines are not orphans.
+func TestAnOrphanIsRemovedOnRequest(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -33,7 +33,7 @@ func TestOrphanMachine(t *testing.T) {
 		return len(all)
 	}
 	if files() < 2 {
-		t.Fatalf("%d files of the machine; want its disk and its folder", files())
+		t.Fatalf("%d files of the machine exist; want its disk and its folder", files())
 	}
 	found, err := d.Garbage(ctx, driver.GarbageQuery{
 		Wanted: func(id driver.ID) bool { return id == "wanted" }, Busy: func(driver.ID) bool { return false },
@@ -45,10 +45,10 @@ func TestOrphanMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := files(); n != 0 {
-		t.Errorf("%d of its files are left", n)
+		t.Errorf("%d files of the removed machine were not removed", n)
 	}
 	out, err := daemon.Virsh(ctx, "list", "--all", "--name")
 	if names := strings.Fields(out); err != nil || len(names) != 2 {
-		t.Errorf("libvirt has %q, %v; want wanted and theirs", names, err)
+		t.Errorf("libvirt has the domains %q, %v; want the domains \"wanted\" and \"theirs\"", names, err)
 	}
 }

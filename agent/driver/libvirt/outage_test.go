@@ -46,13 +46,14 @@ func ensured(t *testing.T, ctx context.Context, d *Driver, spec driver.Spec) dri
 	}
 	o, err := listed(ctx, d, spec.ID)
 	if err != nil || o.State != driver.Running {
-		t.Fatalf("%+v, %v; want it Running", o, err)
+		t.Fatalf("after the start the guest is %+v, %v; want Running", o, err)
 	}
 	return o
 }
 
-// While the daemon is down every call fails at once. The guest runs on and is found again.
-func TestDaemonDown(t *testing.T) {
+// While libvirt's daemon is down, every call of the driver fails at once. The guest keeps running, and List
+// finds it after the restart.
+func TestCallsFailAtOnceWithoutADaemon(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	spec := order("down", "c1:1", tiny(daemon, "serve"))
 	before := ensured(t, ctx, d, spec)
@@ -84,9 +85,9 @@ func TestDaemonDown(t *testing.T) {
 	for told := false; !told; {
 		select {
 		case id := <-events:
-			told = id == "" // the hint that anything may have changed
+			told = id == "" // the empty hint means that any workload may have changed
 		case <-time.After(20 * time.Second):
-			t.Fatal("nobody tells that the daemon is back")
+			t.Fatal("no event after the daemon returned")
 		}
 	}
 	after, err := listed(ctx, d, spec.ID)
@@ -95,8 +96,8 @@ func TestDaemonDown(t *testing.T) {
 	}
 }
 
-// The daemon is killed at different moments of creations and then of replacements. The next Ensure completes
-// each, and exactly one machine exists.
+// The daemon is killed at different moments while the driver creates a machine, and then while it replaces
+// one. The next Ensure completes each of them, and exactly one machine exists.
 func TestDaemonDiesInTheMiddle(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 8*time.Minute)
 	ages := []time.Duration{600 * time.Millisecond, 150 * time.Millisecond, 30 * time.Millisecond}
@@ -109,7 +110,7 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 			}
 		}
 	})
-	for n := 1; n <= 2; n++ { // the first round creates, the second replaces
+	for n := 1; n <= 2; n++ { // the first round creates the domain, the second replaces it
 		ensure := func(age time.Duration) error {
 			return d.Ensure(ctx, order("middle-"+age.String(), fmt.Sprintf("c1:%d", n), tiny(daemon, "serve")))
 		}
@@ -124,13 +125,14 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 			if i+1 < len(ages) {
 				next = ages[i+1]
 			}
-			time.Sleep(age - next) // the delay is a parameter of the test
+			time.Sleep(age - next) // the delay before the kill is a parameter of the test
 		}
 		if err := daemon.Restart(ctx); err != nil {
 			t.Fatal(err)
 		}
 		_ = first.Wait()
-		// A restarted daemon keeps a domain locked while it reconnects, and lets calls wait 30 s.
+		// A restarted daemon keeps a domain locked while it reconnects to it. Calls for the domain then wait
+		// up to 30 s.
 		testbed.Within(t, 70*time.Second, "the next Ensure of each", func() error {
 			var all errgroup.Group
 			for _, age := range ages {
@@ -141,7 +143,7 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 		for _, age := range ages {
 			o, err := listed(ctx, d, driver.ID("middle-"+age.String()))
 			if want := fmt.Sprintf("c1:%d", n); err != nil || o.State != driver.Running || o.Content != want {
-				t.Errorf("%+v, %v; want content %s Running", o, err, want)
+				t.Errorf("List returned %+v, %v; want content %s in state Running", o, err, want)
 			}
 		}
 	}
@@ -153,9 +155,10 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 	}
 }
 
-// libvirt 9.0, killed between recording a domain's start and having its QEMU, keeps the domain locked after every
-// restart. Ensure's error says how to mend that, and the advice works.
-func TestUnbornMachine(t *testing.T) {
+// If libvirt 9.0 is killed after it recorded a domain's start and before QEMU's process exists, it keeps the
+// domain locked after every restart. The error of Ensure names the command that repairs this, and the command
+// works.
+func TestAnInterruptedStartNamesItsRepair(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 3*time.Minute)
 	spec := order("unborn", "c1:1", tiny(daemon, "serve"))
 	ensured(t, ctx, d, spec)
@@ -169,8 +172,8 @@ func TestUnbornMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := d.Ensure(ctx, spec)
-	if err == nil || !driver.ClassOf(err).Transient() || !strings.Contains(err.Error(), "remove the domain's file from /run/libvirt/qemu") {
-		t.Errorf("Ensure of a machine that libvirt keeps locked: %v, want a transient error that says what to do", err)
+	if err == nil || driver.ClassOf(err).Cause() == driver.Final || !strings.Contains(err.Error(), "remove the domain's file from /run/libvirt/qemu") {
+		t.Errorf("Ensure of a machine that libvirt keeps locked returned %v, want a transient error that names the repair", err)
 	}
 	if err := daemon.Restart(ctx); err != nil {
 		t.Fatal(err)
@@ -178,7 +181,8 @@ func TestUnbornMachine(t *testing.T) {
 	ensured(t, ctx, d, spec)
 }
 
-// unborn rewrites the daemon's status file of a running domain as an interrupted start leaves it.
+// unborn changes the daemon's status file of a running domain to the state in which an interrupted start
+// leaves it.
 func unborn(ctx context.Context, daemon *libvirttest.Daemon, name string) error {
 	note, err := os.ReadFile(daemon.Notes(name))
 	if err != nil {
@@ -198,8 +202,9 @@ func unborn(ctx context.Context, daemon *libvirttest.Daemon, name string) error 
 	return os.WriteFile(daemon.Notes(name), note, 0o600)
 }
 
-// A machine that was undefined while it runs is still listed, can be defined again while it runs, and removed.
-func TestUndefinedMachine(t *testing.T) {
+// A machine that was undefined while it runs is still listed. It can be defined again and removed while it
+// runs.
+func TestAnUndefinedMachineIsStillListed(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	spec := order("undefined", "c1:1", tiny(daemon, "serve"))
 	before := ensured(t, ctx, d, spec)
@@ -215,7 +220,7 @@ func TestUndefinedMachine(t *testing.T) {
 		}
 	}
 	if info, err := daemon.Virsh(ctx, "dominfo", "undefined"); err != nil || !regexp.MustCompile(`Persistent: +yes`).MatchString(info) {
-		t.Errorf("it is not defined again: %v\n%s", err, info)
+		t.Errorf("the domain is not defined again: %v\n%s", err, info)
 	}
 	if _, err := daemon.Virsh(ctx, "undefine", "undefined"); err != nil {
 		t.Fatal(err)
@@ -224,12 +229,13 @@ func TestUndefinedMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, err := filepath.Glob(filepath.Join(images(daemon), "undefined*")); err != nil || len(left) != 0 {
-		t.Errorf("%q are left, %v", left, err)
+		t.Errorf("files %q are left, %v", left, err)
 	}
 }
 
-// Starting a machine clears its autostart flag, because after a reboot it may run on another node.
-func TestAutostart(t *testing.T) {
+// Starting a machine clears its autostart flag, because the workload may run on another node after a
+// reboot.
+func TestAStartClearsAutostart(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	spec := order("auto", "c1:1", tiny(daemon, "serve"))
 	ensured(t, ctx, d, spec)
@@ -241,12 +247,12 @@ func TestAutostart(t *testing.T) {
 	}
 	ensured(t, ctx, d, spec)
 	if out, err := daemon.Virsh(ctx, "list", "--all", "--autostart", "--name"); err != nil || strings.TrimSpace(out) != "" {
-		t.Errorf("libvirt starts %q by itself: %v", out, err)
+		t.Errorf("libvirt would start the domains %q at boot, want none: %v", out, err)
 	}
 }
 
-// A saved machine resumes where it was saved. But its saved state never replaces an update, even if it was saved
-// after the update was defined.
+// A saved machine resumes from its saved state. After an update it boots from its disk instead, even if it
+// was saved after the update was defined.
 func TestUpdateOfASavedMachine(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 3*time.Minute)
 	ensured(t, ctx, d, order("saved", "c1:1", tiny(daemon, "serve")))
@@ -257,7 +263,8 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// boots returns how often the guest was booted, by counting its first line.
+	// boots returns how often the guest was booted: the guest writes its first line to the console at each
+	// boot.
 	boots := func() int {
 		t.Helper()
 		var text string
@@ -273,13 +280,13 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 	save()
 	ensured(t, ctx, d, order("saved", "c1:1", tiny(daemon, "serve")))
 	if again := boots(); again != before {
-		t.Errorf("a guest that was saved was booted anew: %d times, was %d", again, before)
+		t.Errorf("a saved guest was booted instead of resumed: %d boots, want %d", again, before)
 	}
 	save()
 	if o := ensured(t, ctx, d, order("saved", "c1:2", tiny(daemon, "serve"))); o.Content != "c1:2" {
 		t.Errorf("content %q runs, want c1:2", o.Content)
 	}
-	// An update is defined, and its former guest saved before it was stopped.
+	// An update has defined the new configuration, and its former guest is saved before the driver stops it.
 	spec := order("saved", "c1:3", tiny(daemon, "serve"))
 	in, _, err := d.find(ctx, spec.ID)
 	if err != nil {
@@ -297,12 +304,12 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o, err := listed(ctx, d, "saved"); err != nil || o.Content != "c1:3" {
-		t.Errorf("%v: content %q runs, want c1:3", err, o.Content)
+		t.Errorf("List returned error %v and content %q, want c1:3", err, o.Content)
 	}
 }
 
 // A daemon that hangs counts as unreachable.
-func TestDaemonHangs(t *testing.T) {
+func TestAHangingDaemonCountsAsUnreachable(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, time.Minute, func(o *Options) { o.CallTimeout = 2 * time.Second })
 	if _, err := d.List(ctx); err != nil {
 		t.Fatal(err)
@@ -320,8 +327,8 @@ func TestDaemonHangs(t *testing.T) {
 	testbed.Within(t, 20*time.Second, "the daemon that goes on", func() error { _, err := d.List(ctx); return err })
 }
 
-// A console that is opened after its caller gave up is closed again.
-func TestConsoleThatComesTooLate(t *testing.T) {
+// A console that libvirt opens after its caller has given up is closed again.
+func TestAConsoleThatOpensTooLateIsClosed(t *testing.T) {
 	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	ensured(t, ctx, d, order("late", "c1:1", tiny(daemon, "serve")))
 	open := func() int {
@@ -339,19 +346,19 @@ func TestConsoleThatComesTooLate(t *testing.T) {
 	short, end := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer end()
 	if _, err := d.hv.console(short, uuidOf(testCluster, "late")); err == nil {
-		t.Error("a daemon that hangs has opened a console")
+		t.Error("opening a console succeeded although the daemon hangs")
 	}
-	during := open() // its connection is already open
+	during := open() // the files of this call's own libvirt connection are open already
 	if err := daemon.Signal(ctx, "CONT"); err != nil {
 		t.Fatal(err)
 	}
 	testbed.Until(t, "the console closed again", func() bool { return open() <= before })
 	if during <= before {
-		t.Errorf("%d files were open while it was being opened, %d before", during, before)
+		t.Errorf("this test needs a console that is being opened, but %d files are open, and %d before", during, before)
 	}
 }
 
-// A daemon that accepts a connection and never answers delays no call, nor Close, for longer than the call
+// If a daemon accepts a connection and never answers, calls and Close are delayed no longer than the call
 // timeout.
 func TestDaemonThatNeverSpeaks(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
@@ -378,13 +385,14 @@ func TestDaemonThatNeverSpeaks(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(testbed.Patience):
-		t.Error("it waits for ever")
+		t.Error("the call did not return")
 	}
-	l.Close() // the kernel closes connections that were not accepted
+	l.Close() // the kernel then closes the connections that the fake daemon never accepted
 	<-done
 }
 
-// A libvirt that runs no guests is asked again: QEMU may be installed while the agent runs.
+// A libvirt without QEMU cannot run guests. The driver reads its capabilities again at the next Probe,
+// because QEMU may be installed while the agent runs.
 func TestLibvirtWithoutQEMU(t *testing.T) {
 	hv, err := connect("test:///default", testbed.Patience, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -397,15 +405,15 @@ func TestLibvirtWithoutQEMU(t *testing.T) {
 	})
 	f, err := hv.facts(t.Context())
 	if err != nil || f.kvm != nil || f.tcg != nil {
-		t.Fatalf("%+v, %v; want a libvirt that offers nothing", f, err)
+		t.Fatalf("Probe returned %+v, %v; want an unhealthy libvirt without guest types", f, err)
 	}
 	if again, err := hv.facts(t.Context()); err != nil || again == f {
-		t.Errorf("%v: what it offers is not looked at again", err)
+		t.Errorf("the second call of facts returned error %v and the cached capabilities, want new ones", err)
 	}
 }
 
-// The KVM probe runs once, and the chosen way to run guests boots a guest.
-func TestAcceleration(t *testing.T) {
+// The KVM probe runs once, and a guest boots with the chosen machine type.
+func TestTheKVMProbeRunsOnce(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -428,30 +436,31 @@ func TestAcceleration(t *testing.T) {
 	})
 	xml, err := daemon.Virsh(ctx, "dumpxml", "accel")
 	if err != nil || !strings.Contains(xml, "listen='127.0.0.1'") || strings.Contains(xml, "0.0.0.0") {
-		t.Errorf("the screen listens elsewhere than on loopback: %v\n%s", err, xml)
+		t.Errorf("the VNC screen does not listen on the loopback address only: %v\n%s", err, xml)
 	}
 	if f.kvm == nil {
-		t.Log("libvirt offers no KVM here, so nothing was tried")
+		t.Log("libvirt offers no KVM here, so the probe did not run")
 		return
 	}
 	t.Logf("the KVM probe says: %v", d.accel.run.err)
 	again := openDriver(t, daemon, "node-a", auto)
 	again.accel.try = func(context.Context, *hostcaps.Machine) error {
-		t.Error("KVM is tried again although the outcome is known")
+		t.Error("the KVM probe ran again, although its result was known")
 		return nil
 	}
 	m, err := again.accel.choose(ctx, again, f)
 	if err != nil || (m.Kind == "kvm") != (d.accel.run.err == nil) {
-		t.Errorf("chosen %+v, %v; the probe said %v", m, err, d.accel.run.err)
+		t.Errorf("choose returned the machine type %+v, %v; the recorded result of the KVM probe is %v", m, err, d.accel.run.err)
 	}
-	// The probe guest boots in emulation, so the guest itself works.
+	// The probe guest boots in emulation too. So if it does not boot under KVM, KVM is at fault and not the
+	// guest.
 	if err := d.tryKVM(ctx, f.tcg); err != nil {
 		t.Errorf("the probe guest does not boot in emulation: %v", err)
 	}
 }
 
-// A disk in a storage pool is made over the image, grown, and removed with the machine.
-func TestPool(t *testing.T) {
+// A disk in a storage pool is made from the image, enlarged, and removed with the machine.
+func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -469,7 +478,7 @@ func TestPool(t *testing.T) {
 	if _, err := daemon.Virsh(ctx, "pool-start", "fast"); err != nil {
 		t.Fatal(err)
 	}
-	// A stranger's volume with the name of a workload's disk.
+	// This volume of another user has the name that a workload's disk would have.
 	const theirs = "pooled-vda.qcow2"
 	if _, err := daemon.Virsh(ctx, "vol-create-as", "fast", theirs, "2M", "--format", "qcow2"); err != nil {
 		t.Fatal(err)
@@ -482,7 +491,7 @@ func TestPool(t *testing.T) {
 		}
 		all = slices.DeleteFunc(all, func(e os.DirEntry) bool { return e.Name() == theirs })
 		if len(all) != 1 {
-			t.Fatalf("the pool has %v beside %s; want one volume", all, theirs)
+			t.Fatalf("the pool has volumes %v besides %s; want one further volume", all, theirs)
 		}
 		return all[0].Name()
 	}
@@ -497,12 +506,12 @@ func TestPool(t *testing.T) {
 	at := slices.IndexFunc(pools, func(p driver.Pool) bool { return p.Name == "fast" })
 	var fs syscall.Statfs_t
 	if err != nil || at < 0 || syscall.Statfs(dir, &fs) != nil {
-		t.Fatalf("pools %+v, %v; want fast among them", pools, err)
+		t.Fatalf("Pools returned %+v, %v; want fast among them", pools, err)
 	}
 	if p := pools[at]; p.Type != "local" || p.Total != int64(fs.Blocks)*fs.Bsize || p.Used <= 0 || p.Used > p.Total {
-		t.Errorf("pool %+v, the file system has %d bytes", p, int64(fs.Blocks)*fs.Bsize)
+		t.Errorf("Pools returned %+v, want the size of the file system, %d bytes", p, int64(fs.Blocks)*fs.Bsize)
 	}
-	// A pool and a network that are down, as after a reboot, are started with the guest.
+	// A pool and a network that are inactive, as after a reboot, are started when the guest starts.
 	if err := d.Halt(ctx, spec.ID, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -512,7 +521,8 @@ func TestPool(t *testing.T) {
 		}
 	}
 	ensured(t, ctx, d, spec)
-	// If the pool's storage is not mounted, no new volume is made, and the volume is found again later.
+	// If the pool's storage is not mounted, no new volume is made, and the old volume is used again after the
+	// mount.
 	vm.Disks[0].SizeGb, spec.Content = 1, "c1:2"
 	if err := d.Halt(ctx, spec.ID, 0); err != nil {
 		t.Fatal(err)
@@ -525,7 +535,7 @@ func TestPool(t *testing.T) {
 	}
 	err = d.Ensure(ctx, spec)
 	if left, lerr := os.ReadDir(dir); driver.ClassOf(err) != driver.StorageAttachFailed || lerr != nil || len(left) != 0 {
-		t.Errorf("%v, and %v was made (%v); want that nothing is mounted", err, left, lerr)
+		t.Errorf("Ensure returned %v, and volume %v was made (%v); want an error that the storage is not mounted", err, left, lerr)
 	}
 	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir)); err != nil {
 		t.Fatal(err)
@@ -533,7 +543,7 @@ func TestPool(t *testing.T) {
 	ensured(t, ctx, d, spec)
 	info, err := daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", ours())
 	if err != nil || !strings.Contains(info, "1073741824") || ours() != first {
-		t.Errorf("the volume is %q, %v; want it grown to 1 GiB", info, err)
+		t.Errorf("after the mount the volume is %q, %v; want the former volume of 1 GiB", info, err)
 	}
 	other := filepath.Join(daemon.Dir, "other.img")
 	if err := libvirttest.WriteTiny(other, libvirttest.Serve); err != nil {
@@ -541,26 +551,27 @@ func TestPool(t *testing.T) {
 	}
 	vm.OsImage, spec.Content = other, "c1:3"
 	if ensured(t, ctx, d, spec); ours() == first {
-		t.Errorf("the guest of another image runs on the former volume %s", first)
+		t.Errorf("after an update to another image the guest still runs on the old volume %s", first)
 	}
 	info, err = daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", theirs)
 	if err != nil || !strings.Contains(info, "2097152") {
-		t.Errorf("the volume of somebody else is %q, %v; want it as it was", info, err)
+		t.Errorf("the volume of another user is now %q, %v; want no change", info, err)
 	}
 	if err := d.Remove(ctx, spec.ID); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != theirs {
-		t.Errorf("left in the pool: %v, %v; want %s", left, err, theirs)
+		t.Errorf("volumes left in the pool: %v, %v; want %s", left, err, theirs)
 	}
 	vm.Disks[0].Pool = "nowhere"
 	if err := d.Ensure(ctx, spec); driver.ClassOf(err) != driver.StorageProvisionFailed || !strings.Contains(err.Error(), `"nowhere"`) {
-		t.Errorf("%v, want %s with the pool's name", err, driver.StorageProvisionFailed)
+		t.Errorf("Ensure with an unknown pool returned %v, want class %s and the pool's name", err, driver.StorageProvisionFailed)
 	}
 }
 
-// A machine of a legacy v1 agent is taken over unchanged, and deleted with its marked disks.
-func TestTakeOver(t *testing.T) {
+// A machine that a legacy v1 agent made is adopted unchanged, and removed together with the disks that have a
+// mark file.
+func TestAMachineOfALegacyAgentIsAdopted(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -590,7 +601,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	stranger := openDriver(t, daemon, "node-a")
 	if o, err := listed(ctx, stranger, "old"); err != nil || o.State != driver.Absent {
-		t.Errorf("%+v, %v: a machine that nobody claims is listed", o, err)
+		t.Errorf("List returned %+v, %v: it contains a machine that the store does not list", o, err)
 	}
 	d := openDriver(t, daemon, "node-a", func(o *Options) {
 		o.Owns = func(id driver.ID) bool { return id == "old" }
@@ -598,14 +609,14 @@ func TestTakeOver(t *testing.T) {
 	})
 	before, err := listed(ctx, d, "old")
 	if err != nil || before.State != driver.Running || before.Owned {
-		t.Fatalf("%+v, %v; want it Running and not ours yet", before, err)
+		t.Fatalf("List returned %+v, %v; want a running machine without our record", before, err)
 	}
 	spec := order("old", "c1:1", &agentv1.VMSpec{Vcpus: 1, MemoryMb: 24, Disks: []*agentv1.DiskConfig{{Device: "vda", Format: "raw", Path: dir + "/old-vda.img"}}})
 	if err := d.Ensure(ctx, spec); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := listed(ctx, d, "old"); err != nil || after.RuntimeID != before.RuntimeID || after.State != driver.Running {
-		t.Errorf("taken over as %+v, %v; was %+v", after, err, before)
+		t.Errorf("the driver adopted the machine as %+v, %v; want it unchanged, %+v", after, err, before)
 	}
 	if err := d.Remove(ctx, "old"); err != nil {
 		t.Fatal(err)

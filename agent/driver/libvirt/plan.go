@@ -6,61 +6,62 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/engine"
 )
 
-// defaultImages is the folder that schedulers assume for disks without a path
+// defaultImages is the folder in which schedulers place disks whose specification gives no path
 // (contract/wire-agent.md).
 const defaultImages = "/var/lib/libvirt/images"
 
 const gib = 1 << 30
 
-// plan is a specification applied to this machine's layout. Building it asks neither libvirt nor the disk.
+// plan is the specification of a virtual machine, applied to this machine's folders and names. Making a plan
+// calls neither libvirt nor the file system.
 type plan struct {
 	domain string // name of the libvirt domain
 	uuid   string
 	title  string
 	vcpus  uint
-	quota  int64 // millicores of all processors together; 0 if the processor count is the only limit
-	memory uint  // MiB
+	quota  int64 // CPU quota in millicores for all processors together; 0 if the processor count is the only limit
+	memory uint  // memory in MiB
 	disks  []diskPlan
 	nics   []nocloud.Interface
 	seed   *seedPlan
 }
 
-// diskPlan is one disk. Exactly one of path, pool and network is set.
+// diskPlan is one disk. Exactly one of path, pool and network is set and says where it is stored.
 type diskPlan struct {
 	device   string
-	format   string // qcow2 or raw
+	format   string // "qcow2" or "raw"
 	cdrom    bool
-	order    uint // boot order, 0 = none
+	order    uint // position in the boot order; 0 if the guest does not boot from it
 	sizeGB   int64
 	path     string
 	pool     string
 	volume   string
 	network  *diskfile.Network
-	image    string // the source image of the disk
+	image    string // image from which the disk is made
 	readOnly bool
-	attached bool // a managed volume: it exists, and the driver neither makes nor removes it
+	attached bool // the disk is a managed volume, which the driver neither makes nor removes
 }
 
 func describe(d diskPlan) string { return fmt.Sprintf("disk %s (%s)", d.device, d.path) }
 
-// layout names the folders on this machine.
+// layout holds the folders on this machine that a plan uses.
 type layout struct {
-	images string // folder of disks and of the per-domain folders
+	images string // folder that holds disks, images and one folder for each domain
 }
 
-// keep returns the folder of one domain, with its seed and the log of its console.
+// keep returns the folder of one domain, which holds its cloud-init seed and its console log.
 func (l layout) keep(domain string) string { return filepath.Join(l.images, domain+keepSuffix) }
 
-// makePlan builds the plan of a specification. Errors name the field.
+// makePlan builds the plan of a specification. Errors name the invalid field.
 func makePlan(spec driver.Spec, domain string, at layout) (*plan, error) {
 	vm := spec.Body.GetVm()
 	if vm == nil {
@@ -90,7 +91,7 @@ func makePlan(spec driver.Spec, domain string, at layout) (*plan, error) {
 			nic.Network = "default"
 		}
 		if nic.MAC == "" {
-			nic.MAC = macOf(spec.ClusterID, domain, i)
+			nic.MAC = engine.GuestMAC(spec.ClusterID, string(spec.ID), i)
 		} else if hw, err := net.ParseMAC(nic.MAC); err != nil || len(hw) != 6 {
 			return nil, invalid("vm.networks[%d].mac_address: %q is not an Ethernet address", i, n.MacAddress)
 		}
@@ -176,14 +177,14 @@ func (p *plan) addDisks(spec driver.Spec, vm *agentv1.VMSpec, at layout) error {
 	return nil
 }
 
-// addVolumes attaches managed volumes after the workload's own disks, as raw disks.
+// addVolumes adds managed volumes to the plan as raw disks, after the workload's own disks.
 func (p *plan) addVolumes(volumes []driver.Volume) error {
 	seen := map[string]bool{}
 	for _, d := range p.disks {
 		seen[d.device] = true
 	}
 	if len(p.disks) == 0 {
-		seen["vda"] = true // volumes begin at vdb (contract/semantics.md, section 12)
+		seen["vda"] = true // device names of managed volumes begin at vdb (contract/semantics.md, section 12)
 	}
 	for _, v := range volumes {
 		d := diskPlan{device: freeDevice(false, seen), format: "raw", readOnly: v.ReadOnly, attached: true}
@@ -198,7 +199,7 @@ func (p *plan) addVolumes(volumes []driver.Volume) error {
 			}
 			d.network = n
 		default:
-			return invalid("managed volume %q: it is a folder, and a virtual machine takes disks only", v.Name)
+			return invalid("managed volume %q is a folder, but a virtual machine can use only disks", v.Name)
 		}
 		p.disks = append(p.disks, d)
 	}
@@ -209,14 +210,14 @@ func invalid(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 }
 
-// volumeOf names the volume of a disk in a storage pool. A volume carries no mark, so its name must be
-// unique: it ends in a digest of cluster, domain and image (another image makes another disk). The name
-// is the same on every node, for pools that several nodes share.
+// volumeOf returns the volume name of a disk in a storage pool. A volume has no mark file that names its
+// owner, so its name must be unique. It ends in a digest of cluster, domain and image, so a disk from another
+// image gets another volume. The name is the same on every node, because several nodes may share a pool.
 func volumeOf(cluster, domain string, d diskPlan) string {
 	return domain + "-" + d.device + "-" + tag(strings.Join([]string{"persys volume", cluster, domain, d.device, d.image}, "\x00")) + extension(d.format)
 }
 
-// formerVolume returns the volume name of earlier versions, which is not unique.
+// formerVolume returns the volume name that earlier versions used, which other clusters may use too.
 func formerVolume(domain string, o ownDisk) string {
 	return domain + "-" + o.Device + extension(o.Format)
 }
@@ -228,8 +229,9 @@ func extension(format string) string {
 	return ".qcow2"
 }
 
-// rebase maps the path that schedulers invent for a disk without one into this machine's folder, and
-// uses the domain's name if a sibling agent holds the workload's.
+// rebase returns the path of a disk on this machine. A path in defaultImages, which schedulers assign to
+// disks without a path, is moved to this machine's folder of images. If the domain is not named after the
+// workload, because another agent's domain has that name, the domain's name replaces the id in the path.
 func rebase(path, id, domain string, d diskPlan, at layout) string {
 	ext := extension(d.format)
 	if path != filepath.Join(defaultImages, id+"-"+d.device+ext) {
@@ -246,7 +248,7 @@ func resolveImage(image string, at layout) string {
 	return filepath.Join(at.images, image)
 }
 
-// freeDevice returns the first of vda, vdb, … (sda, … for cdroms) that is not taken.
+// freeDevice returns the first of vda, vdb, … (sda, … for cdroms) that is not in taken.
 func freeDevice(cdrom bool, taken map[string]bool) string {
 	prefix := "vd"
 	if cdrom {
@@ -264,18 +266,13 @@ func freeDevice(cdrom bool, taken map[string]bool) string {
 	return prefix + "zz"
 }
 
-// uuidOf and macOf return the same value for every definition of a workload's domain, so that a
-// replaced guest keeps its machine id and its address.
+// uuidOf returns the same value for every definition of a workload's domain. So a replaced guest keeps its
+// machine id.
 func uuidOf(cluster, domain string) string {
 	sum := sha256.Sum256([]byte("persys domain\x00" + cluster + "\x00" + domain))
 	sum[6], sum[8] = sum[6]&0x0f|0x50, sum[8]&0x3f|0x80
 	h := hex.EncodeToString(sum[:16])
 	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
-}
-
-func macOf(cluster, domain string, nic int) string {
-	sum := sha256.Sum256([]byte("persys interface\x00" + cluster + "\x00" + domain + "\x00" + strconv.Itoa(nic)))
-	return fmt.Sprintf("52:54:00:%02x:%02x:%02x", sum[0], sum[1], sum[2])
 }
 
 // tag returns a short digest of s.

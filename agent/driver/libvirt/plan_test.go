@@ -34,8 +34,9 @@ var (
 	arm      = &hostcaps.Machine{Kind: "kvm", Type: "virt-7.2", Emulator: "/usr/bin/qemu-system-aarch64", CPU: "host-passthrough", Firmware: "efi", CDROMBus: "scsi"}
 )
 
-// The domain XML of specifications on machines with different capabilities.
-func TestDomain(t *testing.T) {
+// The test compares the domain XML of several specifications, on machines with different capabilities, with
+// golden files.
+func TestDomainXMLOfSpecifications(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		vm      *agentv1.VMSpec
@@ -70,7 +71,7 @@ func TestDomain(t *testing.T) {
 			if p.seed != nil {
 				r.Seed = &seedFact{Path: "/images/web.persys/cloud-init.iso"}
 			}
-			got, err := domainXML(p, found{machine: c.machine, vnc: c.vnc, bridges: c.bridges, record: r})
+			got, err := domainXML(p, found{machine: c.machine, vnc: c.vnc, password: "ABCDEFGH", bridges: c.bridges, record: r})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -95,11 +96,11 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if got+"\n" != string(want) {
-		t.Errorf("%s differs (run with -update if that is right):\n%s", file, got)
+		t.Errorf("the domain XML differs from %s (run with -update if the change is intended):\n%s", file, got)
 	}
 }
 
-func TestPlanRefuses(t *testing.T) {
+func TestInvalidMachinesAreRefused(t *testing.T) {
 	disk := func(d *agentv1.DiskConfig) *agentv1.VMSpec {
 		return &agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Disks: []*agentv1.DiskConfig{d}}
 	}
@@ -108,25 +109,25 @@ func TestPlanRefuses(t *testing.T) {
 		class driver.Class
 		want  string
 	}{
-		"a quota below nothing":   {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CpuMillicores: -1}, driver.InvalidSpecification, "vm.cpu_millicores"},
-		"no processors":           {&agentv1.VMSpec{MemoryMb: 1}, driver.InvalidSpecification, "vm.vcpus"},
-		"an unknown format":       {disk(&agentv1.DiskConfig{Format: "vmdk"}), driver.InvalidSpecification, "disks[0].format"},
-		"an unknown type":         {disk(&agentv1.DiskConfig{Type: "floppy"}), driver.InvalidSpecification, "disks[0].type"},
-		"a cdrom without a path":  {disk(&agentv1.DiskConfig{Type: "cdrom"}), driver.InvalidSpecification, "disks[0].path"},
-		"a path that is none":     {disk(&agentv1.DiskConfig{Path: "disk.img"}), driver.InvalidSpecification, "disks[0].path"},
-		"an address that is none": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Networks: []*agentv1.NetworkConfig{{IpAddress: "10.0.0"}}}, driver.InvalidSpecification, "networks[0].ip_address"},
-		"a MAC that is none":      {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Networks: []*agentv1.NetworkConfig{{MacAddress: "52:54"}}}, driver.InvalidSpecification, "networks[0].mac_address"},
+		"a negative quota":       {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CpuMillicores: -1}, driver.InvalidSpecification, "vm.cpu_millicores"},
+		"no processors":          {&agentv1.VMSpec{MemoryMb: 1}, driver.InvalidSpecification, "vm.vcpus"},
+		"an unknown format":      {disk(&agentv1.DiskConfig{Format: "vmdk"}), driver.InvalidSpecification, "disks[0].format"},
+		"an unknown type":        {disk(&agentv1.DiskConfig{Type: "floppy"}), driver.InvalidSpecification, "disks[0].type"},
+		"a cdrom without a path": {disk(&agentv1.DiskConfig{Type: "cdrom"}), driver.InvalidSpecification, "disks[0].path"},
+		"an invalid path":        {disk(&agentv1.DiskConfig{Path: "disk.img"}), driver.InvalidSpecification, "disks[0].path"},
+		"an invalid address":     {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Networks: []*agentv1.NetworkConfig{{IpAddress: "10.0.0"}}}, driver.InvalidSpecification, "networks[0].ip_address"},
+		"an invalid MAC":         {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Networks: []*agentv1.NetworkConfig{{MacAddress: "52:54"}}}, driver.InvalidSpecification, "networks[0].mac_address"},
 		"a device twice": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Disks: []*agentv1.DiskConfig{{Device: "vda"}, {Device: "vda"}}},
 			driver.InvalidSpecification, "disks[1].device"},
 		"user data over the limit": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: strings.Repeat("a", maxSeed+1)}, driver.CloudInitInvalid, "cloud-init-invalid: user_data"},
-		"all parts over the limit": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{
+		"cloud-init documents that exceed the limit together": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{
 			UserData: strings.Repeat("a", maxSeed/2+1), VendorData: strings.Repeat("a", maxSeed/2)}}, driver.CloudInitInvalid, "cloud-init-invalid: all parts"},
-		"a NUL byte":             {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: "a\x00b"}, driver.CloudInitInvalid, "cloud-init-invalid: user_data holds a NUL"},
-		"meta-data that is null": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "null"}}, driver.CloudInitInvalid, "meta_data is not a mapping in JSON or YAML: null"},
-		"meta-data that is none": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "[a]"}}, driver.CloudInitInvalid, "cloud-init-invalid: meta_data"},
-		"network-config that is none": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{NetworkConfig: "a: ["}},
+		"a NUL byte":               {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: "a\x00b"}, driver.CloudInitInvalid, "cloud-init-invalid: user_data holds a NUL"},
+		"meta-data that is null":   {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "null"}}, driver.CloudInitInvalid, "meta_data is not a mapping in JSON or YAML: null"},
+		"meta-data that is a list": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "[a]"}}, driver.CloudInitInvalid, "cloud-init-invalid: meta_data"},
+		"network-config that is not YAML": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{NetworkConfig: "a: ["}},
 			driver.CloudInitInvalid, "cloud-init-invalid: network_config"},
-		"a login that opens nothing": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Login: &agentv1.VMLogin{User: "ops"}}, driver.InvalidSpecification, "vm.login"},
+		"a login without password and keys": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Login: &agentv1.VMLogin{User: "ops"}}, driver.InvalidSpecification, "vm.login"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := makePlan(specFor(c.vm), "web", layout{images: defaultImages})
@@ -141,7 +142,7 @@ func TestPlanRefuses(t *testing.T) {
 	}
 }
 
-func TestSeed(t *testing.T) {
+func TestTheSeedFollowsTheSpecification(t *testing.T) {
 	seed := func(vm *agentv1.VMSpec) *seedPlan {
 		t.Helper()
 		s, err := planSeed("web", vm)
@@ -151,10 +152,10 @@ func TestSeed(t *testing.T) {
 		return s
 	}
 	if s := seed(&agentv1.VMSpec{}); s != nil {
-		t.Errorf("a machine that says nothing to cloud-init gets %+v", s)
+		t.Errorf("a machine without cloud-init data gets the seed %+v, want none", s)
 	}
 	if s := seed(&agentv1.VMSpec{OsImage: "/i"}); s == nil {
-		t.Error("a machine from an image waits for a seed that never comes")
+		t.Error("a machine from an image gets no seed, and its cloud-init waits for one")
 	}
 	plain := "#cloud-config\na: b\n"
 	coded := "I2Nsb3VkLWNvbmZpZwphOiBi\nCg=="
@@ -162,12 +163,12 @@ func TestSeed(t *testing.T) {
 		vm   *agentv1.VMSpec
 		want string
 	}{
-		"plain":                     {&agentv1.VMSpec{CloudInit: plain}, plain},
-		"base64":                    {&agentv1.VMSpec{CloudInit: coded}, plain},
-		"base64 in the message":     {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{UserData: coded}}, plain},
-		"the message wins":          {&agentv1.VMSpec{CloudInit: "#!/bin/sh\n", CloudInitConfig: &agentv1.CloudInitConfig{UserData: plain}}, plain},
-		"what only looks like it":   {&agentv1.VMSpec{CloudInit: "abcd"}, "abcd"},
-		"none, but another part is": {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{VendorData: plain}}, "#cloud-config\n{}\n"},
+		"plain":                            {&agentv1.VMSpec{CloudInit: plain}, plain},
+		"base64":                           {&agentv1.VMSpec{CloudInit: coded}, plain},
+		"base64 in the message":            {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{UserData: coded}}, plain},
+		"the message takes precedence":     {&agentv1.VMSpec{CloudInit: "#!/bin/sh\n", CloudInitConfig: &agentv1.CloudInitConfig{UserData: plain}}, plain},
+		"text that only looks like base64": {&agentv1.VMSpec{CloudInit: "abcd"}, "abcd"},
+		"vendor data alone":                {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{VendorData: plain}}, "#cloud-config\n{}\n"},
 	} {
 		if s := seed(c.vm); s.user != c.want {
 			t.Errorf("%s: user data %q, want %q", name, s.user, c.want)
@@ -178,20 +179,20 @@ func TestSeed(t *testing.T) {
 		t.Errorf("meta-data %q and %q", a.meta, b.meta)
 	}
 	if c := seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain + "c: d\n"}); c.meta == a.meta {
-		t.Error("other user data is the same instance: cloud-init would not apply it")
+		t.Error("other user data lead to the same instance id, so cloud-init would ignore the change")
 	}
 	at := func(ip string) *seedPlan {
 		return seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain, Networks: []*agentv1.NetworkConfig{{}, {IpAddress: ip}}})
 	}
 	if at("").meta != a.meta || at("10.0.0.5").meta == a.meta || at("10.0.0.5").meta == at("10.0.0.6").meta {
-		t.Error("another static address is the same instance: cloud-init would not apply it")
+		t.Error("another static address leads to the same instance id, so cloud-init would ignore the change")
 	}
 	own := `{"instance-id": "mine", "local-hostname": "h"}`
 	if s := seed(&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{MetaData: own}}); s.meta != own {
-		t.Errorf("meta-data of the author's became %q", s.meta)
+		t.Errorf("meta-data that the author of the specification wrote became %q, want no change", s.meta)
 	}
 	if s := seed(&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "local-hostname: h\n"}}); !strings.Contains(s.meta, "instance-id: web-") || !strings.Contains(s.meta, "local-hostname: h") {
-		t.Errorf("meta-data without an instance id became %q", s.meta)
+		t.Errorf("meta-data without an instance id became %q, want an instance id added", s.meta)
 	}
 	login := &agentv1.VMLogin{User: "ops", Password: "p:w", SshAuthorizedKeys: []string{"ssh-ed25519 AAAA ops"}}
 	golden(t, "login.yaml", seed(&agentv1.VMSpec{Login: login}).vendor)
@@ -199,7 +200,7 @@ func TestSeed(t *testing.T) {
 	golden(t, "login-and-vendor-data.mime", strings.ReplaceAll(both, "\r\n", "\n"))
 }
 
-func TestNetworkConfig(t *testing.T) {
+func TestNetworkConfigOfInterfaces(t *testing.T) {
 	lan := map[string][]nocloud.Subnet{
 		"default": {{Prefix: netip.MustParsePrefix("192.168.122.0/24"), Router: netip.MustParseAddr("192.168.122.1"), Routes: true}},
 		"island":  {{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Router: netip.MustParseAddr("10.9.0.1"), Routes: false}},
@@ -219,8 +220,8 @@ func TestNetworkConfig(t *testing.T) {
 	}
 }
 
-// The image is read back as a guest does.
-func TestSeedImage(t *testing.T) {
+// The test reads the seed's ISO image as a guest does.
+func TestTheSeedImageCanBeReadBack(t *testing.T) {
 	s, err := planSeed("web", &agentv1.VMSpec{CloudInit: "#cloud-config\n", CloudInitConfig: &agentv1.CloudInitConfig{VendorData: "#cloud-config\nv: 1\n"}})
 	if err != nil {
 		t.Fatal(err)
@@ -262,34 +263,30 @@ func TestSeedImage(t *testing.T) {
 	}
 	again, sameSum, err := nocloud.Image(s.files("version: 2\n"))
 	if err != nil || sum != sameSum || len(again) != len(raw) {
-		t.Errorf("the same seed has checksums %s and %s, %v", sum, sameSum, err)
+		t.Errorf("the checksums of two equal seeds are %s and %s, %v; want equal ones", sum, sameSum, err)
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestDiskPathsOfSchedulersAreMoved(t *testing.T) {
 	at := layout{images: "/srv/vms"}
 	for name, c := range map[string]struct{ path, domain, want string }{
-		"the path that schedulers make up moves":          {"/var/lib/libvirt/images/web-vda.qcow2", "web", "/srv/vms/web-vda.qcow2"},
-		"and follows the domain's name":                   {"/var/lib/libvirt/images/web-vda.qcow2", "web--node-a", "/srv/vms/web--node-a-vda.qcow2"},
-		"a path of the author's stays":                    {"/var/lib/libvirt/images/mine.qcow2", "web", "/var/lib/libvirt/images/mine.qcow2"},
-		"so does that of another workload in that folder": {"/var/lib/libvirt/images/other-vda.qcow2", "web", "/var/lib/libvirt/images/other-vda.qcow2"},
+		"a path invented by schedulers is moved": {"/var/lib/libvirt/images/web-vda.qcow2", "web", "/srv/vms/web-vda.qcow2"},
+		"a moved path has the domain's name":     {"/var/lib/libvirt/images/web-vda.qcow2", "web--node-a", "/srv/vms/web--node-a-vda.qcow2"},
+		"a path of the author stays":             {"/var/lib/libvirt/images/mine.qcow2", "web", "/var/lib/libvirt/images/mine.qcow2"},
+		"a path of another workload stays":       {"/var/lib/libvirt/images/other-vda.qcow2", "web", "/var/lib/libvirt/images/other-vda.qcow2"},
 	} {
 		if got := rebase(c.path, "web", c.domain, diskPlan{device: "vda", format: "qcow2"}, at); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
-	}
-	first := macOf("c", "web", 0)
-	if again := macOf("c", "web", 0); again != first || first == macOf("c", "web", 1) || first == macOf("d", "web", 0) {
-		t.Error("addresses are not those of cluster, domain and interface")
 	}
 	if u := uuidOf("c", "web"); len(u) != 36 || u == uuidOf("c", "web2") {
 		t.Errorf("uuid %s", u)
 	}
 }
 
-// Only interfaces without a static address are looked up in the network, which may still hold a former lease of
-// an interface with a static one.
-func TestAsked(t *testing.T) {
+// The driver looks up DHCP leases only for interfaces without a static address. For the others the network
+// may still hold an old lease.
+func TestLeasesAreAskedOnlyForDynamicInterfaces(t *testing.T) {
 	const domain = `<domain><devices>
 <interface type='bridge'><mac address='52:54:00:00:00:0A'/><source bridge='br0'/><target dev='vnet0'/></interface>
 <interface type='network'><mac address='52:54:00:00:00:0b'/><source network='default'/></interface>
@@ -304,8 +301,8 @@ func TestAsked(t *testing.T) {
 		{"a legacy v1 agent's domain", nil, []address{a, b}},
 		{"two leases", &record{Leases: 2}, []address{a, b}},
 		{"static addresses only", &record{Static: []string{"10.0.0.1", "10.0.0.2"}, Fixed: []string{macA, macB}}, nil},
-		{"one of each", &record{Leases: 1, Static: []string{"10.0.0.1"}, Fixed: []string{macA}}, []address{b}},
-		{"one of each, in a record without MAC addresses", &record{Leases: 1, Static: []string{"10.0.0.1"}}, []address{a, b}},
+		{"one interface of each kind", &record{Leases: 1, Static: []string{"10.0.0.1"}, Fixed: []string{macA}}, []address{b}},
+		{"one interface of each kind, in a record without MAC addresses", &record{Leases: 1, Static: []string{"10.0.0.1"}}, []address{a, b}},
 	} {
 		if got := c.record.asked(interfacesOf(domain)); len(got)+len(c.want) > 0 && !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

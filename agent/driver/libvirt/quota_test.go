@@ -14,8 +14,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A daemon with cgroups enforces a guest's CPU quota, also after an update and its own restart. A daemon without
-// cgroups runs the guest anyway, and the status says so.
+// A libvirt daemon with cgroups enforces a guest's CPU quota, also after an update of the guest and after a
+// restart of the daemon. A daemon without cgroups runs the guest without the quota, and the workload's status
+// says so.
 func TestQuotaOnLibvirt(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -24,7 +25,7 @@ func TestQuotaOnLibvirt(t *testing.T) {
 	vm.CpuMillicores = 500
 	o := ensured(t, ctx, openDriver(t, plain, "node-a"), order("unkept", "c1:1", vm))
 	if o.Metadata["cpu_limit"] != "500 millicores, not kept" || !strings.Contains(o.Message, "cgroup") {
-		t.Errorf("without cgroups: %q, %q", o.Metadata["cpu_limit"], o.Message)
+		t.Errorf("without cgroups the status has limit %q and message %q; want \"not kept\" and the reason", o.Metadata["cpu_limit"], o.Message)
 	}
 
 	daemon, err := libvirttest.Start(ctx, "cpu")
@@ -46,15 +47,15 @@ func TestQuotaOnLibvirt(t *testing.T) {
 		if o.Message != "" {
 			t.Errorf("%d millicores: %s", millicores, o.Message)
 		}
-		info, err := daemon.Virsh(ctx, "schedinfo", "--live", "kept") // the quota in the kernel
+		info, err := daemon.Virsh(ctx, "schedinfo", "--live", "kept") // the quota that the kernel enforces
 		if fields := strings.Join(strings.Fields(info), " "); err != nil || !strings.Contains(fields, "global_quota : "+want+" ") {
-			t.Errorf("%d millicores: %q, %v; want global_quota %s", millicores, fields, err, want)
+			t.Errorf("with %d millicores virsh schedinfo prints %q, %v; want global_quota %s", millicores, fields, err, want)
 		}
 		return o
 	}
 	kept("c1:1", 500, "50000")
 	if o := kept("c1:2", 250, "25000"); o.Metadata["cpu_limit"] != "250 millicores, kept by the hypervisor" {
-		t.Errorf("it says %q", o.Metadata["cpu_limit"])
+		t.Errorf("metadata cpu_limit is %q", o.Metadata["cpu_limit"])
 	}
 	if err := daemon.Restart(ctx); err != nil {
 		t.Fatal(err)

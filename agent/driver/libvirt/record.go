@@ -12,21 +12,24 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
-// namespace of our element in a domain's metadata.
+// the XML namespace of our element in a domain's metadata
 const namespace = "https://persys.dev/libvirt/workload/1"
 
-// record is the content of our metadata element: everything that must survive a restart of the agent,
-// libvirt or the machine. It is JSON in the element's text.
+// record is the content of our metadata element. It holds everything that must survive a restart of the
+// agent, of libvirt or of the machine. It is stored as JSON in the element's text.
 type record struct {
 	Labels map[string]string `json:"labels"`
-	// Instance changes with every definition that has other content.
+	// Instance is the cloud-init instance id. A definition with other cloud-init content gets another
+	// instance id.
 	Instance string    `json:"instance"`
 	Created  time.Time `json:"created,omitzero"`
-	// Started is the last start, Finished and End its end; the latter are zero while the guest runs.
+	// Started is the time of the last start. Finished is the time of the end that followed, and End its
+	// reason; both are zero while the guest runs.
 	Started  time.Time `json:"started,omitzero"`
 	Finished time.Time `json:"finished,omitzero"`
 	End      string    `json:"end,omitempty"`
-	// Disks are the disks that we made. Leftover are disks that only the replaced definition used.
+	// Disks are the disks that we made. Leftover are disks that the replaced definition used and the present
+	// one does not.
 	Disks    []ownDisk `json:"disks,omitempty"`
 	Leftover []ownDisk `json:"leftover,omitempty"`
 	Seed     *seedFact `json:"seed,omitempty"`
@@ -35,19 +38,21 @@ type record struct {
 	Console string `json:"console,omitempty"`
 	// Static are the guest's static addresses, without prefix length.
 	Static []string `json:"static,omitempty"`
-	// Leases is the number of interfaces that get their address by DHCP or otherwise from outside.
+	// Leases is the number of interfaces without a static address, which get their address by DHCP or
+	// otherwise.
 	Leases int `json:"leases,omitempty"`
-	// Fixed are the MAC addresses of interfaces with a static address.
+	// Fixed are the MAC addresses of the interfaces with a static address.
 	Fixed []string `json:"fixed,omitempty"`
 	// Heard are the addresses that each interface announced by ARP since the last start. A restarted
 	// agent needs them, because a guest may not announce them again for days.
 	Heard map[string][]string `json:"heard,omitempty"`
 }
 
-// asked returns the interfaces without a static address. The network may still hold a former lease for
-// an interface with a static one, because the MAC address stays the same over an update.
+// asked returns the interfaces in nics without a static address: libvirt is asked for the DHCP leases of
+// these only. An interface that got a static address by an update keeps its MAC address, so libvirt may still
+// report an old lease for it.
 func (r *record) asked(nics []address) []address {
-	if r == nil { // made by a legacy v1 agent
+	if r == nil { // no record: a legacy v1 agent made the domain
 		return nics
 	}
 	if r.Leases == 0 {
@@ -56,7 +61,7 @@ func (r *record) asked(nics []address) []address {
 	return slices.DeleteFunc(nics, func(n address) bool { return slices.Contains(r.Fixed, n.mac) })
 }
 
-// runs reports whether the record has a start without an observed end.
+// runs reports whether the record has a start but no end.
 func (r *record) runs() bool { return !r.Started.IsZero() && r.Finished.IsZero() }
 
 // addressed records which interfaces have static addresses.
@@ -80,14 +85,15 @@ type ownDisk struct {
 	Format string `json:"format,omitempty"`
 	// Image is the image from which the disk was made.
 	Image string `json:"image,omitempty"`
-	// Staged means that the file is still at Path + diskfile.StagedSuffix until the former guest is stopped.
+	// Staged means that the disk is complete but its file is still at Path + diskfile.StagedSuffix, until the
+	// former guest has stopped.
 	Staged bool `json:"staged,omitempty"`
-	// Former is the format of the old file at Path meanwhile.
+	// Former is the format of the old file at Path while Staged is set.
 	Former string `json:"former,omitempty"`
-	// SizeGB is the size to which a smaller disk is grown.
+	// SizeGB is the size to which a disk is enlarged if it is smaller.
 	SizeGB int64 `json:"size_gb,omitempty"`
 
-	// unsure means that the source image is unknown. It is never set in a record.
+	// unsure means that the image is unknown. It is not stored in the record.
 	unsure bool
 	// used means that a guest was defined with the disk.
 	used bool
@@ -97,15 +103,16 @@ func (d ownDisk) same(o ownDisk) bool {
 	return d.Path == o.Path && d.Pool == o.Pool && d.Volume == o.Volume
 }
 
-// seedFact holds the status values of a seed (contract/semantics.md, section 11).
+// seedFact holds the facts about a NoCloud seed that the workload's status shows (contract/semantics.md,
+// section 11).
 type seedFact struct {
 	Path     string    `json:"path"`
 	Checksum string    `json:"checksum"`
 	Size     int64     `json:"size"`
 	At       time.Time `json:"at,omitzero"`
-	// Addressed: the instance id depends on the static addresses.
+	// Addressed means that the cloud-init instance id depends on the static addresses.
 	Addressed bool `json:"addressed,omitempty"`
-	// Other: the instance id is the one in seedPlan.otherMeta.
+	// Other means that the instance id is that of seedPlan.otherMeta.
 	Other bool `json:"other,omitempty"`
 }
 
@@ -120,17 +127,17 @@ func (r record) bare() string { return "<workload>" + r.text() + "</workload>" }
 func (r record) text() string {
 	raw, err := json.Marshal(r)
 	if err != nil {
-		panic(err) // strings, times and numbers only
+		panic(err) // cannot happen: the record holds only strings, times and numbers
 	}
 	var out strings.Builder
 	if err := xml.EscapeText(&out, raw); err != nil {
-		panic(err) // a Builder takes everything
+		panic(err) // cannot happen: a strings.Builder accepts every write
 	}
 	return out.String()
 }
 
-// readRecord finds our element in the XML of a domain. It returns nil if there is no readable one: the
-// domain is then not ours.
+// readRecord returns the record in our metadata element in the XML of a domain. It returns nil if there is no
+// readable one: then the domain was not made by us.
 func readRecord(domainXML string) *record {
 	var d struct {
 		Metadata struct {
@@ -150,7 +157,7 @@ func readRecord(domainXML string) *record {
 // of returns the owner of a domain from the labels of its record.
 func (d *Driver) of(r *record, name string) driver.Ownership {
 	if r == nil {
-		// A legacy v1 agent names the domain after the workload and leaves no other trace.
+		// A legacy v1 agent names the domain after the workload and writes no metadata.
 		if d.opt.Owns != nil && d.opt.Owns(driver.ID(name)) {
 			return driver.Claimed
 		}
@@ -162,7 +169,8 @@ func (d *Driver) of(r *record, name string) driver.Ownership {
 	return d.identity.Of(r.Labels)
 }
 
-// change rewrites our element, while the guest runs in both descriptions, starting from its present content.
+// change applies edit to the present record of a domain and writes it back. While the guest runs, it writes
+// the record to both descriptions.
 func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) error {
 	release, err := d.hold(ctx, in.uuid)
 	if err != nil {
@@ -173,11 +181,12 @@ func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) e
 	if err != nil {
 		return err
 	}
-	// The domain must not have changed since it was observed: this call may have waited for a start or stop.
+	// Check that the domain did not change since it was observed: this call may have waited for a start or
+	// stop.
 	if now.uuid != in.uuid || now.config == nil || !now.persistent || now.active != in.active {
 		return nil
 	}
-	// The live description may belong to another definition than the configuration.
+	// The live description may belong to an older definition than the configuration; then its record stays.
 	live := now.active && now.live != nil && now.live.Instance == now.config.Instance
 	edit(now.config)
 	if err := d.hv.note(ctx, in.uuid, now.config.bare(), live); err != nil {
@@ -187,7 +196,8 @@ func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) e
 	return nil
 }
 
-// hold waits until no other call changes the record of the domain.
+// hold waits until no other call changes the record of the domain, and keeps other calls from changing it
+// until release is called.
 func (d *Driver) hold(ctx context.Context, uuid string) (release func(), err error) {
 	mine := make(chan struct{})
 	for {
@@ -212,4 +222,23 @@ func (d *Driver) hold(ctx context.Context, uuid string) (release func(), err err
 		d.mu.Unlock()
 		close(mine)
 	}, nil
+}
+
+// sameNamespace returns an error if the domain in belongs to another namespace than spec. in is nil if there
+// is no domain.
+func (d *Driver) sameNamespace(spec driver.Spec, in *instance, name string) error {
+	if in == nil {
+		return nil
+	}
+	var labels map[string]string
+	if in.config != nil {
+		labels = in.config.Labels
+	}
+	return driver.CheckNamespace(spec, "machine "+name, labels, d.of(in.config, name) == driver.Claimed)
+}
+
+// Foreign implements driver.Namespaced. It reads the namespace from the record of the workload's domain.
+func (d *Driver) Foreign(ctx context.Context, id driver.ID, namespace string) (bool, error) {
+	in, err := d.mine(ctx, id)
+	return in != nil && in.config != nil && driver.OtherNamespace(in.config.Labels, namespace), err
 }

@@ -11,25 +11,26 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxSeed bounds each cloud-init document and their sum, in bytes
+// maxSeed is the maximum size in bytes of each cloud-init document and of all of them together
 // (contract/semantics.md, section 12).
 const maxSeed = 256 << 10
 
-// seedPlan is the NoCloud seed without the parts that depend on the machine's networks.
+// seedPlan is the NoCloud seed (cloud-init's input) of a plan, without the parts that depend on the machine's
+// networks.
 type seedPlan struct {
 	user, meta, network, vendor string
-	// formerMeta holds the instance id of earlier versions, which ignored static addresses. otherMeta
-	// holds an instance id that differs from both formerMeta's and meta's.
+	// Alternatives to meta: formerMeta has the instance id of earlier versions, which ignored static
+	// addresses; otherMeta has an instance id that differs from both.
 	formerMeta, otherMeta string
-	former, other         bool // whether formerMeta or otherMeta is used
+	former, other         bool // former or other is true if meta was replaced by formerMeta or otherMeta
 }
 
 func badSeed(format string, args ...any) error {
 	return driver.Errorf(driver.CloudInitInvalid, "ensure", "cloud-init-invalid: "+format, args...)
 }
 
-// planSeed builds the seed of a specification. It returns nil if the specification has no cloud-init
-// data and its disk is not made from an image, so that no cloud-init waits for a seed.
+// planSeed builds the seed of a specification. It returns nil if the specification has no cloud-init data and
+// no disk made from an image: then the guest has no cloud-init that would wait for a seed.
 func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 	c := vm.GetCloudInitConfig()
 	static := ""
@@ -42,7 +43,7 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 		c.GetVendorData() == "" && vm.Login == nil && vm.OsImage == "" && static == "" {
 		return nil, nil
 	}
-	// the field user_data takes precedence over the text (contract/wire-agent.md).
+	// the field user_data takes precedence over the field cloud_init (contract/wire-agent.md).
 	user := c.GetUserData()
 	if user == "" {
 		user = vm.CloudInit
@@ -58,7 +59,7 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 		}
 	}
 	if total > maxSeed {
-		return nil, badSeed("all parts together are %d bytes, at most %d", total, maxSeed)
+		return nil, badSeed("all parts together have %d bytes, more than %d", total, maxSeed)
 	}
 	if s.user == "" {
 		s.user = "#cloud-config\n{}\n"
@@ -74,14 +75,15 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 		name = string(id)
 	}
 	if s.network != "" {
-		static = "" // the given document configures the whole network
+		static = "" // network_config of the specification configures all interfaces, also those with a static address
 	}
 	given := s.meta
 	for _, m := range []struct {
 		text      *string
 		addresses string
 	}{{&s.meta, static}, {&s.formerMeta, ""}, {&s.otherMeta, "\x00"}} {
-		// The id is derived from the content: a specification with the same cloud-init content is the same instance.
+		// The instance id is derived from the content: two specifications with the same cloud-init content
+		// are the same instance.
 		instance := string(id) + "-" + tag(s.user+"\x00"+s.vendor+"\x00"+s.network+m.addresses)
 		if *m.text, err = nocloud.MetaData(given, instance, name); err != nil {
 			return nil, badSeed("meta_data is %w", err)
@@ -96,15 +98,15 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 	return s, nil
 }
 
-// follow decides which instance id the seed of an existing domain gets, from its former record.
-// Cloud-init applies a seed once for each instance id.
+// follow chooses the instance id for the new seed of an existing domain. was is the domain's record, static
+// are the new static addresses. Cloud-init applies a seed only once for each instance id.
 func (s *seedPlan) follow(was *record, static []string) {
 	switch {
 	case was.Seed != nil && was.Seed.Other && s.meta == s.formerMeta && s.network == "":
 		s.meta, s.other = s.otherMeta, true
 	case was.Seed == nil || was.Seed.Addressed:
 	case slices.Equal(was.Static, static):
-		// The addresses stay, so an upgrade of the agent must not make cloud-init run again.
+		// The addresses did not change, so an upgrade of the agent must not make cloud-init run again.
 		s.meta, s.former = s.formerMeta, true
 	case s.meta == s.formerMeta && s.network == "":
 		s.meta, s.other = s.otherMeta, true

@@ -11,7 +11,8 @@ import (
 	lv "libvirt.org/go/libvirt"
 )
 
-// poolUp looks up a pool and starts it if it is inactive, for example after a reboot without autostart.
+// poolUp looks up a storage pool and starts it if it is inactive, for example after a reboot without
+// autostart.
 func poolUp(c *lv.Connect, name string) (*lv.StoragePool, error) {
 	p, err := c.LookupStoragePoolByName(name)
 	if err != nil {
@@ -34,7 +35,7 @@ func (v *connection) volume(ctx context.Context, pool, name, xml string) error {
 			return err
 		}
 		defer p.Free()
-		_ = p.Refresh(0) // find volumes that were not made through libvirt
+		_ = p.Refresh(0) // refresh the pool, so that libvirt finds volumes that were made without it
 		vol, err := p.LookupStorageVolByName(name)
 		if gone(err) {
 			vol, err = p.StorageVolCreateXML(xml, 0)
@@ -50,7 +51,8 @@ func (v *connection) volume(ctx context.Context, pool, name, xml string) error {
 	return err
 }
 
-// withVolume calls do with a volume of a pool; errAbsent if there is none.
+// withVolume calls do with a volume of a storage pool. It returns an error that wraps errAbsent if the pool
+// has no such volume.
 func (v *connection) withVolume(ctx context.Context, pool, name string, do func(*lv.StorageVol) error) error {
 	return act(ctx, v, "volume", func(c *lv.Connect) error {
 		p, err := poolUp(c, pool)
@@ -60,7 +62,7 @@ func (v *connection) withVolume(ctx context.Context, pool, name string, do func(
 		defer p.Free()
 		vol, err := p.LookupStorageVolByName(name)
 		if gone(err) {
-			_ = p.Refresh(0) // the pool may have been mounted since
+			_ = p.Refresh(0) // refresh once more: the pool's storage may have been mounted after the last refresh
 			vol, err = p.LookupStorageVolByName(name)
 		}
 		if err != nil {
@@ -100,7 +102,7 @@ func (v *connection) pools(ctx context.Context) ([]driver.Pool, error) {
 			defer all[i].Free()
 			name, err := all[i].GetName()
 			if err != nil {
-				continue // deleted since the listing
+				continue // the volume was deleted after the listing
 			}
 			info, err := all[i].GetInfo()
 			if err != nil {

@@ -9,16 +9,19 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// found holds the facts of the machine that a plan needs.
+// found holds the facts about this machine that the domain XML of a plan contains, and the record of the
+// domain.
 type found struct {
 	machine *hostcaps.Machine
-	// bridges are the plan's networks that are plain bridges.
+	// bridges holds the plan's networks that are plain bridges, not networks of libvirt.
 	bridges map[string]bool
-	vnc     string // address to listen on; empty: no screen
-	record  record
+	vnc     string // the address on which the VNC screen listens; empty means no screen
+	// password of the screen
+	password string
+	record   record
 }
 
-// domainXML renders the domain of a plan.
+// domainXML returns the domain XML of a plan.
 func domainXML(p *plan, at found) (string, error) {
 	m := at.machine
 	dom := &libvirtxml.Domain{
@@ -30,12 +33,12 @@ func domainXML(p *plan, at found) (string, error) {
 		OS:       &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm", Machine: m.Type}, Firmware: m.Firmware},
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}},
 		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
-		// A crashed guest is destroyed: the agent decides whether it restarts.
+		// libvirt destroys a crashed guest; the agent decides whether to start it again.
 		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "destroy",
 	}
-	if m.PanicDevice == "" { // not x86: no APIC and no sleep states either
+	if m.PanicDevice == "" { // a machine type without panic device is not x86: it has neither APIC nor sleep states
 		dom.Features.APIC = nil
-	} else { // nothing would wake a sleeping guest
+	} else { // a guest must not sleep, because nothing would wake it
 		no := &libvirtxml.DomainPMPolicy{Enabled: "no"}
 		dom.PM = &libvirtxml.DomainPM{SuspendToMem: no, SuspendToDisk: no}
 	}
@@ -80,7 +83,7 @@ func domainXML(p *plan, at found) (string, error) {
 	}}
 	if at.vnc != "" && m.VNC {
 		dev.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{
-			Port: -1, AutoPort: "yes", Listen: at.vnc,
+			Port: -1, AutoPort: "yes", Listen: at.vnc, Passwd: at.password,
 			Listeners: []libvirtxml.DomainGraphicListener{{Address: &libvirtxml.DomainGraphicListenerAddress{Address: at.vnc}}},
 		}}}
 		dev.Videos = []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "vga"}}}
@@ -131,7 +134,7 @@ func diskXML(d diskPlan, m *hostcaps.Machine) libvirtxml.DomainDisk {
 	return out
 }
 
-// busOf returns the bus of a device name. Specifications may also name devices of other buses than virtio.
+// busOf returns the bus to which a device name such as vda or sda belongs.
 func busOf(device string) string {
 	switch {
 	case strings.HasPrefix(device, "sd"):
@@ -142,10 +145,10 @@ func busOf(device string) string {
 	return "virtio"
 }
 
-// seedXML attaches a seed as a read-only virtio disk. Debian's cloud kernel, for example, has no driver
-// for the SATA controller of a CD-ROM, but any guest that reads its root disk reads virtio. Cloud-init
-// finds the seed by its volume id on any device. The seed is the last disk, so that it takes no other
-// disk's name.
+// seedXML attaches a seed as a read-only virtio disk. Debian's cloud kernel, for example, has no driver for
+// the SATA controller of a CD-ROM, but any guest that reads its root disk reads virtio. Cloud-init finds the
+// seed by its volume id on any device. The seed is the last disk, so that it does not change the device names
+// of the others.
 func seedXML(path string, others []diskPlan) libvirtxml.DomainDisk {
 	taken := map[string]bool{}
 	for _, d := range others {
@@ -167,7 +170,8 @@ func seedXML(path string, others []diskPlan) libvirtxml.DomainDisk {
 	}
 }
 
-// volumeXML renders a volume of a storage pool, empty or backed by an image.
+// volumeXML returns the XML of a storage pool volume. The volume is empty, or backed by an image with the
+// format imageFormat.
 func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
 	v := libvirtxml.StorageVolume{
 		Name:     d.volume,
@@ -185,8 +189,8 @@ func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
 	return v.Marshal()
 }
 
-// legacyDisks returns the files that a legacy v1 agent made for a domain: disks with a marker file,
-// and the seed at its fixed place (contract/state-etcd.md).
+// legacyDisks returns the files that a legacy v1 agent made for a domain: disks with a mark file, and the
+// seed at its fixed path (contract/state-etcd.md).
 func (d *Driver) legacyDisks(in *instance) []ownDisk {
 	var dom libvirtxml.Domain
 	if dom.Unmarshal(in.domain.config) != nil || dom.Devices == nil {

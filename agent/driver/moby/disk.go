@@ -13,12 +13,12 @@ import (
 // LayerSize is the storage option that limits the bytes that a container writes beyond its image.
 const LayerSize = "size"
 
-// layerDrivers are the storage drivers that may support LayerSize. All others refuse it, except the
-// containerd image store, which accepts and ignores it.
+// layerDrivers are the storage drivers that may support LayerSize. All other storage drivers refuse it,
+// except the containerd image store, which accepts and ignores it.
 var layerDrivers = [...]string{"overlay2", "btrfs", "zfs", "devicemapper", "vfs"}
 
-// SizesLayers reports whether LayerSize may be tried. Whether the file system supports it shows only at
-// the create call: see RefusesLayerSize.
+// SizesLayers reports whether containers may be created with LayerSize. Only the create call shows whether
+// the engine's file system supports it: see RefusesLayerSize.
 func (e *Engine) SizesLayers(ctx context.Context) bool {
 	e.layers.mu.Lock()
 	defer e.layers.mu.Unlock()
@@ -29,7 +29,7 @@ func (e *Engine) SizesLayers(ctx context.Context) bool {
 	defer cancel()
 	res, err := e.Client.Info(ctx, client.InfoOptions{})
 	if err != nil {
-		return false // the next call asks again
+		return false // not known now; the next call asks the engine again
 	}
 	snapshotter := slices.ContainsFunc(res.Info.DriverStatus, func(kv [2]string) bool { return kv[0] == "driver-type" })
 	e.layers.known = true
@@ -37,8 +37,8 @@ func (e *Engine) SizesLayers(ctx context.Context) bool {
 	return e.layers.able
 }
 
-// RefusesLayerSize reports whether err says that the engine does not support LayerSize here, and remembers
-// it.
+// RefusesLayerSize reports whether err says that the engine does not support LayerSize on its file system,
+// and remembers the answer.
 func (e *Engine) RefusesLayerSize(err error) bool {
 	if err == nil {
 		return false
@@ -53,14 +53,14 @@ func (e *Engine) RefusesLayerSize(err error) bool {
 	return true
 }
 
-// fewIDs is the largest number of ids for which a list is filtered by id.
+// fewIDs is the maximum number of container ids for which a list request filters by id.
 const fewIDs = 100
 
-// Written returns how many bytes each container wrote beyond its image. The engine walks their files for
-// it, so the list is filtered by id unless there are many ids.
+// Written returns how many bytes each container wrote beyond its image. The engine walks the files of all
+// listed containers for this, so the list request filters by id unless there are many ids.
 func (e *Engine) Written(ctx context.Context, ids []string) (map[string]int64, error) {
 	if len(ids) == 0 {
-		return nil, nil // without ids the engine would list all containers
+		return nil, nil // without an id filter the engine would list all containers
 	}
 	filters := make(client.Filters).Add("label", driver.LabelManaged+"=true")
 	if len(ids) <= fewIDs {

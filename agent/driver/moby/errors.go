@@ -10,10 +10,10 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// The client turns the HTTP status of an engine's answer into errdefs types. Several causes share status
-// 500, above all errors that the registry or the kernel reported to the engine. Only for those the text
-// decides, and only by phrases that the engine, the registry protocol or the C library fix. Errors
-// without a known phrase count as transient.
+// Docker's Go client turns the HTTP status of an engine's answer into errdefs types. Several causes share
+// status 500, above all errors that the registry or the kernel reported to the engine. Only errors with
+// status 500 are classified by their text, and only by fixed phrases of the engine, the registry protocol or
+// the C library. An error without a known phrase counts as transient.
 
 // phrase maps a fixed text to its class.
 type phrase struct {
@@ -31,7 +31,7 @@ func match(err error, table []phrase) driver.Class {
 	return ""
 }
 
-// enginePhrases returns the texts of create, start, stop and remove.
+// enginePhrases returns the phrases in errors of create, start, stop and remove calls.
 func enginePhrases() []phrase {
 	return []phrase{
 		{"no space left on device", driver.StorageFull},
@@ -39,16 +39,28 @@ func enginePhrases() []phrase {
 		{"port is already allocated", driver.PortBindConflict},
 		{"address already in use", driver.PortBindConflict},
 		{"ports are not available", driver.PortBindConflict},
-		{"range of cpus is from", driver.InsufficientResources}, // more CPUs than the machine has
+		{"range of cpus is from", driver.InsufficientResources}, // the specification asks for more CPUs than the machine has
 		{"cannot allocate memory", driver.InsufficientResources},
 		{"minimum memory limit allowed", driver.InvalidSpecification},
+		// Errors about options that this engine or kernel lacks. A retry cannot succeed until the
+		// specification or the machine changes.
+		{"could not select device driver", driver.InvalidConfiguration}, // the engine has no driver for the requested GPUs
+		{"does not match the specified platform", driver.InvalidConfiguration},
+		{"unknown runtime specified", driver.InvalidConfiguration},
+		{"unknown or invalid runtime name", driver.InvalidConfiguration},
+		{"require docker engine", driver.InvalidConfiguration}, // Compose writes this about options that need a newer engine
+		{"requires docker engine", driver.InvalidConfiguration},
+		{"your kernel does not support", driver.InvalidConfiguration},
+		{"is not enabled in your kernel", driver.InvalidConfiguration},
+		{"is not enabled on the system", driver.InvalidConfiguration}, // the machine does not use AppArmor
 		{"invalid mount config", driver.StorageAttachFailed},
 		{"error while creating mount source path", driver.StorageAttachFailed},
 		{"error mounting", driver.StorageAttachFailed},
 	}
 }
 
-// execPhrases returns the texts of a command that cannot be executed, from a start or a container's error.
+// execPhrases returns the phrases for a command that cannot be executed. They occur in errors of start calls
+// and in the error field of a container.
 func execPhrases() []phrase {
 	return []phrase{
 		{"executable file not found", driver.InvalidConfiguration},
@@ -57,8 +69,8 @@ func execPhrases() []phrase {
 	}
 }
 
-// pullPhrases returns the texts of a failed pull. The order matters: the registry's answer takes
-// precedence over connection errors.
+// pullPhrases returns the phrases in errors of image pulls. The order matters: phrases of the registry's
+// answer come before those of connection errors.
 func pullPhrases() []phrase {
 	return []phrase{
 		{"no space left on device", driver.StorageFull},
@@ -69,7 +81,7 @@ func pullPhrases() []phrase {
 		{"authentication required", driver.ImagePullAuthFailed},
 		{"401 unauthorized", driver.ImagePullAuthFailed},
 		{"403 forbidden", driver.ImagePullAuthFailed},
-		{"parsing http 401 response", driver.ImagePullAuthFailed}, // without the protocol's JSON
+		{"parsing http 401 response", driver.ImagePullAuthFailed}, // the registry answered 401 without the JSON body of the registry protocol
 		{"parsing http 403 response", driver.ImagePullAuthFailed},
 		{"denied:", driver.ImagePullAuthFailed},
 		{"manifest unknown", driver.InvalidImage},
@@ -123,15 +135,15 @@ func engineClass(op string, err error) driver.Class {
 	return driver.RuntimeError
 }
 
-// unreachable reports whether the engine itself did not answer.
+// unreachable reports whether err means that the engine itself did not answer.
 func unreachable(err error) bool {
 	return client.IsErrConnectionFailed(err) || cerrdefs.IsUnavailable(err) ||
 		errors.Is(err, context.DeadlineExceeded) || driver.Generic(err) != ""
 }
 
-// pullClass classifies a failed pull: the engine is unreachable, the registry answered, or the registry is
-// unreachable. Unless the registry says that the image does not exist or may not be read, the failure is
-// transient: an outage must never stop the retries.
+// pullClass returns the class of an image pull's error. It is a permanent error only if the registry says
+// that the image does not exist or may not be read. Every other failure is transient, because an outage must
+// never stop the retries.
 func pullClass(err error) driver.Class {
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -143,7 +155,7 @@ func pullClass(err error) driver.Class {
 	case cerrdefs.IsUnauthorized(err), cerrdefs.IsPermissionDenied(err):
 		return driver.ImagePullAuthFailed
 	}
-	// Engines answer 404 both for a missing image and for one that the caller may not read.
+	// Engines answer with status 404 both for a missing image and for one that the caller may not read.
 	if class := match(err, pullPhrases()); class != "" {
 		return class
 	}
@@ -153,7 +165,8 @@ func pullClass(err error) driver.Class {
 	return driver.ImagePullTimeout
 }
 
-// ExitClass classifies a container that ended or could not start, from the engine's error text.
+// ExitClass returns the error class of a container that ended or could not start. note is the error text that
+// the engine stored for it.
 func ExitClass(note string) driver.Class {
 	if note == "" {
 		return driver.RuntimeError

@@ -18,13 +18,13 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// hangUp is how long a command may take to end after SIGHUP when its session is closed.
+// hangUp is how long a command may take to end after the SIGHUP that it gets when its session is closed.
 const hangUp = 2 * time.Second
 
-// maxPiece bounds one piece of a session's output.
+// maxPiece is the maximum size in bytes of one piece of a session's output.
 const maxPiece = 32 << 10
 
-// Exec starts a command in a running container.
+// Exec starts a command in a running container and returns the session with it.
 func (e *Engine) Exec(ctx context.Context, containerID string, o driver.ExecOptions) (driver.Session, error) {
 	call, cancel := e.Call(ctx)
 	defer cancel()
@@ -40,15 +40,15 @@ func (e *Engine) Exec(ctx context.Context, containerID string, o driver.ExecOpti
 	}
 	s := &session{eng: e, conn: got.HijackedResponse, framed: !o.TTY, container: containerID, exec: made.ID, input: o.Input}
 	if o.TTY && o.Size != (driver.TerminalSize{}) {
-		// The process may not exist yet, and then the resize fails: the engine waits only briefly for it. A
-		// wrong terminal size must not fail the session.
+		// The resize fails if the process does not exist yet, because the engine waits only briefly for it.
+		// The error is ignored: a wrong terminal size must not end the session.
 		_ = s.Resize(call, o.Size)
 	}
 	return s, nil
 }
 
-// Console connects to a container's first process: its output from now on and, if the container has an
-// open standard input, that input.
+// Console connects to a container's first process: the session receives its output from now on and, if the
+// container's standard input is open, writes to that.
 func (e *Engine) Console(ctx context.Context, containerID string, size driver.TerminalSize) (driver.Session, error) {
 	full, err := e.Inspect(ctx, containerID)
 	if err != nil {
@@ -82,20 +82,21 @@ func classifyExec(err error) error {
 	return Classify("exec", err)
 }
 
-// session is a hijacked connection to the engine. exec is empty for a console.
+// session is the connection to a command or a console in a container: a hijacked HTTP connection to the
+// engine. exec is the engine's id of the command; it is empty for a console.
 type session struct {
 	eng             *Engine
 	conn            client.HijackedResponse
-	framed          bool // stdout and stderr are multiplexed in one stream
+	framed          bool // stdout and stderr are multiplexed in one stream of frames
 	container, exec string
 	input           bool
 
-	frame  uint32 // remaining bytes of the present frame
+	frame  uint32 // number of unread bytes of the current frame
 	stderr bool
 	buffer [maxPiece]byte
 
 	mu     sync.Mutex // guards the fields below
-	shut   bool       // the input is closed
+	shut   bool       // CloseWrite was called: the command's input is closed
 	ended  bool       // the command has ended
 	closed sync.Once
 }
@@ -103,7 +104,8 @@ type session struct {
 // Output implements driver.Session.
 func (s *session) Output() (driver.Output, error) {
 	for s.framed && s.frame == 0 {
-		// Header of a stdcopy frame: stream, three zero bytes, length.
+		// A stdcopy frame begins with a header of 8 bytes: the number of the stream, three zero bytes, the
+		// length.
 		head := s.buffer[:8]
 		if _, err := io.ReadFull(s.conn.Reader, head); err != nil {
 			return driver.Output{}, ending(err)
@@ -124,7 +126,7 @@ func (s *session) Output() (driver.Output, error) {
 	return driver.Output{}, ending(err)
 }
 
-// ending maps all ways in which a connection ends to io.EOF.
+// ending returns io.EOF for every error that means that the connection is closed, and other errors unchanged.
 func ending(err error) error {
 	if err == nil {
 		return io.ErrNoProgress
@@ -149,7 +151,7 @@ func (s *session) CloseWrite() error {
 	}
 	s.shut = true
 	if s.exec == "" {
-		return nil // a person who detaches must not close the workload's input
+		return nil // a user who detaches must not close the workload's input
 	}
 	return s.conn.CloseWrite()
 }
@@ -169,7 +171,8 @@ func (s *session) Resize(ctx context.Context, z driver.TerminalSize) error {
 	return Classify("resize", err)
 }
 
-// Signal implements driver.Session. The engine has no call for it, so the process is signalled directly on this machine.
+// Signal implements driver.Session. The engine has no request for it, so the session signals the process on
+// this machine.
 func (s *session) Signal(ctx context.Context, name string) error {
 	number := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if number == 0 {
@@ -182,9 +185,9 @@ func (s *session) Signal(ctx context.Context, name string) error {
 	return err
 }
 
-// kill signals the command and its children. It reports whether the command still ran.
+// kill signals the command and its children. It returns whether the command was still running.
 func (s *session) kill(ctx context.Context, number syscall.Signal) (bool, error) {
-	// The engine knows the process id shortly after the process has started.
+	// The engine reports the process id only shortly after the process has started, so poll.
 	limited, done := context.WithTimeout(ctx, hangUp)
 	defer done()
 	pid, running, err := s.process(ctx)
@@ -197,7 +200,7 @@ func (s *session) kill(ctx context.Context, number syscall.Signal) (bool, error)
 	if !running || err != nil {
 		return running, err
 	}
-	// runc makes the command the leader of its own session and process group.
+	// runc makes each command the leader of its own session and process group.
 	if err := syscall.Kill(-pid, number); errors.Is(err, syscall.ESRCH) {
 		err = syscall.Kill(pid, number)
 		if err != nil && !errors.Is(err, syscall.ESRCH) {
@@ -209,8 +212,8 @@ func (s *session) kill(ctx context.Context, number syscall.Signal) (bool, error)
 	return true, nil
 }
 
-// process returns the process id of the command on this machine, 0 if it is not visible, and whether the
-// command runs.
+// process returns the command's process id on this machine, and whether the command runs. The id is 0 if
+// this machine does not see the process.
 func (s *session) process(ctx context.Context) (pid int, running bool, err error) {
 	call, cancel := s.eng.Call(ctx)
 	defer cancel()
@@ -231,8 +234,8 @@ func (s *session) process(ctx context.Context) (pid int, running bool, err error
 	return state.PID, true, nil
 }
 
-// sameMounts reports whether two processes see the same files. If the engine runs on another machine, its
-// process ids mean other processes here.
+// sameMounts reports whether two processes have the same mount namespace. If the engine runs on another
+// machine, its process ids belong to other processes here.
 func sameMounts(a, b int) bool {
 	x, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", a))
 	if err != nil {
@@ -262,7 +265,7 @@ func (s *session) Exit(ctx context.Context) (int, error) {
 			return state.ExitCode, nil
 		}
 		if !Pause(ctx) {
-			// The command closed its output and still runs, so nothing is connected to it any more.
+			// The command closed its output but still runs, so the session is not connected to it any more.
 			return 0, driver.Errorf(driver.RuntimeError, "exec", "the command closed its output but still runs: %w", ctx.Err())
 		}
 	}
@@ -271,7 +274,7 @@ func (s *session) Exit(ctx context.Context) (int, error) {
 // Close implements driver.Session.
 func (s *session) Close() error {
 	s.closed.Do(func() {
-		_ = s.conn.Conn.Close() // unread output is dropped on purpose
+		_ = s.conn.Conn.Close() // closing the connection drops unread output, as intended
 		s.mu.Lock()
 		ended := s.ended
 		s.mu.Unlock()
@@ -291,7 +294,7 @@ func (s *session) Close() error {
 				return
 			}
 		}
-		_, _ = s.kill(ctx, syscall.SIGKILL) // the grace period is over; there is no caller to report an error to
+		_, _ = s.kill(ctx, syscall.SIGKILL) // the command was not gone after hangUp; no caller waits for an error of this call
 	})
 	return nil
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// FuzzFrames decodes arbitrary frames of a session's output. Decoding ends, and no byte comes out that was not in
-// the input.
+// FuzzFrames decodes arbitrary frames of a session's output. The decoder must end, and must not return more
+// bytes than its input contains.
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte("\x01\x00\x00\x00\x00\x00\x00\x03abc\x02\x00\x00\x00\x00\x00\x00\x01x"), true)
 	f.Add([]byte("\x01\x00\x00\x00\xff\xff\xff\xffabc"), true)
@@ -24,7 +24,7 @@ func FuzzFrames(f *testing.F) {
 				return
 			}
 			if left -= len(out.Data); left < 0 || len(out.Data) == 0 {
-				t.Fatalf("%d bytes more than there were, or none", -left)
+				t.Fatalf("Output returned %d bytes, more than the input has, or an empty piece", -left)
 			}
 		}
 	})

@@ -16,26 +16,27 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// EncodeAuth returns the value for Options.Credentials returns.
+// EncodeAuth encodes the credentials for a registry as the value that Options.Credentials returns.
 func EncodeAuth(user, password, server string) (string, error) {
 	return authconfig.Encode(registry.AuthConfig{Username: user, Password: password, ServerAddress: server})
 }
 
 // Image is a parsed reference with its pull policy:
 //
-//	repo@sha256:…   pinned: what is here is what was meant; pulled only if missing
+//	repo@sha256:…   pinned: the content cannot change; pulled only if missing
 //	repo:tag        pulled only if missing
-//	repo, :latest   floating: renewed when a container is made, but a registry that fails does not
-//	                matter while a copy is here, and a copy that came from no registry (built or
-//	                loaded here) is never looked up
+//	repo, :latest   floating: renewed when a container is made. If the registry fails, a local copy
+//	                is used. A copy that was built or loaded here is never looked up in a registry.
 //	sha256:…        an image of this engine, never pulled
 type Image struct {
-	Name     string // the reference passed to the engine
+	Name     string // image reference that is passed to the engine
 	Floating bool
 	Local    bool
+	// Namespace of the workload, whose credentials are used for the pull.
+	Namespace string
 }
 
-// ParseImage parses the reference in a field of the spec.
+// ParseImage parses an image reference. field is the field of the spec that contains it, for errors.
 func ParseImage(field, ref string) (Image, error) {
 	if ref == "" {
 		return Image{}, driver.Errorf(driver.InvalidSpecification, "image", "%s: must not be empty", field)
@@ -49,7 +50,8 @@ func ParseImage(field, ref string) (Image, error) {
 		return Image{Name: any.String(), Local: true}, nil
 	}
 	if digested, ok := named.(reference.Digested); ok {
-		// A digest makes the tag meaningless, and some engines do not find an image by tag and digest locally.
+		// The tag of a reference with a digest has no effect, so it is dropped: some engines do not find a
+		// local image by both.
 		canonical, err := reference.WithDigest(reference.TrimNamed(named), digested.Digest())
 		if err != nil {
 			return Image{}, driver.Errorf(driver.InvalidImage, "image", "%s: %q: %w", field, ref, err)
@@ -63,8 +65,8 @@ func ParseImage(field, ref string) (Image, error) {
 	}, nil
 }
 
-// Refresh pulls a floating image before a container is created from it. For other images it does nothing:
-// the create call reports a missing image.
+// Refresh pulls a floating image before a container is created from it. For other images it does nothing: if
+// one is missing, the create call reports this, and then it is pulled.
 func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	if !img.Floating {
 		return nil
@@ -93,7 +95,8 @@ func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	return nil
 }
 
-// renewed reports an image whose name was taken by a newer one.
+// renewed calls Options.Pulled if the pull gave img's name to a newer image. before is the id of the image
+// that had the name until then.
 func (e *Engine) renewed(ctx context.Context, img Image, before string) {
 	if e.opt.Pulled == nil {
 		return
@@ -106,7 +109,8 @@ func (e *Engine) renewed(ctx context.Context, img Image, before string) {
 }
 
 // Pull fetches an image for a workload. It reads the engine's progress stream to its end, because errors
-// appear there.
+// appear there. A pull that makes no progress for the duration limit is ended. A slow pull that makes
+// progress is not, because the next one would start from the beginning.
 func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.Duration) error {
 	if img.Local {
 		return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
@@ -114,28 +118,34 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 	auth := ""
 	var unknown error
 	if e.opt.Credentials != nil {
-		// Most images need no credentials, so an error in finding them is reported only if the pull fails.
-		if auth, unknown = e.opt.Credentials(img.Name); unknown != nil {
+		// Most images need no credentials, so an error while looking them up is reported only if the pull
+		// fails.
+		if auth, unknown = e.opt.Credentials(img.Namespace, img.Name); unknown != nil {
 			auth = ""
 		}
 	}
-	// An image that existed before has other users, and this agent never removes it.
+	// An image that the engine had before the pull may have other users, so this agent never removes it.
 	mine := false
 	if e.opt.Pulled != nil {
 		here, err := e.Have(ctx, img)
 		mine = err == nil && !here
 	}
-	pullCtx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	err := e.pullAndDrain(pullCtx, id, img.Name, auth)
+	pullCtx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stalled := time.AfterFunc(limit, func() { cancel(context.DeadlineExceeded) })
+	defer stalled.Stop()
+	err := e.pullAndDrain(pullCtx, id, img.Name, auth, func() { stalled.Reset(limit) })
 	if err == nil {
 		if mine {
 			e.opt.Pulled(img.Name, "")
 		}
 		return nil
 	}
-	if cause := pullCtx.Err(); cause != nil && !errors.Is(err, cause) {
-		// After a timeout the stream's own error depends on the interrupted operation; add the cause.
+	late := ctx.Err() == nil && context.Cause(pullCtx) != nil
+	switch cause := ctx.Err(); {
+	case late: // the stream's own error would only name the interrupted operation
+		err = fmt.Errorf("%w: no progress for %s", context.DeadlineExceeded, limit)
+	case cause != nil && !errors.Is(err, cause):
 		err = errors.Join(cause, err)
 	}
 	class := pullClass(err)
@@ -145,13 +155,16 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 			class = driver.ImagePullAuthFailed
 		}
 	}
-	if class == driver.ImagePullTimeout && pullCtx.Err() != nil && ctx.Err() == nil {
-		return driver.Errorf(class, "pull", "image %s: not pulled within %s: %w", img.Name, limit, err)
-	}
 	return driver.Errorf(class, "pull", "image %s: %w", img.Name, err)
 }
 
-func (e *Engine) pullAndDrain(ctx context.Context, id driver.ID, name, auth string) error {
+// pullAndDrain pulls an image and reads the engine's progress stream to its end. It calls moved for each
+// message that reports progress.
+func (e *Engine) pullAndDrain(ctx context.Context, id driver.ID, name, auth string, moved func()) error {
+	if e.opt.Progress != nil {
+		e.opt.Progress(id, "pulling "+name)
+		defer e.opt.Progress(id, "")
+	}
 	res, err := e.Client.ImagePull(ctx, name, client.ImagePullOptions{RegistryAuth: auth})
 	if err != nil {
 		return err
@@ -166,40 +179,55 @@ func (e *Engine) pullAndDrain(ctx context.Context, id driver.ID, name, auth stri
 			err = msg.Error
 			break
 		}
-		if e.opt.Progress == nil || !progress.note(msg) || time.Since(told) < progressEvery {
+		if !progress.note(msg) {
 			continue
 		}
-		told = time.Now()
-		e.opt.Progress(id, "pulling "+name+": "+progress.String())
-	}
-	if e.opt.Progress != nil {
-		e.opt.Progress(id, "")
+		moved()
+		if text := progress.String(); e.opt.Progress != nil && text != "" && time.Since(told) >= progressEvery {
+			told = time.Now()
+			e.opt.Progress(id, "pulling "+name+text)
+		}
 	}
 	return errors.Join(err, res.Close())
 }
 
-// progressEvery is the interval of progress reports of a pull; each is an entry in the schedulers' log.
+// progressEvery is the interval of progress reports of a pull. It is long because each report becomes an
+// entry in the schedulers' Raft log.
 const progressEvery = 5 * time.Second
 
-// layers holds the progress of each layer of a pull, in bytes.
-type layers map[string]struct{ have, of int64 }
-
-// note adds a progress message; it returns false if the message has no layer size.
-func (l layers) note(msg jsonstream.Message) bool {
-	if msg.ID == "" || msg.Progress == nil || msg.Progress.Total <= 0 || msg.Status != "Downloading" {
-		return false
-	}
-	l[msg.ID] = struct{ have, of int64 }{msg.Progress.Current, msg.Progress.Total}
-	return true
+// layers holds the last progress message of each layer of a pull.
+type layers map[string]struct {
+	status   string
+	at       int64 // bytes that are downloaded or extracted, depending on the layer's present status
+	have, of int64 // bytes downloaded, and the size of the layer
 }
 
-// String formats the progress over the layers whose size is known.
+// note stores a progress message of a layer. It returns false if the message reports no change.
+func (l layers) note(msg jsonstream.Message) bool {
+	was, now := l[msg.ID], l[msg.ID]
+	if now.status, now.at = msg.Status, 0; msg.Progress != nil {
+		now.at = msg.Progress.Current
+		if msg.Status == "Downloading" {
+			now.have, now.of = msg.Progress.Current, msg.Progress.Total
+		}
+	}
+	l[msg.ID] = now
+	return now != was
+}
+
+// String formats the total progress of the layers whose size is known.
 func (l layers) String() string {
 	var have, of int64
 	for _, layer := range l {
 		have, of = have+layer.have, of+layer.of
 	}
-	return fmt.Sprintf("%s of %s", units.BytesSize(float64(have)), units.BytesSize(float64(of)))
+	switch {
+	case of == 0:
+		return ""
+	case have >= of:
+		return fmt.Sprintf(": unpacking %s", units.BytesSize(float64(of)))
+	}
+	return fmt.Sprintf(": %s of %s", units.BytesSize(float64(have)), units.BytesSize(float64(of)))
 }
 
 // Have reports whether the engine has an image.

@@ -1,42 +1,47 @@
-// Package moby holds the code that the Docker and Compose drivers share: a client with bounds on its calls,
-// image pulls, inspection, event hints and logs. It knows nothing of workloads beyond the labels of package
-// driver, and makes no decisions.
+// Package moby holds the code that the Docker and Compose drivers share: a client with time limits, image
+// pulls, inspection, event hints and logs. It reads the labels of package driver, but it does not decide
+// about workloads.
 package moby
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/policy"
 )
 
-// Options configure an Engine. Zero durations select the defaults.
+// Options configure an Engine. A duration of zero selects its default.
 type Options struct {
 	// Host is the engine's address (unix:///var/run/docker.sock, tcp://…). Empty means DOCKER_HOST and
 	// the related variables, else the default socket.
 	Host string
-	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none;
-	// EncodeAuth makes one. May be nil.
-	Credentials func(ref string) (string, error)
-	// Progress is called with the progress of a pull for a workload every few seconds, and with "" at its
-	// end. It must not block. May be nil.
+	// Credentials returns the X-Registry-Auth value for an image of a workload's namespace, or "" for none;
+	// EncodeAuth makes the value. May be nil.
+	Credentials func(namespace, ref string) (string, error)
+	// Progress is called with the progress of an image pull for a workload: every few seconds while the pull
+	// makes progress, and with "" at its end. Progress must not block, and may be nil.
 	Progress func(id driver.ID, text string)
 	// Pulled is called for each newly pulled image. For a renewed image, before is the id of the image
 	// that had the name until then; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
 	// CallTimeout bounds one call to the engine. Default 60 s, because a busy engine starts containers slowly.
 	CallTimeout time.Duration
-	// PullTimeout bounds one pull. Default 10 min.
+	// PullTimeout bounds the time in which a pull makes no progress. Default 10 min.
 	PullTimeout time.Duration
-	// RefreshTimeout bounds the attempt to renew a `latest` image that exists locally.
-	// Default 30 s.
+	// RefreshTimeout is the same limit for the renewal of an image that exists locally, such as one with the
+	// tag latest. Default 30 s.
 	RefreshTimeout time.Duration
-	// Logger receives problems that are not returned as errors. Nil means slog.Default.
+	// DaemonConfig is the configuration file of an engine on this machine. Default /etc/docker/daemon.json.
+	DaemonConfig string
+	// Logger receives problems that the Engine does not return as errors. Nil means slog.Default.
 	Logger *slog.Logger
 }
 
@@ -46,14 +51,17 @@ type Engine struct {
 	opt    Options
 	log    *slog.Logger
 	tails  tailCache
+	ooms   ooms
 	layers struct {
 		mu          sync.Mutex
 		known, able bool
 	}
+	known  atomic.Pointer[facts]
+	signed signedImages
 }
 
-// Open connects lazily: if the engine is down, every call fails with class RuntimeUnhealthy, but Open does
-// not. The API version is negotiated with the engine (1.40 or later).
+// Open does not contact the engine. While the engine is down, calls fail with class RuntimeUnhealthy. The
+// API version is negotiated with the engine (1.40 or later).
 func Open(opt Options) (*Engine, error) {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d <= 0 {
@@ -63,6 +71,7 @@ func Open(opt Options) (*Engine, error) {
 	def(&opt.CallTimeout, time.Minute)
 	def(&opt.PullTimeout, 10*time.Minute)
 	def(&opt.RefreshTimeout, 30*time.Second)
+	opt.DaemonConfig = cmp.Or(opt.DaemonConfig, "/etc/docker/daemon.json")
 	if opt.Logger == nil {
 		opt.Logger = slog.Default()
 	}
@@ -83,10 +92,10 @@ func (e *Engine) Close() error { return e.Client.Close() }
 // CallTimeout returns the time limit of one call.
 func (e *Engine) CallTimeout() time.Duration { return e.opt.CallTimeout }
 
-// PullTimeout returns the time limit of one pull.
+// PullTimeout returns how long a pull may make no progress.
 func (e *Engine) PullTimeout() time.Duration { return e.opt.PullTimeout }
 
-// Probe reads the engine's facts with one call.
+// Probe implements driver.Driver.Probe with one call to the engine.
 func (e *Engine) Probe(ctx context.Context) (driver.Capacity, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
@@ -95,6 +104,7 @@ func (e *Engine) Probe(ctx context.Context) (driver.Capacity, error) {
 		err := Classify("probe", err)
 		return driver.Capacity{Reason: err.Error()}, err
 	}
+	e.remember(res)
 	info := res.Info
 	out := driver.Capacity{EngineID: info.ID, Version: info.ServerVersion, Healthy: true}
 	if info.OSType != "" && info.OSType != "linux" {
@@ -111,16 +121,32 @@ func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectRespo
 	return res.Container, err
 }
 
-// Call returns the context of one request to the engine.
+// StopGrace returns how long a container may take to stop. A container with its own grace period gets that
+// one, but at most the duration most and at most policy.MaxStopGrace, because another program may have chosen
+// it. A container without one gets the duration most or, if most is driver.OwnGrace, the duration otherwise.
+func StopGrace(in container.InspectResponse, most, otherwise time.Duration) time.Duration {
+	switch {
+	case in.Config != nil && in.Config.StopTimeout != nil:
+		if own := *in.Config.StopTimeout; own >= 0 {
+			return min(time.Duration(own)*time.Second, policy.MaxStopGrace, most)
+		}
+		return min(most, policy.MaxStopGrace) // containers of other programs may have no limit on their grace period
+	case most == driver.OwnGrace:
+		return otherwise
+	}
+	return most
+}
+
+// Call returns a context for one request to the engine, with the time limit CallTimeout.
 func (e *Engine) Call(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, e.opt.CallTimeout)
 }
 
-// lastWord is how long a creation may outlive its caller.
+// lastWord is how long a create request may continue after its caller has given up.
 const lastWord = 10 * time.Second
 
-// SeeThrough returns the context of a request that is not abandoned when ctx ends. The engine would execute
-// it anyway, and a Remove right after would miss the object that is about to appear.
+// SeeThrough returns the context of a request that continues when ctx ends. The engine would execute the
+// request anyway, and a Remove right after it would not find the object that the engine is still creating.
 func (e *Engine) SeeThrough(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return ctx, func() {}

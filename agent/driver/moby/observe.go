@@ -19,13 +19,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// inspections is how many containers are inspected at one time.
+// inspections is the number of containers that are inspected at the same time.
 const inspections = 8
 
-// InspectAll inspects the containers of a list, because a list holds neither exit codes nor times. It passes
-// each answer to took, from several goroutines. Containers deleted since the list are left out. If the
-// engine cannot inspect a container, because it is damaged or the call hangs, the container is reported as
-// unknown. All inspections together get half of the remaining time.
+// InspectAll inspects the listed containers, because a list contains neither exit codes nor times. It passes
+// each result to the function took, which must allow concurrent calls. Containers that were removed after the
+// list are left out. If the engine cannot inspect a container, because the container is damaged or the call
+// hangs, its state is unknown. All inspections together may take half of the time that is left until ctx
+// ends.
 func (e *Engine) InspectAll(ctx context.Context, items []container.Summary, took func(i int, full container.InspectResponse, o driver.Observed)) error {
 	limit := e.opt.CallTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -40,8 +41,9 @@ func (e *Engine) InspectAll(ctx context.Context, items []container.Summary, took
 			full, err := e.Inspect(limited, item.ID)
 			switch {
 			case err == nil:
+				e.ooms.complete(&full)
 				o := Observe(full)
-				if o.State == driver.Failed || o.State == driver.Pending {
+				if o.State == driver.Failed || o.State == driver.Pending || o.State == driver.Stopped && isJob(&o) {
 					e.addTail(limited, &o)
 				}
 				took(i, full, o)
@@ -59,11 +61,12 @@ func (e *Engine) InspectAll(ctx context.Context, items []container.Summary, took
 	return group.Wait()
 }
 
-// untold returns the observation of a listed container that cannot be inspected.
+// untold returns the observed state of a listed container that cannot be inspected: unknown, with cause as
+// the message.
 func untold(item container.Summary, cause error) driver.Observed {
 	o := driver.FromLabels(item.Labels)
 	o.RuntimeID, o.State = item.ID, driver.Unknown
-	o.Message = driver.Bound("the engine does not tell about container " + Short(item.ID) + ": " + cause.Error())
+	o.Message = driver.Bound("the engine cannot inspect container " + Short(item.ID) + ": " + cause.Error())
 	if len(item.Names) > 0 {
 		o.Name = strings.TrimPrefix(item.Names[0], "/")
 	}
@@ -73,7 +76,7 @@ func untold(item container.Summary, cause error) driver.Observed {
 	return o
 }
 
-// Observe translates the inspection of one container. It makes no calls.
+// Observe translates the engine's inspection of one container. It does not call the engine.
 func Observe(in container.InspectResponse) driver.Observed {
 	var labels map[string]string
 	imageName := in.Image
@@ -91,7 +94,7 @@ func Observe(in container.InspectResponse) driver.Observed {
 	}
 	o.ExitCode = state.ExitCode
 	o.StartedAt, o.FinishedAt = parseTime(state.StartedAt), parseTime(state.FinishedAt)
-	o.State, o.Class, o.Message = StateOf(state, in.RestartCount)
+	o.State, o.Class, o.Message = StateOf(state, in.RestartCount, memoryLimit(in.HostConfig))
 	o.Health = healthOf(state)
 	o.Addresses, o.Ports = addresses(in.NetworkSettings)
 	o.Metadata = map[string]string{
@@ -132,18 +135,37 @@ func healthOf(s *container.State) driver.Health {
 	return driver.Unhealthy
 }
 
-// StateOf implements the table of contract/semantics.md section 12, with one more row: a container killed
-// by the kernel's OOM killer.
-func StateOf(s *container.State, restarts int) (driver.State, driver.Class, string) {
+// memoryLimit describes the memory limit of a container, as in "its memory limit of 64 MiB".
+func memoryLimit(c *container.HostConfig) string {
+	switch {
+	case c == nil || c.Memory == 0:
+		return "its memory limit"
+	case c.Memory%(1<<20) == 0:
+		return fmt.Sprintf("its memory limit of %d MiB", c.Memory>>20)
+	}
+	return fmt.Sprintf("its memory limit of %d bytes", c.Memory)
+}
+
+// StateOf returns the state of a container, with the error class and a message, by the table of
+// contract/semantics.md section 12. The message names the memory limit if the kernel's OOM killer ended the
+// container or, while it runs, one of its processes. limit is the text from memoryLimit.
+func StateOf(s *container.State, restarts int, limit string) (driver.State, driver.Class, string) {
 	switch s.Status {
 	case container.StateRunning:
+		message := "running"
 		if s.Health != nil && s.Health.Status != "" && s.Health.Status != container.NoHealthcheck {
-			return driver.Running, "", "running, health check: " + string(s.Health.Status)
+			message = "running, health check: " + string(s.Health.Status)
 		}
-		return driver.Running, "", "running"
+		if s.OOMKilled {
+			message += "; a process was killed: the container exceeded " + limit
+		}
+		return driver.Running, "", message
 	case container.StatePaused:
 		return driver.Stopped, "", "paused"
 	case container.StateRestarting:
+		if s.OOMKilled && s.ExitCode != 0 {
+			return driver.Pending, "", fmt.Sprintf("restarting after exit code %d (restart %d): OOMKilled: the container exceeded %s", s.ExitCode, restarts, limit)
+		}
 		return driver.Pending, "", fmt.Sprintf("restarting after exit code %d (restart %d)", s.ExitCode, restarts)
 	case container.StateRemoving:
 		return driver.Pending, "", "being removed"
@@ -158,7 +180,7 @@ func StateOf(s *container.State, restarts int) (driver.State, driver.Class, stri
 		switch {
 		case s.OOMKilled && s.ExitCode != 0:
 			return driver.Failed, driver.ResourceQuotaExceeded,
-				fmt.Sprintf("OOMKilled: the container exceeded its memory limit (exit code %d)", s.ExitCode)
+				fmt.Sprintf("OOMKilled: the container exceeded %s (exit code %d)", limit, s.ExitCode)
 		case s.Error != "":
 			return driver.Failed, ExitClass(s.Error), fmt.Sprintf("exited with code %d: %s", s.ExitCode, s.Error)
 		case s.ExitCode != 0:
@@ -177,8 +199,8 @@ func parseTime(s string) time.Time {
 	return t.UTC()
 }
 
-// addresses returns sorted addresses and ports. The engine lists a port once for IPv4 and once for IPv6; if
-// both bind all addresses, that is one port.
+// addresses returns the sorted IP addresses and published ports of a container. The engine lists a port once
+// for IPv4 and once for IPv6; if it binds all addresses, the two are returned as one port.
 func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	if settings == nil {
 		return nil, nil
@@ -198,7 +220,8 @@ func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	slices.Sort(ips)
 	var ports []driver.Port
 	for inside, bindings := range settings.Ports {
-		// Some engines choose different free ports for IPv4 and IPv6. Then the IPv4 port counts.
+		// Some engines choose different free host ports for IPv4 and IPv6. Then only the IPv4 port is
+		// reported.
 		four := map[string]bool{}
 		for _, b := range bindings {
 			if b.HostIP.Is4() || !b.HostIP.IsValid() {
@@ -231,7 +254,11 @@ func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	return slices.Compact(ips), ports
 }
 
-// addTail adds the last lines of stderr to the metadata. It reads them once for each exit of a container.
+// isJob reports whether o is a container of a job.
+func isJob(o *driver.Observed) bool { return o.Labels[driver.LabelJob] == "true" }
+
+// addTail adds the last lines of a container to o: its output if it is a job, its stderr as metadata
+// otherwise. It reads them only once for each exit of a container.
 func (e *Engine) addTail(ctx context.Context, o *driver.Observed) {
 	if o.FinishedAt.IsZero() {
 		return
@@ -240,25 +267,29 @@ func (e *Engine) addTail(ctx context.Context, o *driver.Observed) {
 	tail, ok := e.tails.get(key)
 	if !ok {
 		var err error
-		if tail, err = e.readTail(ctx, o.RuntimeID); err != nil {
+		if tail, err = e.readTail(ctx, o.RuntimeID, isJob(o)); err != nil {
 			o.Metadata["container.stderr_error"] = driver.Bound(err.Error())
 			return
 		}
 		e.tails.put(key, tail)
 	}
-	if tail != "" {
+	switch {
+	case isJob(o):
+		o.Output = tail
+	case tail != "":
 		o.Metadata["container.stderr"] = tail
 	}
 }
 
-// tailLines fills MaxMetadata in nearly every case. The engine splits lines into pieces of 16 KiB and counts
-// each as a line, so tailLimit bounds the bytes read; the end of them is kept.
+// tailLines is how many last lines of stderr are requested: enough to usually fill MaxMetadata bytes.
+// tailLimit is the maximum number of bytes read, because a line can have 16 KiB: the engine splits only
+// longer lines. The last MaxMetadata bytes are kept.
 const (
 	tailLines = "100"
 	tailLimit = 2 << 20
 )
 
-// theEnd is a Writer that keeps the last bytes written to it.
+// theEnd is a Writer that keeps only the last bytes written to it.
 type theEnd struct{ text []byte }
 
 func (e *theEnd) Write(p []byte) (int, error) {
@@ -269,16 +300,17 @@ func (e *theEnd) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (e *Engine) readTail(ctx context.Context, id string) (string, error) {
+// readTail returns the last lines of stderr, with all also those of stdout.
+func (e *Engine) readTail(ctx context.Context, id string, all bool) (string, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
-	rc, err := e.Client.ContainerLogs(ctx, id, client.ContainerLogsOptions{ShowStderr: true, Tail: tailLines})
+	rc, err := e.Client.ContainerLogs(ctx, id, client.ContainerLogsOptions{ShowStderr: true, ShowStdout: all, Tail: tailLines})
 	if err != nil {
 		return "", err
 	}
 	defer rc.Close()
 	var text theEnd
-	if _, err := stdcopy.StdCopy(io.Discard, &text, io.LimitReader(rc, tailLimit)); err != nil {
+	if _, err := stdcopy.StdCopy(&text, &text, io.LimitReader(rc, tailLimit)); err != nil {
 		return "", err
 	}
 	return driver.Bound(strings.ToValidUTF8(string(text.text), "�")), nil
@@ -289,7 +321,7 @@ type tailKey struct {
 	finished time.Time
 }
 
-// tailCache holds the stderr tail of each container in the last List.
+// tailCache holds the last lines of stderr of each container that the last List found.
 type tailCache struct {
 	mu   sync.Mutex
 	tail map[string]cachedTail
@@ -316,7 +348,7 @@ func (c *tailCache) put(key tailKey, text string) {
 	c.tail[key.id] = cachedTail{key, text}
 }
 
-// KeepTails forgets the stderr tails of all other containers.
+// KeepTails drops the cached lines of stderr of all containers that are not in ids.
 func (e *Engine) KeepTails(ids map[string]bool) { e.tails.retain(ids) }
 
 func (c *tailCache) retain(ids map[string]bool) {

@@ -14,14 +14,14 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// How long Events waits before it reconnects to an engine that went away.
+// The shortest and longest time that Events waits before it reconnects to an engine that does not answer.
 const (
 	minBackoff = 200 * time.Millisecond
 	maxBackoff = 5 * time.Second
 )
 
-// Events sends the workload of every container event whose labels pick accepts. After a restart of the
-// engine it opens the stream again, until ctx ends.
+// Events sends the workload id of every container event that the function pick accepts by the container's
+// labels. After a restart of the engine it opens the stream again, until ctx ends.
 func (e *Engine) Events(ctx context.Context, pick func(labels map[string]string) bool) (<-chan driver.ID, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &driver.Error{Class: driver.UnknownError, Op: "events", Err: err}
@@ -56,9 +56,9 @@ func (e *Engine) watch(ctx context.Context, hints *driver.Hints, pick func(map[s
 	}
 }
 
-// watchOnce reads one event stream to its end. Events before the stream was open are lost, so it first sends
-// the hint that anything may have changed. The first stream does so too, because Events returns before the
-// engine has answered.
+// watchOnce reads one event stream to its end. Events of the engine that occurred before the stream was open
+// are lost. So watchOnce first sends the hint that any workload may have changed. It does so for the first
+// stream too, because Events returns before the engine has answered.
 func (e *Engine) watchOnce(ctx context.Context, hints *driver.Hints, pick func(map[string]string) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -77,6 +77,7 @@ func (e *Engine) watchOnce(ctx context.Context, hints *driver.Hints, pick func(m
 	for {
 		select {
 		case msg := <-stream.Messages:
+			e.ooms.note(msg.Action, msg.Actor.ID)
 			if pick(msg.Actor.Attributes) {
 				hints.Add(driver.ID(msg.Actor.Attributes[driver.LabelWorkload]))
 			}
@@ -108,7 +109,7 @@ func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions)
 	}
 	bound := e.Call
 	if options.Follow {
-		bound = context.WithCancel // no time limit while following
+		bound = context.WithCancel // a log that is followed has no time limit
 	}
 	logCtx, cancel := bound(ctx)
 	rc, err := e.Client.ContainerLogs(logCtx, id, opts)
@@ -117,14 +118,16 @@ func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions)
 		return nil, Classify("logs", err)
 	}
 	if tty {
-		// An adopted container may have a terminal, whose output has no frames.
+		// A container that the agent adopted may have a terminal. The engine sends a terminal's output
+		// without frames.
 		return &logReader{Reader: rc, stop: func() { cancel(); rc.Close() }}, nil
 	}
 	return demultiplex(rc, cancel, options), nil
 }
 
-// stamped reports the time of each frame and removes it unless it is wanted. StdCopy writes one frame at a
-// time, and the engine prefixes each frame with its time, also the later parts of a long line.
+// stamped reports the time of each frame, and removes the time from the output unless timestamps are wanted.
+// stdcopy.StdCopy passes one frame to each Write call. The engine begins each frame with its time, also the
+// later parts of a long line.
 type stamped struct {
 	io.Writer
 	options driver.LogOptions
@@ -144,7 +147,7 @@ func (s stamped) Write(frame []byte) (int, error) {
 	return n + len(frame) - len(rest), err
 }
 
-// demultiplex removes the frames. Close ends the copying goroutine before it returns.
+// demultiplex returns the output without frame headers. Close waits until the copying goroutine has ended.
 func demultiplex(rc io.ReadCloser, cancel context.CancelFunc, options driver.LogOptions) io.ReadCloser {
 	pr, pw := io.Pipe()
 	done := make(chan struct{})

@@ -10,24 +10,24 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Defaults of the images listed in doc.go.
+// Default values for the images that doc.go lists.
 const (
-	moment       = 50 * time.Millisecond // run time of the images crash and exit
+	moment       = 50 * time.Millisecond // how long workloads with the images sim/crash and sim/exit run
 	slowStart    = 2 * time.Second
 	never        = time.Duration(1<<63 - 1)
-	restartDelay = 100 * time.Millisecond // between an end and the engine's restart
+	restartDelay = 100 * time.Millisecond // time between the end of a workload and its restart by the engine
 	maxPort      = 65535
 )
 
-// behaviour describes how a simulated workload behaves. Durations are JSON numbers of nanoseconds.
+// behaviour describes how a simulated workload behaves. In JSON, durations are numbers of nanoseconds.
 type behaviour struct {
 	StartDelay time.Duration `json:"start_delay,omitempty"`
-	// CrashAfter is counted from the end of StartDelay; 0 is never.
+	// CrashAfter is the time from the end of StartDelay to the crash; 0 means no crash.
 	CrashAfter time.Duration `json:"crash_after,omitempty"`
 	ExitCode   int           `json:"exit_code,omitempty"`
 	StopDelay  time.Duration `json:"stop_delay,omitempty"`
 	Restart    string        `json:"restart,omitempty"`
-	// MaxRestarts applies to on-failure; 0 is no limit.
+	// MaxRestarts is the maximum number of restarts under the restart policy on-failure; 0 means no limit.
 	MaxRestarts int           `json:"max_restarts,omitempty"`
 	Ports       []driver.Port `json:"ports,omitempty"`
 
@@ -35,7 +35,7 @@ type behaviour struct {
 	flaky int
 }
 
-// body holds the fields that all kinds have in common.
+// body holds the fields of a specification that all kinds of workloads have in common.
 type body struct {
 	image   string
 	vars    map[string]string
@@ -65,7 +65,8 @@ func refuse(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 }
 
-// behaviourOf derives the behaviour of a body. Errors name the field.
+// behaviourOf returns the behaviour that the image and the variables of a workload select. Errors name the
+// invalid field.
 func behaviourOf(b body) (behaviour, error) {
 	out, err := ofImage(b.image)
 	if err != nil {
@@ -168,19 +169,21 @@ func ofImage(image string) (out behaviour, err error) {
 	return out, err
 }
 
-// phase is the state of a record at one time.
+// phase is the state of a simulated instance (a record) at a certain time.
 type phase struct {
 	state    driver.State
-	started  time.Duration // of the latest start; meaningful if the record was ever started
-	ended    time.Duration // of the latest end, if finished
+	started  time.Duration // start of the latest run; valid only if the record was ever started
+	ended    time.Duration // end of the latest run; valid only if finished is true
 	finished bool
 	code     int
 	restarts int
-	// next is the time of the next change by itself; 0 if there is none.
+	// next is the time at which the state changes next by itself, without a call of the driver; 0 if it does
+	// not.
 	next time.Duration
 }
 
-// at returns the phase at a time. It is pure: the whole course of a record is fixed at its start.
+// at returns the phase of the record at the time now. It has no side effects: the fields of the record
+// determine all its phases.
 func (r record) at(now time.Duration) phase {
 	if r.Refused != "" {
 		return phase{state: driver.Failed}
@@ -195,7 +198,7 @@ func (r record) at(now time.Duration) phase {
 	return r.running(now)
 }
 
-// running is at for a record that was not stopped or killed.
+// running returns the phase at the time now, as if no call had stopped or killed the record.
 func (r record) running(now time.Duration) phase {
 	b := r.Behaviour
 	if b.CrashAfter <= 0 {
@@ -223,7 +226,7 @@ func (r record) running(now time.Duration) phase {
 	return p
 }
 
-// up returns the phase within the run that began at p.started.
+// up returns the phase at the time now in the run that began at p.started.
 func (r record) up(p phase, now time.Duration) phase {
 	b := r.Behaviour
 	ready := p.started + b.StartDelay
@@ -251,7 +254,7 @@ func (b behaviour) restarts() bool {
 	return false
 }
 
-// until returns when the record ends by itself without another restart; 0 if never.
+// until returns the time at which the record ends by itself, without a further restart; 0 if never.
 func (r record) until() time.Duration {
 	b := r.Behaviour
 	life := b.StartDelay + b.CrashAfter
@@ -273,5 +276,6 @@ func ended(code int) driver.State {
 	return driver.Failed
 }
 
-// active reports whether the record is between its start and its last end, restarts included.
+// active reports whether the instance was started and has not ended for good. Between two restarts by the
+// engine it is active too.
 func (p phase) active() bool { return p.state == driver.Running || p.state == driver.Pending }

@@ -12,9 +12,10 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/policy/asks"
 )
 
-// Driver implements driver.Driver for one node on an Engine.
+// Driver implements driver.Driver for one node that uses a simulated Engine.
 type Driver struct {
 	engine   *Engine
 	identity driver.Identity
@@ -22,8 +23,8 @@ type Driver struct {
 
 var _ driver.Driver = (*Driver)(nil)
 
-// Driver returns a driver of a node. Any number of nodes may share an engine. identity.Owns is called
-// under the engine's lock, so it must not call a driver of the same engine.
+// Driver returns the driver of one node for the engine e. Any number of nodes may share an engine.
+// identity.Owns is called under the engine's lock, so it must not call a driver of the same engine.
 func (e *Engine) Driver(identity driver.Identity) *Driver {
 	return &Driver{engine: e, identity: identity}
 }
@@ -31,7 +32,7 @@ func (e *Engine) Driver(identity driver.Identity) *Driver {
 // Kind returns Options.Kind.
 func (d *Driver) Kind() driver.Kind { return d.engine.opt.Kind }
 
-// call runs f under the engine's lock if the engine is up and ctx has not ended.
+// call runs f under the engine's lock. It returns an error if the engine is down or ctx has ended.
 func (d *Driver) call(ctx context.Context, op string, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return &driver.Error{Class: driver.UnknownError, Op: op, Err: err}
@@ -61,7 +62,7 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	return out, nil
 }
 
-// names returns the possible names of an instance, in order of preference.
+// names returns the possible names of a workload's instance, in order of preference.
 func (d *Driver) names(id driver.ID) []string {
 	return []string{string(id), string(id) + "--" + d.identity.NodeID}
 }
@@ -85,7 +86,7 @@ func (d *Driver) ours(r record) bool {
 	return ownership == driver.Ours || ownership == driver.Claimed
 }
 
-// Ensure implements driver.Driver. It returns at once: a slow start shows as Pending.
+// Ensure implements driver.Driver. It returns at once; while a slow start lasts, the state is Pending.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
@@ -119,7 +120,8 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	})
 }
 
-// adopted returns the content of an instance without a content label: the spec's if the revisions are equal.
+// adopted returns the content of an instance without a content label: the spec's content if the revisions are
+// equal, else "".
 func (d *Driver) adopted(r record, spec driver.Spec) string {
 	if revision := r.Labels[driver.LabelRevision]; revision != "" && revision == spec.Revision {
 		return spec.Content
@@ -127,13 +129,29 @@ func (d *Driver) adopted(r record, spec driver.Spec) string {
 	return ""
 }
 
-// make replaces old by a new record, or stores it under a free name if there is no old one.
+// judge returns an error if the policies forbid what a workload asks for, as the real drivers do. It does not
+// judge Compose stacks, because the simulated driver does not load them.
+func judge(spec driver.Spec) error {
+	if c := spec.Body.GetContainer(); c != nil {
+		return spec.Judge(driver.Container, asks.Container(c, asks.Image(c.GetImage())), nil)
+	}
+	if v := spec.Body.GetVm(); v != nil {
+		return spec.Judge(driver.VM, asks.VM(v, asks.Machine{Names: []string{string(spec.ID)}}), nil)
+	}
+	return nil
+}
+
+// make replaces the record old by a new record. Without an old record, make stores the new record under a
+// free name.
 func (d *Driver) make(spec driver.Spec, b body, want behaviour, old record) (record, error) {
 	if want.fail != "" {
 		return record{}, driver.Errorf(want.fail, "ensure", "image %s: simulated failure", b.image)
 	}
 	if want.flaky > 0 && d.engine.failsAgain(spec.ID, want.flaky) {
-		return record{}, driver.Errorf(driver.RuntimeError, "ensure", "image %s: simulated failure, %d in a row", b.image, want.flaky)
+		return record{}, driver.Errorf(driver.RuntimeError, "ensure", "image %s: simulated failure number %d", b.image, want.flaky)
+	}
+	if err := judge(spec); err != nil {
+		return record{}, err
 	}
 	name := old.Name
 	if name == "" {
@@ -169,14 +187,15 @@ func (d *Driver) freeName(id driver.ID) (string, error) {
 			return name, nil
 		}
 		if d.identity.Of(holder.Labels) != driver.Sibling {
-			return "", driver.Errorf(driver.InvalidConfiguration, "ensure",
+			return "", driver.Errorf(driver.NameConflict, "ensure",
 				"name %q of workload %q is taken by instance %s (image %s), which is not ours", name, id, holder.RuntimeID, holder.Image)
 		}
 	}
-	return "", driver.Errorf(driver.InvalidConfiguration, "ensure", "every name of workload %q is held by another agent of the cluster: %q", id, d.names(id))
+	return "", driver.Errorf(driver.NameConflict, "ensure", "every name of workload %q is held by another agent of the cluster: %q", id, d.names(id))
 }
 
-// failsAgain counts the failures of a flaky image.
+// failsAgain counts the failed Ensure calls of a workload with the image sim/flaky. It reports whether this
+// call must fail too, because fewer than times have failed.
 func (e *Engine) failsAgain(id driver.ID, times int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -188,8 +207,16 @@ func (e *Engine) failsAgain(id driver.ID, times int) bool {
 	return false
 }
 
-// Halt implements driver.Driver. It takes the stop delay of the workload's behaviour, at most grace.
-func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
+// stopGrace is how long an instance may take to stop before it is killed.
+const stopGrace = 30 * time.Second
+
+// Halt implements driver.Driver. It takes as long as the workload's behaviour needs to stop, but at most the
+// grace period.
+func (d *Driver) Halt(ctx context.Context, id driver.ID, most time.Duration) error {
+	grace := max(most, 0)
+	if most == driver.OwnGrace {
+		grace = stopGrace
+	}
 	var delay time.Duration
 	var running bool
 	err := d.call(ctx, "halt", func() error {
@@ -202,8 +229,8 @@ func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) er
 		return err
 	}
 	code := 0
-	if delay > max(grace, 0) {
-		delay, code = max(grace, 0), 137
+	if delay > grace {
+		delay, code = grace, 137
 	}
 	if delay > 0 {
 		timer := time.NewTimer(delay)
@@ -305,7 +332,7 @@ func (d *Driver) observe(r record) driver.Observed {
 	return o
 }
 
-// Logs implements driver.Driver: what the simulation says of the workload.
+// Logs implements driver.Driver. The lines are those that the simulation wrote at starts and stops.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
 	first, err := d.output(ctx, id)
 	if err != nil {
@@ -326,7 +353,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	}}, nil
 }
 
-// output returns the instance with its output so far.
+// output returns the record of an instance, with its output up to now.
 func (d *Driver) output(ctx context.Context, id driver.ID) (record, error) {
 	var out record
 	err := d.call(ctx, "logs", func() error {
@@ -342,7 +369,8 @@ func (d *Driver) output(ctx context.Context, id driver.ID) (record, error) {
 
 const followInterval = 50 * time.Millisecond
 
-// copyOutput ends when the instance ends, is replaced or removed, or the reader closes.
+// copyOutput writes an instance's output to w and follows it. It ends when the instance ends, is replaced or
+// removed, or when the reader closes the stream.
 func (d *Driver) copyOutput(ctx context.Context, w io.Writer, id driver.ID, r record, options driver.LogOptions) {
 	lines := r.Output
 	if options.Tail > 0 {

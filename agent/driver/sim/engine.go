@@ -15,24 +15,27 @@ import (
 
 // Options of an Engine.
 type Options struct {
-	// Dir stores the engine in a folder, which is created if missing; empty keeps it in memory.
+	// Dir is the folder in which the engine is stored; it is created if it is missing. If Dir is empty, the
+	// engine is kept in memory.
 	Dir string
-	// Kind of workloads; default container.
+	// Kind is the kind of the engine's workloads; default container.
 	Kind driver.Kind
-	// EngineID defaults to the folder's stored id, else "sim-" and a random part.
+	// EngineID is the id that the engine reports. The default is the id stored in Dir, or else "sim-" and a
+	// random part.
 	EngineID string
-	// Mono is the clock of all workload behaviour; default Boottime. Processes that share a folder must use
-	// the same clock.
+	// Mono is the clock that drives the behaviour of workloads; default Boottime. Processes that share a
+	// folder must use the same clock.
 	Mono func() time.Duration
-	// Now is the clock of reported times; default time.Now.
+	// Now is the clock for the times that the driver reports; default time.Now.
 	Now func() time.Time
 }
 
-// Boottime returns CLOCK_BOOTTIME: it never jumps, counts time in suspend, and is the same for all processes.
+// Boottime returns the time of CLOCK_BOOTTIME. This clock never jumps, continues during suspend, and is the
+// same for all processes of the machine.
 func Boottime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("sim: CLOCK_BOOTTIME: " + err.Error()) // every kernel since 2.6.39 has it
+		panic("sim: CLOCK_BOOTTIME: " + err.Error()) // cannot happen: every kernel since 2.6.39 has this clock
 	}
 	return time.Duration(ts.Nano())
 }
@@ -44,10 +47,10 @@ type Engine struct {
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
-	failed   map[driver.ID]int // failures of flaky images so far
+	failed   map[driver.ID]int // number of failed Ensure calls of each workload with the image sim/flaky
 }
 
-// NewEngine opens an engine, or creates one.
+// NewEngine opens the engine in opt.Dir, or creates a new one.
 func NewEngine(opt Options) (*Engine, error) {
 	opt.Kind = cmp.Or(opt.Kind, driver.Container)
 	if opt.Mono == nil {
@@ -76,8 +79,8 @@ func NewEngine(opt Options) (*Engine, error) {
 	return e, nil
 }
 
-// SetDown makes every call of every driver fail with class RuntimeUnhealthy until it is called with
-// "". Workloads go on meanwhile.
+// SetDown makes the engine unreachable: every call of its drivers fails with class RuntimeUnhealthy and the
+// reason, until SetDown is called with "". Workloads keep running.
 func (e *Engine) SetDown(reason string) error {
 	err := e.with("set down", func() error { return e.store.setDown(reason) })
 	if reason == "" {
@@ -86,7 +89,7 @@ func (e *Engine) SetDown(reason string) error {
 	return err
 }
 
-// PowerOff kills everything that runs at once, as a power failure does (exit code 137).
+// PowerOff kills all running instances at once, with exit code 137, as a power failure does.
 func (e *Engine) PowerOff() error {
 	return e.with("power off", func() error {
 		records, err := e.store.all()
@@ -122,15 +125,16 @@ func (e *Engine) Kill(id driver.ID, code int) error {
 	})
 }
 
-// Occupy creates a running instance without labels under a name: a stranger, for tests. Vacate removes it;
-// it returns false if the stranger was changed meanwhile.
+// Occupy creates a running instance without our labels. Tests use the instance to check that a driver leaves
+// such instances alone. Vacate removes the instance.
 func (e *Engine) Occupy(name string) error {
 	return e.with("occupy", func() error {
 		return e.store.put(record{Name: name, RuntimeID: "stranger-" + name, Image: "stranger", Started: true, StartedAt: e.opt.Mono(), Wall: e.opt.Now()})
 	})
 }
 
-// Vacate undoes Occupy.
+// Vacate removes the instance that Occupy created. It returns false if a driver changed or removed the
+// instance.
 func (e *Engine) Vacate(name string) (untouched bool, err error) {
 	err = e.with("vacate", func() error {
 		r, ok, err := e.store.get(name)
@@ -143,7 +147,7 @@ func (e *Engine) Vacate(name string) (untouched bool, err error) {
 	return untouched, err
 }
 
-// Runs returns the intervals in which instances ran, in order of start.
+// Runs returns the intervals in which instances ran, in the order of their starts.
 func (e *Engine) Runs() ([]Run, error) {
 	var entries []entry
 	err := e.with("runs", func() (err error) {
@@ -153,7 +157,7 @@ func (e *Engine) Runs() ([]Run, error) {
 	return runsOf(entries, e.opt.Mono()), err
 }
 
-// with runs f under the engine's lock, whether or not the engine is down.
+// with runs f under the engine's lock, also while the engine is down.
 func (e *Engine) with(op string, f func() error) error {
 	unlock, err := e.store.lock()
 	if err != nil {
@@ -162,7 +166,7 @@ func (e *Engine) with(op string, f func() error) error {
 	return wrap(op, errors.Join(f(), unlock()))
 }
 
-// wrap adds a class to an error of the store; a driver.Error keeps its own.
+// wrap turns an error of the store into a driver.Error with a class. A driver.Error keeps its own class.
 func wrap(op string, err error) error {
 	var typed *driver.Error
 	if err == nil || errors.As(err, &typed) {
@@ -171,14 +175,14 @@ func wrap(op string, err error) error {
 	return &driver.Error{Class: cmp.Or(driver.Generic(err), driver.RuntimeError), Op: op, Err: err}
 }
 
-const maxOutput = 64 // lines of output kept per instance
+const maxOutput = 64 // maximum number of lines of output kept for each instance
 
 func (e *Engine) say(r *record, at time.Duration, text string) {
 	out := append(append([]line(nil), r.Output...), line{r.shown(at), text})
 	r.Output = out[max(0, len(out)-maxOutput):]
 }
 
-// start begins a run of r and stores it.
+// start starts the instance r and stores its record.
 func (e *Engine) start(r record) error {
 	if err := e.checkPorts(&r); err != nil {
 		r.Refused, r.Class = err.Error(), driver.ClassOf(err)
@@ -200,7 +204,8 @@ func (e *Engine) start(r record) error {
 	})
 }
 
-// end stops a run with an exit code. It ignores an instance that does not run.
+// end ends the run of the instance r with an exit code and stores its record. If r does not run, end does
+// nothing.
 func (e *Engine) end(r record, code int, note string) error {
 	now := e.opt.Mono()
 	if !r.at(now).active() {
@@ -215,14 +220,15 @@ func (e *Engine) end(r record, code int, note string) error {
 	return e.store.log(entry{At: now, Event: "stop", RuntimeID: r.RuntimeID, ExitCode: code})
 }
 
-// Ephemeral ports, Linux's default range.
+// The range of host ports from which the engine chooses free ones; it is Linux's default range of ephemeral
+// ports.
 const (
 	firstEphemeral = 32768
 	ephemerals     = 28232
 )
 
-// checkPorts refuses a host port that another running instance of this engine holds, and assigns ephemeral
-// ports.
+// checkPorts returns an error if another running instance of this engine uses a host port of r. It chooses a
+// free host port where the specification names none.
 func (e *Engine) checkPorts(r *record) error {
 	if len(r.Behaviour.Ports) == 0 {
 		return nil

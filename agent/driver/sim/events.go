@@ -9,8 +9,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// watcher is one Events call. It sends hints for changes by its own process at once, and for changes of
-// workloads by themselves when they are due. It does not see changes by other processes in a shared folder.
+// watcher is one call of Events. For a change that a call in its own process makes, it sends a hint at once.
+// For a change that the simulated behaviour makes, it sends a hint when the change is due. It does not see
+// changes by other processes that share the engine's folder.
 type watcher struct {
 	driver *Driver
 	hints  *driver.Hints
@@ -72,7 +73,7 @@ func (e *Engine) forget(w *watcher) {
 	delete(e.watchers, w)
 }
 
-// hintRecord sends a hint to the watchers that own the instance.
+// hintRecord sends a hint about the instance r to the watchers of the node that owns it.
 func (e *Engine) hintRecord(r record) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -92,7 +93,7 @@ func (e *Engine) hint(id driver.ID) {
 	}
 }
 
-// plan schedules the next change of r by itself.
+// plan schedules a hint for the next change of the instance r that its simulated behaviour makes.
 func (w *watcher) plan(r record) {
 	next := r.at(w.driver.engine.opt.Mono()).next
 	if next == 0 {
@@ -107,7 +108,7 @@ func (w *watcher) plan(r record) {
 	}
 }
 
-// run sends the scheduled hints with one timer.
+// run sends the scheduled hints. It uses one timer for all of them.
 func (w *watcher) run(ctx context.Context) {
 	engine := w.driver.engine
 	timer := time.NewTimer(time.Hour)
@@ -127,7 +128,8 @@ func (w *watcher) run(ctx context.Context) {
 		w.mu.Unlock()
 		for _, id := range due {
 			w.hints.Add(id)
-			// While the engine is down no hints are sent; its return hints that anything may have changed.
+			// While the engine is down, no hints are sent. When the engine is up again, a hint says that
+			// any workload may have changed.
 			if r, err := w.driver.output(ctx, id); err == nil {
 				w.plan(r)
 			}

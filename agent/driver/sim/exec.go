@@ -25,7 +25,7 @@ var (
 // Exec implements driver.Execer: it runs one of the commands listed in doc.go.
 func (d *Driver) Exec(ctx context.Context, id driver.ID, o driver.ExecOptions) (driver.Session, error) {
 	if o.Service != "" && d.Kind() != driver.Compose {
-		return nil, driver.Errorf(driver.InvalidSpecification, "exec", "service %q: a %s has none", o.Service, d.Kind())
+		return nil, driver.Errorf(driver.InvalidSpecification, "exec", "service %q: a workload of kind %s has no services", o.Service, d.Kind())
 	}
 	r, err := d.active(ctx, "exec", id)
 	if err != nil {
@@ -36,7 +36,7 @@ func (d *Driver) Exec(ctx context.Context, id driver.ID, o driver.ExecOptions) (
 	return s, nil
 }
 
-// Console implements driver.Consoler: a shell with a greeting.
+// Console implements driver.Consoler: it opens a shell that first prints a greeting.
 func (d *Driver) Console(ctx context.Context, id driver.ID, o driver.ConsoleOptions) (driver.Session, error) {
 	r, err := d.active(ctx, "console", id)
 	if err != nil {
@@ -63,7 +63,7 @@ func (d *Driver) active(ctx context.Context, op string, id driver.ID) (record, e
 	return r, nil
 }
 
-// session is a simulated command. It ends when its instance ends.
+// session is a session with a simulated command. It ends when the command or its instance ends.
 type session struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -71,18 +71,19 @@ type session struct {
 	console bool
 	input   bool
 	pieces  chan driver.Output
+	ended   chan struct{} // closed when the program has ended; the channel pieces stays open, because Write may still echo input
 	in      *io.PipeReader
 	typed   *io.PipeWriter
-	typing  []byte // the typed line that is not delivered yet
+	typing  []byte // characters typed on the terminal since the last complete line
 	tasks   sync.WaitGroup
 
 	mu     sync.Mutex
 	code   int // exit code of the program
-	killed int // exit code if a signal or the instance's end killed it; 0 if not
+	killed int // exit code if a signal or the end of the instance killed the command; 0 if it was not killed
 	size   driver.TerminalSize
 }
 
-// process is the environment of a simulated program.
+// process holds the input and the outputs of a simulated program.
 type process struct {
 	s        *session
 	out, err io.Writer
@@ -90,13 +91,13 @@ type process struct {
 }
 
 func (d *Driver) begin(id driver.ID, r record, tty, input bool, size driver.TerminalSize) *session {
-	s := &session{tty: tty, input: input, size: size, pieces: make(chan driver.Output, 256)}
+	s := &session{tty: tty, input: input, size: size, pieces: make(chan driver.Output, 256), ended: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.in, s.typed = io.Pipe()
 	if !input {
 		_ = s.typed.Close()
 	}
-	s.tasks.Go(func() { // the command ends when the instance ends
+	s.tasks.Go(func() { // end the command when its instance ends
 		ticker := time.NewTicker(followInterval)
 		defer ticker.Stop()
 		for {
@@ -124,11 +125,11 @@ func (s *session) run(program func(*process) int) {
 		s.mu.Unlock()
 		s.cancel()
 		_ = s.in.CloseWithError(io.ErrClosedPipe)
-		close(s.pieces)
+		close(s.ended)
 	})
 }
 
-// outlet is one of a program's outputs.
+// outlet is the writer for stdout or stderr of a simulated program.
 type outlet struct {
 	s      *session
 	stderr bool
@@ -149,15 +150,21 @@ func (o outlet) Write(p []byte) (int, error) {
 
 // Output implements driver.Session.
 func (s *session) Output() (driver.Output, error) {
-	piece, ok := <-s.pieces
-	if !ok {
+	select {
+	case piece := <-s.pieces:
+		return piece, nil
+	case <-s.ended:
+	}
+	select {
+	case piece := <-s.pieces: // output that was written before the program ended
+		return piece, nil
+	default:
 		return driver.Output{}, io.EOF
 	}
-	return piece, nil
 }
 
-// Write implements driver.Session. A terminal echoes input, delivers it by the line, and handles ^C, ^D and
-// the erase key itself.
+// Write implements driver.Session. A terminal echoes the input, delivers it line by line, and handles ^C,
+// ^D and the erase key itself.
 func (s *session) Write(p []byte) (int, error) {
 	if !s.input {
 		return 0, errors.New("the session was opened without input")
@@ -165,7 +172,7 @@ func (s *session) Write(p []byte) (int, error) {
 	if !s.tty {
 		return s.typed.Write(p)
 	}
-	show := func(text string) { _, _ = (outlet{s, false}).Write([]byte(text)) } // a write error means that the session has ended
+	show := func(text string) { _, _ = (outlet{s, false}).Write([]byte(text)) } // a write fails only if the session has ended
 	for _, b := range p {
 		switch b {
 		case 3:
@@ -206,7 +213,7 @@ func (s *session) Resize(_ context.Context, z driver.TerminalSize) error {
 	return nil
 }
 
-// Signal implements driver.Session. Every signal ends every command.
+// Signal implements driver.Session. Every signal ends the command, whichever it is.
 func (s *session) Signal(_ context.Context, name string) error {
 	number := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if number == 0 || s.console {
@@ -246,7 +253,7 @@ func (s *session) Close() error {
 	return nil
 }
 
-// command runs one simulated program.
+// command runs one simulated program and returns its exit code.
 func (p *process) command(args []string) int {
 	rest := args[1:]
 	switch args[0] {
@@ -310,7 +317,7 @@ func (p *process) line(text string) (code int) {
 	return code
 }
 
-// shell runs lines until end of input or an exit command.
+// shell runs the commands of its input line by line, until the input ends or a line contains an exit command.
 func (p *process) shell() (code int) {
 	for p.s.ctx.Err() == nil {
 		if p.s.tty {

@@ -9,15 +9,15 @@ import (
 
 var _ driver.Meter = (*Driver)(nil)
 
-// Usage of a simulated workload: a hundredth of a processor, 8 MiB, and one page of disk reads, disk writes,
-// received and sent bytes.
+// Simulated usage. In each second a workload uses a hundredth of a processor, and reads, writes, receives and
+// sends one page each. It uses 8 MiB of memory.
 const (
 	simShare  = 100
 	simMemory = 8 << 20
 	simDisk   = 4 << 10
 )
 
-// Usage implements driver.Meter, computed from the run time of a workload.
+// Usage implements driver.Meter. It computes the usage of a workload from its run time.
 func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -8,25 +8,26 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// entry is one line of the run log. Times are on the machine's monotonic clock, which all
-// processes share, in nanoseconds.
+// entry is one line of the run log, in which an engine records every start and stop of an instance. Times are
+// on the machine's monotonic clock, which all processes share, in nanoseconds.
 type entry struct {
 	At        time.Duration `json:"at"`
-	Event     string        `json:"event"` // start or stop
+	Event     string        `json:"event"` // "start" or "stop"
 	RuntimeID string        `json:"runtime_id"`
-	// The fields below are set for starts.
+	// The following fields are set only for starts.
 	Workload   string `json:"workload,omitempty"`
 	Cluster    string `json:"cluster,omitempty"`
 	Node       string `json:"node,omitempty"`
 	Generation string `json:"generation,omitempty"`
 	Content    string `json:"content,omitempty"`
-	// Until is when the run ends by itself, 0 if never.
+	// Until is the time at which the run will end by itself; 0 if never.
 	Until time.Duration `json:"until,omitempty"`
-	// ExitCode is set for stops.
+	// ExitCode is set only for stops.
 	ExitCode int `json:"exit_code,omitempty"`
 }
 
-// Run is one interval in which an instance ran, restarts by the engine included.
+// Run is one interval in which an instance ran. A restart by the engine, under the restart policy, does not
+// end it.
 type Run struct {
 	Workload   driver.ID
 	ClusterID  string
@@ -34,12 +35,13 @@ type Run struct {
 	RuntimeID  string
 	Generation driver.Generation
 	Content    string
-	// From and To are on the machine's monotonic clock (CLOCK_BOOTTIME unless Options.Mono says
-	// otherwise). To is zero while it runs.
+	// From and To are on the machine's monotonic clock (CLOCK_BOOTTIME unless Options.Mono says otherwise).
+	// To is zero while the instance runs.
 	From, To time.Duration
 }
 
-// ReadRuns reads the run intervals of an engine in a folder, in order of start. The engine may be in use.
+// ReadRuns reads the run intervals of an engine that is stored in the folder dir, in the order of their
+// starts. Other processes may use the engine at the same time.
 func ReadRuns(dir string) ([]Run, error) {
 	entries, err := readLog(filepath.Join(dir, "runs.log"))
 	if err != nil {
@@ -80,8 +82,8 @@ func runsOf(entries []entry, now time.Duration) []Run {
 	return out
 }
 
-// Overlaps returns every pair of runs of one workload of one cluster that overlap in time, earlier first. Runs
-// of several engines on one machine may be passed together.
+// Overlaps returns every pair of runs of one workload of one cluster that overlap in time, the earlier run
+// first. A caller may pass the runs of several engines on one machine together.
 func Overlaps(runs []Run) [][2]Run {
 	type key struct {
 		cluster  string

@@ -36,7 +36,8 @@ func engine(t testing.TB, opt sim.Options) *sim.Engine {
 	return e
 }
 
-// full returns an engine whose folder is on a small file system.
+// full returns the driver of an engine whose folder is on a small file system, and functions that fill this
+// file system and empty it.
 func full(t *testing.T, node string) (driver.Driver, func(), func()) {
 	dir := filepath.Join(t.TempDir(), "small")
 	drivertest.Small(t, dir, 1<<20)
@@ -45,7 +46,8 @@ func full(t *testing.T, node string) (driver.Driver, func(), func()) {
 }
 
 func TestConformance(t *testing.T) {
-	// A folder is opened for each driver, as a restarted agent does; in memory there is one engine.
+	// If the engine is in a folder, every driver opens the folder as a separate Engine, as a restarted agent
+	// does. In memory all drivers share one Engine.
 	memory, dir := engine(t, sim.Options{}), t.TempDir()
 	for name, open := range map[string]func(*testing.T) *sim.Engine{
 		"memory": func(*testing.T) *sim.Engine { return memory },
@@ -121,7 +123,7 @@ func overlaps(t *testing.T, e *sim.Engine) [][2]sim.Run {
 	return sim.Overlaps(runs)
 }
 
-// clock is a manual clock.
+// clock is a clock that the test moves by hand.
 type clock struct {
 	mu  sync.Mutex
 	now time.Duration
@@ -139,7 +141,7 @@ func (c *clock) set(d time.Duration) {
 	c.now = d
 }
 
-// rig is a driver on an engine with a manual clock.
+// rig is a driver on an engine whose clock the test moves by hand.
 type rig struct {
 	*testing.T
 	*clock
@@ -181,7 +183,7 @@ func (r *rig) state(id string) driver.Observed {
 	return driver.Observed{State: driver.Absent}
 }
 
-func TestBehaviour(t *testing.T) {
+func TestImagesOfTheSimulatorBehaveAsNamed(t *testing.T) {
 	restart := func(policy string, retries int32) func(*agentv1.ContainerSpec) {
 		return func(c *agentv1.ContainerSpec) {
 			c.RestartPolicy = &agentv1.RestartPolicy{Policy: policy, MaxRetryCount: retries}
@@ -218,9 +220,9 @@ func TestBehaviour(t *testing.T) {
 		"always": {container("sim/crash:2", restart("always", 0)), []moment{
 			{49 * ms, driver.Running, 0, 0}, {50 * ms, driver.Pending, 0, 2}, {149 * ms, driver.Pending, 0, 2},
 			{150 * ms, driver.Running, 1, 2}, {200 * ms, driver.Pending, 1, 2}, {1500 * ms, driver.Running, 10, 2}}},
-		"on-failure gives up": {container("sim/crash:2", restart("on-failure", 2)), []moment{
+		"policy on-failure gives up": {container("sim/crash:2", restart("on-failure", 2)), []moment{
 			{320 * ms, driver.Running, 2, 2}, {350 * ms, driver.Failed, 2, 2}, {time.Hour, driver.Failed, 2, 2}}},
-		"on-failure of a success": {container("sim/exit", restart("on-failure", 0)), []moment{{time.Second, driver.Stopped, 0, 0}}},
+		"policy on-failure after a successful run": {container("sim/exit", restart("on-failure", 0)), []moment{{time.Second, driver.Stopped, 0, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -230,7 +232,7 @@ func TestBehaviour(t *testing.T) {
 				r.set(start + m.after)
 				o := r.state("w")
 				if o.State != m.state || o.RestartCount != m.restarts || o.ExitCode != m.code {
-					t.Errorf("after %s: %s, %d restarts, code %d; want %s, %d, %d",
+					t.Errorf("after %s the workload is %s with %d restarts and code %d; want %s, %d, %d",
 						m.after, o.State, o.RestartCount, o.ExitCode, m.state, m.restarts, m.code)
 				}
 			}
@@ -238,7 +240,7 @@ func TestBehaviour(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestInvalidSpecificationsAreRefused(t *testing.T) {
 	env := func(k, v string) *agentv1.WorkloadSpec {
 		return container("x", func(c *agentv1.ContainerSpec) { c.Env = map[string]string{k: v} })
 	}
@@ -269,7 +271,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestFlaky(t *testing.T) {
+func TestAFlakyImageFailsThenStarts(t *testing.T) {
 	r := newRig(t)
 	s := spec("w", container("sim/flaky:2"))
 	for i, want := range []driver.Class{driver.RuntimeError, driver.RuntimeError, ""} {
@@ -279,7 +281,7 @@ func TestFlaky(t *testing.T) {
 	}
 }
 
-func TestPorts(t *testing.T) {
+func TestHostPortsAreExclusive(t *testing.T) {
 	r := newRig(t)
 	body := func(host int32) *agentv1.WorkloadSpec {
 		return container("x", func(c *agentv1.ContainerSpec) {
@@ -293,7 +295,7 @@ func TestPorts(t *testing.T) {
 		t.Errorf("class %s: %v", driver.ClassOf(err), err)
 	}
 	if o := r.state("b"); o.State != driver.Failed || o.Class != driver.PortBindConflict {
-		t.Errorf("%s, %s", o.State, o.Class)
+		t.Errorf("a workload whose host port is in use is %s, class %s; want Failed with PortBindConflict", o.State, o.Class)
 	}
 	if err := r.d.Halt(context.Background(), "a", 0); err != nil {
 		t.Fatal(err)
@@ -307,7 +309,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-func TestOutage(t *testing.T) {
+func TestCallsFailDuringAnOutage(t *testing.T) {
 	r := newRig(t)
 	r.ensure(spec("w", container("x")))
 	if err := r.e.SetDown("pulled the plug"); err != nil {
@@ -323,7 +325,7 @@ func TestOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o := r.state("w"); o.State != driver.Running {
-		t.Errorf("after the outage: %s", o.State)
+		t.Errorf("after the outage the workload is %s, want Running", o.State)
 	}
 }
 
@@ -345,7 +347,7 @@ func TestKillAndPowerOff(t *testing.T) {
 	}
 }
 
-func TestStubborn(t *testing.T) {
+func TestAStubbornWorkloadIsKilled(t *testing.T) {
 	e := engine(t, sim.Options{})
 	d := e.Driver(driver.Identity{ClusterID: "c1", NodeID: "n1"})
 	ctx := context.Background()
@@ -365,7 +367,8 @@ func TestStubborn(t *testing.T) {
 	}
 }
 
-// Another process (here: another Engine on the same folder) sees the same workloads and the same log.
+// Two processes that share an engine's folder (here: two Engines on one folder) see the same workloads and
+// the same run log.
 func TestFolderIsShared(t *testing.T) {
 	dir := t.TempDir()
 	ctx := context.Background()
@@ -390,11 +393,11 @@ func TestFolderIsShared(t *testing.T) {
 	}
 	pairs := sim.Overlaps(runs)
 	if len(pairs) != 1 || pairs[0][0].NodeID != "n1" || pairs[0][1].NodeID != "n2" {
-		t.Errorf("overlaps %+v, want the two nodes'", pairs)
+		t.Errorf("Overlaps returned %+v, want one pair: the runs on n1 and n2", pairs)
 	}
 }
 
-func TestOverlaps(t *testing.T) {
+func TestOverlapsFindsConcurrentRuns(t *testing.T) {
 	run := func(node string, from, to time.Duration) sim.Run {
 		return sim.Run{Workload: "w", ClusterID: "c", NodeID: node, From: from, To: to}
 	}
@@ -404,11 +407,11 @@ func TestOverlaps(t *testing.T) {
 		runs []sim.Run
 		want int
 	}{
-		"one after the other":    {[]sim.Run{run("a", 0, 10), run("b", 10, 20)}, 0},
-		"sharing time":           {[]sim.Run{run("a", 0, 10), run("b", 9, 20)}, 1},
-		"given in another order": {[]sim.Run{run("b", 9, 20), run("a", 0, 10)}, 1},
-		"one still runs":         {[]sim.Run{run("a", 0, 0), run("b", 10, 20), run("c", 30, 40)}, 2},
-		"another workload":       {[]sim.Run{run("a", 0, 10), other}, 0},
+		"runs one after the other":                {[]sim.Run{run("a", 0, 10), run("b", 10, 20)}, 0},
+		"runs that overlap":                       {[]sim.Run{run("a", 0, 10), run("b", 9, 20)}, 1},
+		"overlapping runs in another order":       {[]sim.Run{run("b", 9, 20), run("a", 0, 10)}, 1},
+		"one run that has not ended":              {[]sim.Run{run("a", 0, 0), run("b", 10, 20), run("c", 30, 40)}, 2},
+		"overlapping runs of different workloads": {[]sim.Run{run("a", 0, 10), other}, 0},
 	} {
 		if got := sim.Overlaps(c.runs); len(got) != c.want {
 			t.Errorf("%s: %d overlaps %+v, want %d", name, len(got), got, c.want)
@@ -426,7 +429,7 @@ func TestRunEndsByItself(t *testing.T) {
 	}
 	r.ensure(spec("w", container("sim/crash:1")))
 	if runs, _ = r.e.Runs(); len(runs) != 2 || runs[1].To != 0 {
-		t.Errorf("runs %+v, want a second that is open", runs)
+		t.Errorf("the run log has %+v, want a second run that has not ended", runs)
 	}
 }
 
@@ -445,5 +448,5 @@ func TestThousandsAreCheap(t *testing.T) {
 	if err != nil || len(all) != count {
 		t.Fatalf("%d listed, %v", len(all), err)
 	}
-	t.Logf("%d workloads made and listed in %s", count, time.Since(start))
+	t.Logf("time for making and listing %d workloads: %s", count, time.Since(start))
 }

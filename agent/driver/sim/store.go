@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// record is one instance. Its maps and slices are immutable once it is stored.
+// record is one simulated instance. Its maps and slices are immutable once it is stored.
 type record struct {
 	Name      string            `json:"name"`
 	RuntimeID string            `json:"runtime_id"`
@@ -29,18 +29,18 @@ type record struct {
 
 	Started   bool          `json:"started,omitempty"`
 	StartedAt time.Duration `json:"started_at,omitempty"`
-	Wall      time.Time     `json:"wall,omitzero"` // wall clock time of StartedAt
-	// Ended means that a call, not the behaviour, ended the record at EndedAt.
+	Wall      time.Time     `json:"wall,omitzero"` // wall clock time of the latest start, StartedAt
+	// Ended means that a call, not the simulated behaviour, ended the instance at EndedAt.
 	Ended    bool          `json:"ended,omitempty"`
 	EndedAt  time.Duration `json:"ended_at,omitempty"`
 	ExitCode int           `json:"exit_code,omitempty"`
-	Note     string        `json:"note,omitempty"`    // why it was ended from outside
+	Note     string        `json:"note,omitempty"`    // why the agent or a person ended the instance
 	Refused  string        `json:"refused,omitempty"` // why the last start failed
 	Class    driver.Class  `json:"class,omitempty"`   // class of Refused
 	Output   []line        `json:"output,omitempty"`
 }
 
-// shown converts a monotonic time since the latest start to wall clock time.
+// shown converts the monotonic time at, which is after the latest start, to wall clock time.
 func (r record) shown(at time.Duration) time.Time { return r.Wall.Add(at - r.StartedAt) }
 
 type line struct {
@@ -48,7 +48,7 @@ type line struct {
 	Text string    `json:"text"`
 }
 
-// store keeps an engine's state. Its methods are called with the lock held.
+// store keeps an engine's state. The caller of its methods must hold the engine's lock.
 type store interface {
 	lock() (unlock func() error, err error)
 	get(name string) (record, bool, error)
@@ -57,10 +57,10 @@ type store interface {
 	all() ([]record, error)
 	log(entry) error
 	entries() ([]entry, error)
-	// down returns why the engine is down, "" if it is up.
+	// down returns the reason why the engine is down, or "" if it is up.
 	down() (string, error)
 	setDown(reason string) error
-	// sequence returns a new number at each call.
+	// sequence returns a number that is higher than at all earlier calls.
 	sequence() (uint64, error)
 	id() (string, error)
 }
@@ -74,7 +74,8 @@ type memory struct {
 	last    uint64
 }
 
-// maxEntries bounds the run log in memory; the oldest entries are dropped first.
+// maxEntries is the maximum number of entries in the run log of an engine in memory. The oldest entries are
+// dropped first.
 const maxEntries = 1 << 20
 
 func (m *memory) lock() (func() error, error) {
@@ -111,7 +112,7 @@ func (m *memory) all() ([]record, error) {
 	return out, nil
 }
 
-// folder is:
+// folder stores an engine in these files:
 //
 //	engine          the engine's id
 //	lock            flock: one process at a time
@@ -142,7 +143,8 @@ func openFolder(dir, engineID string) (*folder, error) {
 
 func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
 
-// lock opens the file anew for each call, because goroutines of one process would share a lock on one open file.
+// lock opens the lock file again for each call, because all goroutines of a process would share the lock on
+// one open file.
 func (f *folder) lock() (func() error, error) {
 	f.mu.Lock()
 	file, err := os.OpenFile(f.path("lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -162,7 +164,7 @@ func (f *folder) lock() (func() error, error) {
 	}
 	return func() error {
 		defer f.mu.Unlock()
-		return file.Close() // closing releases the lock
+		return file.Close() // closing the file releases the flock
 	}, nil
 }
 
@@ -221,7 +223,7 @@ func (f *folder) all() ([]record, error) {
 	out := make([]record, 0, len(files))
 	for _, file := range files {
 		if !strings.HasSuffix(file.Name(), ".json") {
-			continue // leftover of an interrupted replace
+			continue // a leftover of an interrupted replacement
 		}
 		r, err := f.read(filepath.Join(f.dir, "records", file.Name()))
 		if err != nil {

@@ -1,28 +1,28 @@
-// Package lease decides when a node's lease has ended and what must be stopped then.
+// Package lease decides when a node's lease has ended and which workloads must be stopped then.
 //
-// Step is the whole decision of one fencer, without clock, file, process or engine: package fencer
-// drives it with real ones, and the simulator with virtual ones. The agent's core uses the same
-// values for its side of the conversation: Renewal is what an agent tells its fencer, Status is the
-// answer.
+// Step makes all decisions of one fencer. It uses no clock, file, process or engine: package fencer
+// calls it with real ones, and the simulator with virtual ones. The agent's core uses the same
+// types for its part of the protocol: Renewal is a message of an agent to its fencer, and Status is
+// the answer.
 //
-// Times are durations since the machine started (CLOCK_BOOTTIME): nobody sets that clock, and it
-// goes on while the machine sleeps.
+// Times are durations since the machine started (CLOCK_BOOTTIME). That clock is never set, and it
+// continues while the machine sleeps.
 package lease
 
 import "time"
 
-// Times after the end of a lease.
+// These durations count from the end of a lease.
 const (
-	// SecondWaits is how long the second fencer waits for the first one to act.
+	// SecondWaits is how long the second fencer waits, after the end of a lease, for the first fencer to act.
 	SecondWaits = time.Second
 	// KillAfter is how long an agent has to confirm that it knows of the end of its lease. Then the
 	// fencer kills it.
 	KillAfter = 1500 * time.Millisecond
-	// Margin is what Bound adds to the grace: the wait of the second fencer, the time in which an
-	// engine kills a workload, and the delays of a busy machine.
+	// Margin is the time that Bound adds to the grace. It covers the wait of the second fencer, the time in
+	// which an engine kills a workload, and the delays of a busy machine.
 	Margin = 5 * time.Second
 )
 
-// Bound is the time after the end of a lease within which every guarded workload has been stopped.
-// grace is what a workload gets to end by itself.
+// Bound returns the time after the end of a lease within which every leased workload has been
+// stopped. grace is how long a workload may take to stop by itself.
 func Bound(grace time.Duration) time.Duration { return grace + Margin }

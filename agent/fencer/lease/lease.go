@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Workload names one workload that is guarded.
+// Workload identifies a leased workload: one that the fencer stops when the lease ends.
 type Workload struct {
 	Kind workload.Kind `json:"kind"`
 	ID   workload.ID   `json:"id"`
@@ -18,48 +18,49 @@ func (w Workload) compare(o Workload) int {
 	return strings.Compare(string(w.Kind)+"/"+string(w.ID), string(o.Kind)+"/"+string(o.ID))
 }
 
-// Sorted returns the list sorted and without duplicates. It changes list.
+// Sorted returns the list sorted and without duplicates. It reuses the memory of list.
 func Sorted(list []Workload) []Workload {
 	slices.SortFunc(list, Workload.compare)
 	return slices.Compact(list)
 }
 
-// Process names one process for ever: the kernel gives a process id to another process later, but
-// not together with the same start.
+// Process identifies one process uniquely: the kernel reuses process ids, but never with the same
+// start time.
 type Process struct {
 	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // ticks since the machine started
+	Start uint64 `json:"start"` // start of the process, in clock ticks since the machine started
 }
 
-// Lease is what both fencers of a node know. It is the content of their file.
+// Lease is the state that both fencers of a node share. It is the content of their lease file.
 type Lease struct {
 	Boot    string  `json:"boot"`
 	Cluster string  `json:"cluster"` // cluster id on the labels of instances
 	Agent   Process `json:"agent"`
-	// Instance is the id of the agent's state file. An agent with another file does not know what is
-	// guarded.
+	// Instance is the id of the agent's state file. An agent with another state file does not know which
+	// workloads are leased.
 	Instance string `json:"instance,omitempty"`
-	// Deadline is the end of the lease. Lapses counts the leases that ended while something was
-	// guarded, Confirmed how many of them the agent has confirmed.
+	// Deadline is the end of the lease. Lapses counts the leases that ended while workloads were leased.
+	// Confirmed counts those of these lapses that the agent has confirmed.
 	Deadline  time.Duration `json:"deadline"`
 	Lapses    uint64        `json:"lapses"`
 	Confirmed uint64        `json:"confirmed"`
 	// Lapsed: the deadline has passed, and no new lease has begun.
 	Lapsed bool `json:"lapsed"`
-	// Guarded workloads are stopped at the deadline. ToStop are those whose deadline has passed.
-	Guarded []Workload `json:"guarded,omitempty"`
-	ToStop  []Workload `json:"condemned,omitempty"`
+	// Leased are the workloads that must be stopped at the deadline. ToStop are the workloads whose deadline
+	// has passed.
+	Leased []Workload `json:"leased,omitempty"`
+	ToStop []Workload `json:"condemned,omitempty"`
 }
 
 // Idle reports whether nothing has to be stopped, now or later.
-func (l Lease) Idle() bool { return len(l.Guarded) == 0 && len(l.ToStop) == 0 }
+func (l Lease) Idle() bool { return len(l.Leased) == 0 && len(l.ToStop) == 0 }
 
-// confirmed reports whether the agent knows of every lapse.
+// confirmed reports whether the agent has confirmed every lapse.
 func (l Lease) confirmed() bool { return l.Confirmed == l.Lapses }
 
-// lapse ends the lease if its deadline has passed. It reports whether it did.
+// lapse ends the lease if its deadline has passed. It returns true if it ended the lease.
 func (l *Lease) lapse(now time.Duration) bool {
-	if l.Lapsed || len(l.Guarded) == 0 || now < l.Deadline {
+	if l.Lapsed || len(l.Leased) == 0 || now < l.Deadline {
 		return false
 	}
 	l.end()
@@ -69,18 +70,19 @@ func (l *Lease) lapse(now time.Duration) bool {
 func (l *Lease) end() {
 	l.Lapsed = true
 	l.Lapses++
-	l.ToStop = Sorted(append(slices.Clone(l.ToStop), l.Guarded...))
-	l.Guarded = nil
+	l.ToStop = Sorted(append(slices.Clone(l.ToStop), l.Leased...))
+	l.Leased = nil
 }
 
-// renew applies a renewal. While a lapse is not confirmed, it changes neither the deadline nor what
-// is guarded.
+// renew applies a renewal by the agent. While a lapse is not confirmed, a renewal changes neither the
+// deadline nor the leased workloads.
 func (l *Lease) renew(in Renewal, now time.Duration) {
 	l.lapse(now)
 	l.Agent = in.Agent
-	// An agent that lost its state file would drop workloads from the list that it does not know of.
-	// The schedulers place those elsewhere after the end of the former lease, so it ends here.
-	if l.Instance != "" && l.Instance != in.Instance && !l.Lapsed && len(l.Guarded) > 0 {
+	// An agent that lost its state file does not know the leased workloads and would drop them from the list.
+	// The schedulers place them elsewhere once the lease of the former agent has ended, so that lease ends
+	// now.
+	if l.Instance != "" && l.Instance != in.Instance && !l.Lapsed && len(l.Leased) > 0 {
 		l.end()
 	}
 	l.Instance = in.Instance
@@ -92,49 +94,51 @@ func (l *Lease) renew(in Renewal, now time.Duration) {
 	if !l.confirmed() {
 		return
 	}
-	l.Guarded = Sorted(slices.Clone(in.Guarded))
-	l.ToStop = slices.DeleteFunc(slices.Clone(l.ToStop), func(w Workload) bool { return slices.Contains(l.Guarded, w) })
+	l.Leased = Sorted(slices.Clone(in.Leased))
+	l.ToStop = slices.DeleteFunc(slices.Clone(l.ToStop), func(w Workload) bool { return slices.Contains(l.Leased, w) })
 	l.Deadline, l.Lapsed = max(l.Deadline, in.Deadline), false
 	l.lapse(now) // the new deadline may have passed already
 }
 
-// Renewal is what an agent tells its fencer.
+// Renewal is a message of an agent to its fencer. It extends the lease and lists the leased workloads.
 type Renewal struct {
 	Agent   Process `json:"agent"`
 	Boot    string  `json:"boot"`
 	Cluster string  `json:"cluster"`
 	// Instance is the id of the agent's state file.
 	Instance string `json:"instance"`
-	// Deadline is the end of the lease, counted from when the agent sent the request for it.
+	// Deadline is the end of the lease, counted from the moment at which the agent sent the heartbeat that
+	// renewed the lease.
 	Deadline time.Duration `json:"deadline"`
-	// Lapses that the agent knows of. By naming one the agent promises that it is not starting
-	// anything that was guarded then.
+	// Lapses is the number of lapses (ends of a lease) that the agent knows of. By sending it the agent
+	// confirms these lapses: no start of a workload that was leased before them is in progress.
 	Lapses uint64 `json:"lapses"`
-	// Guarded are all workloads that the agent may run under this lease.
-	Guarded []Workload `json:"guarded,omitempty"`
-	// Ask changes nothing: an agent that has just started has no lease of its own yet.
+	// Leased are all workloads that the agent may run under this lease.
+	Leased []Workload `json:"leased,omitempty"`
+	// Ask marks a message that changes nothing and only asks for the Status. An agent that has just started
+	// sends it, because it has no lease yet.
 	Ask bool `json:"ask,omitempty"`
 	// Retire asks the fencers to end, because another version replaces them.
 	Retire bool `json:"retire,omitempty"`
 }
 
-// Status is a fencer's answer.
+// Status is the fencer's answer to a Renewal: the present lease, and facts about the fencer.
 type Status struct {
 	Version  string        `json:"version"`
-	Guard    Process       `json:"guard"` // the fencer that answers
+	Fencer   Process       `json:"fencer"` // the fencer process that answers
 	Deadline time.Duration `json:"deadline"`
 	Lapses   uint64        `json:"lapses"`
 	Lapsed   bool          `json:"lapsed"`
-	Grace    time.Duration `json:"grace"` // what a workload gets to end by itself
-	// Second: there are two fencers.
+	Grace    time.Duration `json:"grace"` // how long a workload gets to stop by itself
+	// Second is true if two fencers run.
 	Second bool `json:"second"`
-	// Stops are the kinds that the fencer can stop; nil from a fencer that does not say.
-	Stops   []workload.Kind `json:"stops"`
-	Guarded []Workload      `json:"guarded,omitempty"`
-	Error   string          `json:"error,omitempty"`
+	// Stops are the kinds of workloads that the fencer can stop; nil from a fencer that does not report them.
+	Stops  []workload.Kind `json:"stops"`
+	Leased []Workload      `json:"leased,omitempty"`
+	Error  string          `json:"error,omitempty"`
 }
 
-// Lacks returns those of kinds that the fencer cannot stop.
+// Lacks returns those of the given kinds of workloads that the fencer cannot stop.
 func (s Status) Lacks(kinds []workload.Kind) []workload.Kind {
 	if s.Stops == nil {
 		return nil

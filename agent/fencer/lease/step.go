@@ -5,47 +5,48 @@ import (
 	"time"
 )
 
-// State is what one fencer knows. Set Settings, First and Lease before the first Step. A State is
+// State is the state of one fencer. Set Settings, First and Lease before the first Step. A State is
 // never changed in place: Step returns the next one.
 type State struct {
 	Settings
-	// First: this fencer serves the agent. The second one only reads the file and waits.
+	// First: this fencer serves the agent. The second fencer only reads the lease file and waits.
 	First bool
 	Lease Lease
 
 	unconfirmed lapse
-	idleSince   time.Duration // since when nothing is to do and no agent lives; 0 = not
+	idleSince   time.Duration // time since which no agent lives and nothing has to be stopped; 0 while the fencer is needed
 	looking     bool
 	halting     []Workload
 }
 
 // Settings of a fencer.
 type Settings struct {
-	// Grace is what a workload gets to end by itself.
+	// Grace is how long a workload may take to stop by itself.
 	Grace time.Duration
-	// UntilIdle ends the fencer when its agent is dead and nothing is left to stop, after IdleFor.
+	// UntilIdle: the fencer ends IdleFor after its agent is dead and there is nothing left to stop.
 	UntilIdle bool
 	IdleFor   time.Duration
 }
 
-// lapse is one that an agent has to confirm, and since when this fencer has known it.
+// lapse is the end of a lease that an agent has to confirm, and the time at which this fencer learned of it.
 type lapse struct {
 	agent  Process
 	number uint64
 	since  time.Duration
 }
 
-// Input is one thing that a fencer learns: Renewal of an agent, Tick, Looked, or Halted.
+// Input is an event for a fencer: the Renewal of an agent, Tick, Looked, or Halted.
 type Input interface{ input() }
 
-// Tick is a look at the clock. For the second fencer the shell reads the file before it, if ReadsFile
-// says so.
+// Tick is a periodic check of the clock. If ReadsFile returns true, the caller of Step reads the lease file
+// first. This is so for the second fencer.
 type Tick struct {
 	// AgentAlive: the process Lease.Agent exists.
 	AgentAlive bool
 }
 
-// Looked is the answer to Look: what is not known to be stopped. Failed: some engine did not answer.
+// Looked is the answer to Look, the action that asks the engines which workloads run. Running are the workloads
+// that are not known to be stopped. Failed: an engine did not answer.
 type Looked struct {
 	Look
 	Running    []Workload
@@ -53,7 +54,7 @@ type Looked struct {
 	AgentAlive bool
 }
 
-// Halted: one Halt has ended, with or without success.
+// Halted: the effect Halt for a workload was carried out, with or without success.
 type Halted struct{ Workload Workload }
 
 func (Renewal) input() {}
@@ -61,39 +62,40 @@ func (Tick) input()    {}
 func (Looked) input()  {}
 func (Halted) input()  {}
 
-// Effect is one thing that the shell does, in the order of the list.
+// Effect is an action that the caller of Step (package fencer or the simulator) carries out. The caller keeps
+// the order of the effects.
 type Effect interface{ effect() }
 
-// Save replaces the file. If it fails and Required is set, the shell drops the new State, so that the
-// first fencer holds nothing that the second cannot know.
+// Save replaces the lease file. If it fails and Required is set, the caller of Step drops the new State, so
+// that the first fencer never relies on something that the second fencer cannot read.
 type Save struct{ Required bool }
 
-// Answer is for the agent that sent a Renewal.
+// Answer is the reply to the agent that sent a Renewal.
 type Answer struct{ Status Status }
 
-// Lapse: the lease has ended.
+// Lapse reports that the lease has ended.
 type Lapse struct{}
 
 // Kill kills the agent: it did not confirm the end of its lease in time.
 type Kill struct{ Agent Process }
 
-// Look asks the engines which of Of are not known to be stopped.
+// Look asks the engines which workloads in Of are not known to be stopped.
 type Look struct {
 	Cluster string
 	Of      []Workload
 	Lapses  uint64
-	// Patience bounds the call.
+	// Patience is the time limit of the call to the engines.
 	Patience time.Duration
 }
 
-// Halt stops a workload and gives it Grace to end by itself.
+// Halt stops a workload. The workload has the time Grace to stop by itself, then it is killed.
 type Halt struct {
 	Cluster  string
 	Workload Workload
 	Grace    time.Duration
 }
 
-// Stopped: everything that was to be stopped is known to be stopped.
+// Stopped: all workloads that had to be stopped are known to be stopped.
 type Stopped struct{ Workloads int }
 
 // Exit ends the fencer: it is not needed any more.
@@ -108,20 +110,21 @@ func (Halt) effect()    {}
 func (Stopped) effect() {}
 func (Exit) effect()    {}
 
-// ReadsFile reports whether a second fencer has to read the file before its next Tick. The first
-// fencer tells it nothing, and it needs the lease only when the deadline it knows has passed.
+// ReadsFile reports whether a second fencer has to read the lease file before its next Tick. The first fencer
+// sends it no messages. The second fencer needs the present lease only once the last deadline that it read
+// has passed.
 func (s State) ReadsFile(now time.Duration) bool {
 	return !s.First && (now >= s.Lease.Deadline+SecondWaits || s.Lease.Idle() || s.Lease.Lapsed)
 }
 
-// Step applies one input at a time since the machine started.
+// Step applies one input. now is the time since the machine started.
 func Step(s State, now time.Duration, in Input) (State, []Effect) {
 	switch in := in.(type) {
 	case Renewal:
 		s.Lease.renew(in, now)
 		l := s.Lease
 		return s, []Effect{Save{Required: true}, Answer{Status{
-			Deadline: l.Deadline, Lapses: l.Lapses, Lapsed: l.Lapsed, Grace: s.Grace, Guarded: slices.Clone(l.Guarded),
+			Deadline: l.Deadline, Lapses: l.Lapses, Lapsed: l.Lapsed, Grace: s.Grace, Leased: slices.Clone(l.Leased),
 		}}}
 	case Tick:
 		return s.tick(now, in.AgentAlive)
@@ -144,7 +147,7 @@ func (s State) tick(now time.Duration, agentAlive bool) (State, []Effect) {
 	}
 	l := s.Lease
 	if l.Lapsed && !l.confirmed() {
-		// An agent that has just started has its own time to confirm.
+		// An agent that has just started gets the full time to confirm.
 		if s.unconfirmed.agent != l.Agent || s.unconfirmed.number != l.Lapses {
 			s.unconfirmed = lapse{l.Agent, l.Lapses, now}
 		}
@@ -154,7 +157,7 @@ func (s State) tick(now time.Duration, agentAlive bool) (State, []Effect) {
 	}
 	if len(l.ToStop) > 0 && !s.looking {
 		s.looking = true
-		// A fencer that waits long for a slow engine does not stop workloads in time.
+		// If the fencer waited long for a slow engine, it would not stop workloads in time.
 		patience := 10 * time.Second
 		if now < l.Deadline+Bound(s.Grace) {
 			patience = time.Second
@@ -174,13 +177,13 @@ func (s State) tick(now time.Duration, agentAlive bool) (State, []Effect) {
 	return s, out
 }
 
-// looked halts what runs. It forgets what is known to be stopped once the agent cannot start it any
-// more: the agent has confirmed the lapse, or is dead.
+// looked halts the workloads that still run. It forgets a stopped workload once the agent cannot start it any
+// more: the agent has confirmed the lapse, or the agent is dead.
 func (s State) looked(now time.Duration, in Looked) (State, []Effect) {
 	s.looking = false
 	l := s.Lease
 	if in.Failed {
-		in.Running = in.Of // a workload that cannot be seen may run
+		in.Running = in.Of // count a workload as running if its state cannot be read
 	}
 	var out []Effect
 	for _, w := range in.Running {
@@ -188,7 +191,8 @@ func (s State) looked(now time.Duration, in Looked) (State, []Effect) {
 			continue
 		}
 		s.halting = append(slices.Clone(s.halting), w)
-		// Grace counts from the deadline: a fencer that comes late has no time left to give.
+		// The grace is counted from the deadline. A fencer that starts after the deadline gives only the time
+		// that is left of it.
 		grace := min(max(l.Deadline+s.Grace-now, 0), s.Grace)
 		out = append(out, Halt{in.Cluster, w, grace})
 	}

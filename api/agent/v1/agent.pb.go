@@ -18,6 +18,7 @@ package agentv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -197,28 +198,44 @@ type ApplyWorkloadRequest struct {
 	// The name of the container, Compose project or libvirt domain.
 	Id   string       `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Type WorkloadType `protobuf:"varint,2,opt,name=type,proto3,enum=persys.agent.v1.WorkloadType" json:"type,omitempty"`
-	// With id the idempotency key of legacy v1 agents; ours compare content (1003).
+	// Legacy v1 agents skip an order whose id and revision_id they have; our agents compare content (1003).
 	RevisionId   string       `protobuf:"bytes,3,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
 	DesiredState DesiredState `protobuf:"varint,4,opt,name=desired_state,json=desiredState,proto3,enum=persys.agent.v1.DesiredState" json:"desired_state,omitempty"`
 	// Required.
 	Spec *WorkloadSpec `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
 	// Epoch of the calling leader. Absent from legacy v1 schedulers.
 	Epoch *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Generation of the assignment; lower than the one held, or than a tombstone, is refused.
+	// Generation of the assignment. The agent refuses one that is lower than that of its order or tombstone.
 	Generation *Generation `protobuf:"bytes,1001,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Node id that the order is for; an agent of another node refuses it.
 	NodeId string `protobuf:"bytes,1002,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Content of the spec, which decides whether the workload has changed.
 	Content string `protobuf:"bytes,1003,opt,name=content,proto3" json:"content,omitempty"`
-	// Never runs on two nodes at once.
+	// The workload must never run on two nodes at once.
 	Exclusive bool `protobuf:"varint,1004,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
-	// keep (default) or stop.
+	// What happens when the node's lease ends: keep (default) or stop.
 	OnLostLease string `protobuf:"bytes,1005,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
 	// The workload's own labels.
 	Labels map[string]string `protobuf:"bytes,1006,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Instance that registered as node_id. Another instance with this name, for instance a
 	// reinstalled machine, refuses. Empty if unknown.
-	InstanceId    string `protobuf:"bytes,1015,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	InstanceId string `protobuf:"bytes,1015,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// The workload was imported from legacy v1 schedulers and nobody has changed it since. An
+	// instance under a legacy revision, or one in the record of a legacy v1 agent, counts as running
+	// this spec.
+	Adopts bool `protobuf:"varint,1300,opt,name=adopts,proto3" json:"adopts,omitempty"`
+	// Document of the policy under which the workload was admitted. The agent judges by this policy
+	// what it is about to start. Empty from legacy v1 schedulers, and if the workload was admitted
+	// without a policy.
+	Policy string `protobuf:"bytes,1220,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Documents of the policies that are bound to this node.
+	NodePolicies []string `protobuf:"bytes,1221,rep,name=node_policies,json=nodePolicies,proto3" json:"node_policies,omitempty"`
+	// No user confined to namespaces may act in the workload's namespace, and the workload was
+	// admitted without a policy. If not set, an agent without a policy of its own allows only what
+	// the policy baseline allows.
+	AdminsOnly bool `protobuf:"varint,1222,opt,name=admins_only,json=adminsOnly,proto3" json:"admins_only,omitempty"`
+	// keep (default) or restart: what the agent does when the workload becomes unhealthy.
+	OnUnhealthy   string `protobuf:"bytes,1380,opt,name=on_unhealthy,json=onUnhealthy,proto3" json:"on_unhealthy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -344,18 +361,53 @@ func (x *ApplyWorkloadRequest) GetInstanceId() string {
 	return ""
 }
 
+func (x *ApplyWorkloadRequest) GetAdopts() bool {
+	if x != nil {
+		return x.Adopts
+	}
+	return false
+}
+
+func (x *ApplyWorkloadRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *ApplyWorkloadRequest) GetNodePolicies() []string {
+	if x != nil {
+		return x.NodePolicies
+	}
+	return nil
+}
+
+func (x *ApplyWorkloadRequest) GetAdminsOnly() bool {
+	if x != nil {
+		return x.AdminsOnly
+	}
+	return false
+}
+
+func (x *ApplyWorkloadRequest) GetOnUnhealthy() string {
+	if x != nil {
+		return x.OnUnhealthy
+	}
+	return ""
+}
+
 type ApplyWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The order is stored and queued.
 	Applied bool `protobuf:"varint,1,opt,name=applied,proto3" json:"applied,omitempty"`
-	// This revision is already applied; nothing was queued.
+	// Nothing was queued, because this revision is already applied.
 	Skipped bool   `protobuf:"varint,2,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// State PENDING, with task_id and task_status in its metadata.
+	// Status with state PENDING, and with task_id and task_status in its metadata.
 	Status *WorkloadStatus `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
-	// The agent's epoch, if fenced.
+	// If fenced is set: the highest epoch that the agent has seen.
 	HighestEpoch *Epoch `protobuf:"bytes,1000,opt,name=highest_epoch,json=highestEpoch,proto3" json:"highest_epoch,omitempty"`
-	// Refused because of the epoch, the generation or the node id.
+	// The order was refused because of its epoch, generation or node id.
 	Fenced        bool `protobuf:"varint,1001,opt,name=fenced,proto3" json:"fenced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -438,7 +490,7 @@ type DeleteWorkloadRequest struct {
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Epoch of the calling leader. Absent from legacy v1 schedulers.
 	Epoch *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Generation of the delete; the tombstone keeps it.
+	// Generation of the delete, which the agent keeps in a tombstone.
 	Generation *Generation `protobuf:"bytes,1001,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Node id that the order is for.
 	NodeId string `protobuf:"bytes,1002,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -536,11 +588,11 @@ type DeleteWorkloadResponse struct {
 	// The order is stored and queued, also for an unknown id.
 	Success bool   `protobuf:"varint,1,opt,name=success,proto3" json:"success,omitempty"`
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// The agent's epoch, if fenced.
+	// If fenced is set: the highest epoch that the agent has seen.
 	HighestEpoch *Epoch `protobuf:"bytes,1000,opt,name=highest_epoch,json=highestEpoch,proto3" json:"highest_epoch,omitempty"`
-	// Refused because of the epoch, the generation or the node id.
+	// The order was refused because of its epoch, generation or node id.
 	Fenced bool `protobuf:"varint,1001,opt,name=fenced,proto3" json:"fenced,omitempty"`
-	// The workload was gone already; the delete is complete.
+	// The agent has no container, stack or virtual machine of the workload, so the delete is complete.
 	Absent        bool `protobuf:"varint,1002,opt,name=absent,proto3" json:"absent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -846,11 +898,11 @@ type HealthCheckResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Healthy bool                   `protobuf:"varint,1,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	Version string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	// container, compose, vm → "healthy" or "unhealthy: <cause>".
+	// For each runtime (container, compose, vm): "healthy" or "unhealthy: <cause>".
 	RuntimeStatus map[string]string `protobuf:"bytes,3,rep,name=runtime_status,json=runtimeStatus,proto3" json:"runtime_status,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Percent, 0 to 100.
+	// Utilization in percent, 0 to 100.
 	MemoryUtilization float64 `protobuf:"fixed64,4,opt,name=memory_utilization,json=memoryUtilization,proto3" json:"memory_utilization,omitempty"`
-	// Percent, 0 to 100.
+	// Utilization in percent, 0 to 100.
 	CpuUtilization float64 `protobuf:"fixed64,5,opt,name=cpu_utilization,json=cpuUtilization,proto3" json:"cpu_utilization,omitempty"`
 	// Percent of the root file system, 0 to 100.
 	DiskUtilization float64 `protobuf:"fixed64,6,opt,name=disk_utilization,json=diskUtilization,proto3" json:"disk_utilization,omitempty"`
@@ -955,17 +1007,17 @@ func (x *HealthCheckResponse) GetEngineId() string {
 	return ""
 }
 
-// All filters are exact; an empty one matches everything.
+// Every filter must match exactly; an empty filter matches everything.
 type ListActionsRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// apply_workload or delete_workload.
+	// Type of task: apply_workload or delete_workload.
 	ActionType string `protobuf:"bytes,2,opt,name=action_type,json=actionType,proto3" json:"action_type,omitempty"`
-	// pending, running, completed or failed.
+	// State of the task: pending, running, completed or failed.
 	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
-	// 0 means all.
+	// Maximum number of entries in the answer; 0 means all.
 	Limit int32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
-	// By creation time.
+	// Order by creation time, newest first; otherwise oldest first.
 	NewestFirst   bool `protobuf:"varint,5,opt,name=newest_first,json=newestFirst,proto3" json:"newest_first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1039,7 +1091,7 @@ func (x *ListActionsRequest) GetNewestFirst() bool {
 // One task of the agent's queue. Times are Unix seconds; 0 or less means not yet.
 type AgentAction struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// apply-<id>-<Unix nanoseconds> or delete-<id>-<Unix nanoseconds>.
+	// Id of the task: apply-<id>-<Unix nanoseconds> or delete-<id>-<Unix nanoseconds>.
 	TaskId        string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
 	WorkloadId    string `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	ActionType    string `protobuf:"bytes,3,opt,name=action_type,json=actionType,proto3" json:"action_type,omitempty"`
@@ -1191,8 +1243,13 @@ type WorkloadSpec struct {
 	//	*WorkloadSpec_Compose
 	//	*WorkloadSpec_Vm
 	Spec isWorkloadSpec_Spec `protobuf_oneof:"spec"`
-	// If absent, a running workload counts as healthy.
-	HealthCheck   *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	// Health check; if absent, a running workload counts as healthy.
+	HealthCheck *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	// Namespace of the workload; empty from legacy v1 schedulers, which know only "default". Storage,
+	// credentials and instances of another namespace are refused.
+	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The workload runs to completion: its status contains the last lines of its output.
+	Job           bool `protobuf:"varint,1320,opt,name=job,proto3" json:"job,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1268,6 +1325,20 @@ func (x *WorkloadSpec) GetHealthCheck() *HealthCheck {
 	return nil
 }
 
+func (x *WorkloadSpec) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *WorkloadSpec) GetJob() bool {
+	if x != nil {
+		return x.Job
+	}
+	return false
+}
+
 type isWorkloadSpec_Spec interface {
 	isWorkloadSpec_Spec()
 }
@@ -1290,13 +1361,84 @@ func (*WorkloadSpec_Compose) isWorkloadSpec_Spec() {}
 
 func (*WorkloadSpec_Vm) isWorkloadSpec_Spec() {}
 
+// How an instance ended.
+type Exit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Code  int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	// Unix nanoseconds; 0 = unknown.
+	StartedAt int64 `protobuf:"varint,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt   int64 `protobuf:"varint,3,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Only for containers of jobs: the end of the output, at most 4096 bytes.
+	Output        string `protobuf:"bytes,4,opt,name=output,proto3" json:"output,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Exit) Reset() {
+	*x = Exit{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Exit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Exit) ProtoMessage() {}
+
+func (x *Exit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Exit.ProtoReflect.Descriptor instead.
+func (*Exit) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Exit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *Exit) GetStartedAt() int64 {
+	if x != nil {
+		return x.StartedAt
+	}
+	return 0
+}
+
+func (x *Exit) GetEndedAt() int64 {
+	if x != nil {
+		return x.EndedAt
+	}
+	return 0
+}
+
+func (x *Exit) GetOutput() string {
+	if x != nil {
+		return x.Output
+	}
+	return ""
+}
+
 // Health check of a running workload, made by the agent. An unhealthy workload is removed from DNS;
-// it is not restarted. Exactly one of http, tcp and command.
+// ApplyWorkloadRequest.on_unhealthy says whether it is restarted. Exactly one of http, tcp and command.
 type HealthCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Path of a GET request to port; a status from 200 to 399 is healthy.
 	Http string `protobuf:"bytes,1,opt,name=http,proto3" json:"http,omitempty"`
-	// Healthy if port accepts a connection.
+	// The workload is healthy if the port accepts a connection.
 	Tcp bool `protobuf:"varint,2,opt,name=tcp,proto3" json:"tcp,omitempty"`
 	// Command that runs in the workload; exit code 0 is healthy. Not for virtual machines.
 	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
@@ -1308,7 +1450,7 @@ type HealthCheck struct {
 	IntervalSeconds int32 `protobuf:"varint,6,opt,name=interval_seconds,json=intervalSeconds,proto3" json:"interval_seconds,omitempty"`
 	// Time limit of one check in seconds, 1 to 600; 0 means 3.
 	TimeoutSeconds int32 `protobuf:"varint,7,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
-	// Consecutive failures that make it unhealthy, 1 to 100; 0 means 3.
+	// Number of consecutive failures that make the workload unhealthy, 1 to 100; 0 means 3.
 	Retries int32 `protobuf:"varint,8,opt,name=retries,proto3" json:"retries,omitempty"`
 	// Seconds after the start in which failures do not count, 0 to 3600.
 	StartPeriodSeconds int32 `protobuf:"varint,9,opt,name=start_period_seconds,json=startPeriodSeconds,proto3" json:"start_period_seconds,omitempty"`
@@ -1318,7 +1460,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1472,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1485,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -1413,7 +1555,7 @@ type ContainerSpec struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Image   string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	Command []string               `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
-	// Appended to command.
+	// Arguments, appended to command.
 	Args []string          `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
 	Env  map[string]string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Bind mounts.
@@ -1427,14 +1569,86 @@ type ContainerSpec struct {
 	// Hard quota in millicores, used when resources.cpu_millicores is 0; 0 means none.
 	CpuMillicores int64 `protobuf:"varint,1001,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	// GiB reserved by placement.
-	DiskGb        int64 `protobuf:"varint,1002,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
+	DiskGb int64 `protobuf:"varint,1002,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
+	// User that runs the container: a name, or UID[:GID]; empty means the user of the image.
+	User string `protobuf:"bytes,1220,opt,name=user,proto3" json:"user,omitempty"`
+	// Capabilities added to, and dropped from, those that the engine gives; ALL means all.
+	CapAdd  []string `protobuf:"bytes,1221,rep,name=cap_add,json=capAdd,proto3" json:"cap_add,omitempty"`
+	CapDrop []string `protobuf:"bytes,1222,rep,name=cap_drop,json=capDrop,proto3" json:"cap_drop,omitempty"`
+	// Security options of the engine, KEY=VALUE.
+	SecurityOpt []string `protobuf:"bytes,1223,rep,name=security_opt,json=securityOpt,proto3" json:"security_opt,omitempty"`
+	// Maximum number of processes and threads; 0 means the agent's default, -1 no limit.
+	PidsLimit int64 `protobuf:"varint,1224,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
+	// Time between the stop signal and the kill; 0 means 30 s. More than 600 counts as 600.
+	StopGracePeriodSeconds int32 `protobuf:"varint,1240,opt,name=stop_grace_period_seconds,json=stopGracePeriodSeconds,proto3" json:"stop_grace_period_seconds,omitempty"`
+	// Signal that asks the workload to stop: a name or a number; empty means the signal of the image, or SIGTERM.
+	StopSignal string `protobuf:"bytes,1241,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`
+	// What the container runs, in the words of Compose. entrypoint replaces the image's entry point; one empty
+	// word means that there is none.
+	Entrypoint []string `protobuf:"bytes,1340,rep,name=entrypoint,proto3" json:"entrypoint,omitempty"`
+	// Absolute path; empty means that of the image.
+	WorkingDir string `protobuf:"bytes,1341,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	Hostname   string `protobuf:"bytes,1342,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Domainname string `protobuf:"bytes,1343,opt,name=domainname,proto3" json:"domainname,omitempty"`
+	// The file system of the image is read-only.
+	ReadOnly bool `protobuf:"varint,1344,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Mounts in memory: PATH[:OPTIONS].
+	Tmpfs   []string           `protobuf:"bytes,1345,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
+	Ulimits map[string]*Ulimit `protobuf:"bytes,1346,rep,name=ulimits,proto3" json:"ulimits,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Sysctls map[string]string  `protobuf:"bytes,1347,rep,name=sysctls,proto3" json:"sysctls,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Size of /dev/shm in bytes; 0 means the engine's default.
+	ShmSize int64 `protobuf:"varint,1348,opt,name=shm_size,json=shmSize,proto3" json:"shm_size,omitempty"`
+	// Runs an init process that reaps zombies; absent means the engine's default.
+	Init    *bool     `protobuf:"varint,1349,opt,name=init,proto3,oneof" json:"init,omitempty"`
+	Devices []*Device `protobuf:"bytes,1350,rep,name=devices,proto3" json:"devices,omitempty"`
+	// Entries such as "c 1:3 rwm".
+	DeviceCgroupRules []string         `protobuf:"bytes,1351,rep,name=device_cgroup_rules,json=deviceCgroupRules,proto3" json:"device_cgroup_rules,omitempty"`
+	Gpus              []*DeviceRequest `protobuf:"bytes,1352,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	// Further groups of the process, by name or number.
+	GroupAdd []string `protobuf:"bytes,1353,rep,name=group_add,json=groupAdd,proto3" json:"group_add,omitempty"`
+	// NAME=ADDRESS; the address host-gateway stands for the node.
+	ExtraHosts []string `protobuf:"bytes,1354,rep,name=extra_hosts,json=extraHosts,proto3" json:"extra_hosts,omitempty"`
+	Dns        []string `protobuf:"bytes,1355,rep,name=dns,proto3" json:"dns,omitempty"`
+	DnsSearch  []string `protobuf:"bytes,1356,rep,name=dns_search,json=dnsSearch,proto3" json:"dns_search,omitempty"`
+	DnsOpt     []string `protobuf:"bytes,1357,rep,name=dns_opt,json=dnsOpt,proto3" json:"dns_opt,omitempty"`
+	// bridge, host or none; empty means bridge.
+	NetworkMode string `protobuf:"bytes,1358,opt,name=network_mode,json=networkMode,proto3" json:"network_mode,omitempty"`
+	// host, or empty.
+	Pid string `protobuf:"bytes,1359,opt,name=pid,proto3" json:"pid,omitempty"`
+	// none, private, shareable or host.
+	Ipc string `protobuf:"bytes,1360,opt,name=ipc,proto3" json:"ipc,omitempty"`
+	// Absent means the engine's logs with rotation.
+	Logging *Logging `protobuf:"bytes,1361,opt,name=logging,proto3" json:"logging,omitempty"`
+	// For the OCI runtime; needs Docker 24 (API 1.43).
+	Annotations map[string]string `protobuf:"bytes,1363,rep,name=annotations,proto3" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// -1000 to 1000.
+	OomScoreAdj int32 `protobuf:"varint,1364,opt,name=oom_score_adj,json=oomScoreAdj,proto3" json:"oom_score_adj,omitempty"`
+	// Check that the engine runs in the container, instead of that of the image.
+	Healthcheck *EngineHealthCheck `protobuf:"bytes,1365,opt,name=healthcheck,proto3" json:"healthcheck,omitempty"`
+	Tty         bool               `protobuf:"varint,1366,opt,name=tty,proto3" json:"tty,omitempty"`
+	StdinOpen   bool               `protobuf:"varint,1367,opt,name=stdin_open,json=stdinOpen,proto3" json:"stdin_open,omitempty"`
+	// host, or empty.
+	Uts string `protobuf:"bytes,1368,opt,name=uts,proto3" json:"uts,omitempty"`
+	// host, or empty.
+	UsernsMode string `protobuf:"bytes,1369,opt,name=userns_mode,json=usernsMode,proto3" json:"userns_mode,omitempty"`
+	// host or private; empty means the engine's default.
+	Cgroup       string `protobuf:"bytes,1370,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
+	CgroupParent string `protobuf:"bytes,1371,opt,name=cgroup_parent,json=cgroupParent,proto3" json:"cgroup_parent,omitempty"`
+	// OCI runtime of the engine.
+	Runtime string `protobuf:"bytes,1372,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	// Processors that the container may use, such as 0-3,7.
+	Cpuset string `protobuf:"bytes,1373,opt,name=cpuset,proto3" json:"cpuset,omitempty"`
+	// Bytes.
+	MemReservation int64 `protobuf:"varint,1374,opt,name=mem_reservation,json=memReservation,proto3" json:"mem_reservation,omitempty"`
+	// Ports and ranges that are not published: 8080, 53/udp.
+	Expose        []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1660,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1673,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -1553,34 +1767,668 @@ func (x *ContainerSpec) GetDiskGb() int64 {
 	return 0
 }
 
+func (x *ContainerSpec) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetCapAdd() []string {
+	if x != nil {
+		return x.CapAdd
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetCapDrop() []string {
+	if x != nil {
+		return x.CapDrop
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetSecurityOpt() []string {
+	if x != nil {
+		return x.SecurityOpt
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetPidsLimit() int64 {
+	if x != nil {
+		return x.PidsLimit
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetStopGracePeriodSeconds() int32 {
+	if x != nil {
+		return x.StopGracePeriodSeconds
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetStopSignal() string {
+	if x != nil {
+		return x.StopSignal
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetEntrypoint() []string {
+	if x != nil {
+		return x.Entrypoint
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetWorkingDir() string {
+	if x != nil {
+		return x.WorkingDir
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetDomainname() string {
+	if x != nil {
+		return x.Domainname
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetTmpfs() []string {
+	if x != nil {
+		return x.Tmpfs
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetUlimits() map[string]*Ulimit {
+	if x != nil {
+		return x.Ulimits
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetSysctls() map[string]string {
+	if x != nil {
+		return x.Sysctls
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetShmSize() int64 {
+	if x != nil {
+		return x.ShmSize
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetInit() bool {
+	if x != nil && x.Init != nil {
+		return *x.Init
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetDeviceCgroupRules() []string {
+	if x != nil {
+		return x.DeviceCgroupRules
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetGpus() []*DeviceRequest {
+	if x != nil {
+		return x.Gpus
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetGroupAdd() []string {
+	if x != nil {
+		return x.GroupAdd
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetExtraHosts() []string {
+	if x != nil {
+		return x.ExtraHosts
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetDns() []string {
+	if x != nil {
+		return x.Dns
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetDnsSearch() []string {
+	if x != nil {
+		return x.DnsSearch
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetDnsOpt() []string {
+	if x != nil {
+		return x.DnsOpt
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetNetworkMode() string {
+	if x != nil {
+		return x.NetworkMode
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetPid() string {
+	if x != nil {
+		return x.Pid
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetIpc() string {
+	if x != nil {
+		return x.Ipc
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetLogging() *Logging {
+	if x != nil {
+		return x.Logging
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetAnnotations() map[string]string {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetOomScoreAdj() int32 {
+	if x != nil {
+		return x.OomScoreAdj
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetHealthcheck() *EngineHealthCheck {
+	if x != nil {
+		return x.Healthcheck
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetStdinOpen() bool {
+	if x != nil {
+		return x.StdinOpen
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetUts() string {
+	if x != nil {
+		return x.Uts
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetUsernsMode() string {
+	if x != nil {
+		return x.UsernsMode
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetCgroup() string {
+	if x != nil {
+		return x.Cgroup
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetCgroupParent() string {
+	if x != nil {
+		return x.CgroupParent
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetCpuset() string {
+	if x != nil {
+		return x.Cpuset
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetMemReservation() int64 {
+	if x != nil {
+		return x.MemReservation
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetExpose() []string {
+	if x != nil {
+		return x.Expose
+	}
+	return nil
+}
+
+// A limit of Linux on the processes of a container; -1 means no limit.
+type Ulimit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Soft          int64                  `protobuf:"varint,1,opt,name=soft,proto3" json:"soft,omitempty"`
+	Hard          int64                  `protobuf:"varint,2,opt,name=hard,proto3" json:"hard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ulimit) Reset() {
+	*x = Ulimit{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ulimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ulimit) ProtoMessage() {}
+
+func (x *Ulimit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
+func (*Ulimit) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Ulimit) GetSoft() int64 {
+	if x != nil {
+		return x.Soft
+	}
+	return 0
+}
+
+func (x *Ulimit) GetHard() int64 {
+	if x != nil {
+		return x.Hard
+	}
+	return 0
+}
+
+// A device of the node in a container.
+type Device struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path on the node, or the CDI name of a device.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// Path in the container; empty means source.
+	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	// Of r, w and m; empty means rwm.
+	Permissions   string `protobuf:"bytes,3,opt,name=permissions,proto3" json:"permissions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Device) Reset() {
+	*x = Device{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Device) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Device) ProtoMessage() {}
+
+func (x *Device) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Device.ProtoReflect.Descriptor instead.
+func (*Device) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Device) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Device) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Device) GetPermissions() string {
+	if x != nil {
+		return x.Permissions
+	}
+	return ""
+}
+
+// Devices that a driver of the engine gives to a container.
+type DeviceRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Driver string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	// -1 means all.
+	Count         int64             `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	DeviceIds     []string          `protobuf:"bytes,3,rep,name=device_ids,json=deviceIds,proto3" json:"device_ids,omitempty"`
+	Capabilities  []string          `protobuf:"bytes,4,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	Options       map[string]string `protobuf:"bytes,5,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceRequest) Reset() {
+	*x = DeviceRequest{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceRequest) ProtoMessage() {}
+
+func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
+func (*DeviceRequest) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DeviceRequest) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *DeviceRequest) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *DeviceRequest) GetDeviceIds() []string {
+	if x != nil {
+		return x.DeviceIds
+	}
+	return nil
+}
+
+func (x *DeviceRequest) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *DeviceRequest) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// Log driver of a container.
+type Logging struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Driver        string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	Options       map[string]string      `protobuf:"bytes,2,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Logging) Reset() {
+	*x = Logging{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Logging) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Logging) ProtoMessage() {}
+
+func (x *Logging) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Logging.ProtoReflect.Descriptor instead.
+func (*Logging) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Logging) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Logging) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// A health check that the engine runs, as in Compose. Zero values mean the engine's defaults.
+type EngineHealthCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CMD, CMD-SHELL or NONE, and words.
+	Test        []string             `protobuf:"bytes,1,rep,name=test,proto3" json:"test,omitempty"`
+	Interval    *durationpb.Duration `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"`
+	Timeout     *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	StartPeriod *durationpb.Duration `protobuf:"bytes,4,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`
+	// Needs Docker 25 (API 1.44).
+	StartInterval *durationpb.Duration `protobuf:"bytes,5,opt,name=start_interval,json=startInterval,proto3" json:"start_interval,omitempty"`
+	Retries       int32                `protobuf:"varint,6,opt,name=retries,proto3" json:"retries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EngineHealthCheck) Reset() {
+	*x = EngineHealthCheck{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineHealthCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineHealthCheck) ProtoMessage() {}
+
+func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
+func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *EngineHealthCheck) GetTest() []string {
+	if x != nil {
+		return x.Test
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetInterval() *durationpb.Duration {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetStartPeriod() *durationpb.Duration {
+	if x != nil {
+		return x.StartPeriod
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetStartInterval() *durationpb.Duration {
+	if x != nil {
+		return x.StartInterval
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetRetries() int32 {
+	if x != nil {
+		return x.Retries
+	}
+	return 0
+}
+
 type ComposeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Legacy v1 agents ignore it and use the workload id.
+	// Name of the Compose project. Legacy v1 agents ignore it and use the workload id.
 	ProjectName string `protobuf:"bytes,1,opt,name=project_name,json=projectName,proto3" json:"project_name,omitempty"`
-	// YAML, plain or base64. Schedulers send base64, the only form that every legacy v1 agent
-	// understands.
+	// Text of the Compose file, plain or base64. Schedulers send base64, the only form that
+	// every legacy v1 agent understands.
 	ComposeYaml string `protobuf:"bytes,2,opt,name=compose_yaml,json=composeYaml,proto3" json:"compose_yaml,omitempty"`
-	// Becomes the project's .env file.
+	// Variables that become the project's .env file.
 	Env map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// git or inline; empty means inline.
+	// Where the Compose file comes from: git or inline; empty means inline.
 	SourceType string `protobuf:"bytes,1000,opt,name=source_type,json=sourceType,proto3" json:"source_type,omitempty"`
 	GitRepo    string `protobuf:"bytes,1001,opt,name=git_repo,json=gitRepo,proto3" json:"git_repo,omitempty"`
 	GitRef     string `protobuf:"bytes,1002,opt,name=git_ref,json=gitRef,proto3" json:"git_ref,omitempty"`
-	// Name of an entry in the agent's own credentials file; empty means the one for the host, if any.
+	// Name of an entry in the agent's credentials file; empty means the entry for the repository's
+	// host, if there is one.
 	GitCredentials string `protobuf:"bytes,1003,opt,name=git_credentials,json=gitCredentials,proto3" json:"git_credentials,omitempty"`
 	// Resources that the schedulers reserved for the stack: millicores, MiB and GiB.
 	CpuMillicores int64 `protobuf:"varint,1004,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	MemoryMb      int64 `protobuf:"varint,1005,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
 	DiskGb        int64 `protobuf:"varint,1006,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
-	// Volumes that are external in the file; mount_path is not used.
+	// Managed volumes, which the Compose file declares as external; mount_path is not used.
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,1007,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Files that lie beside the Compose file of an inline stack: a gzip stream of a tar file.
+	Files []byte `protobuf:"bytes,1240,opt,name=files,proto3" json:"files,omitempty"`
+	// Name of the Compose file among the files; empty means compose.yaml.
+	MainFile      string `protobuf:"bytes,1242,opt,name=main_file,json=mainFile,proto3" json:"main_file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +2440,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +2453,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ComposeSpec) GetProjectName() string {
@@ -1685,9 +2533,23 @@ func (x *ComposeSpec) GetManagedVolumes() []*ManagedVolumeSpec {
 	return nil
 }
 
+func (x *ComposeSpec) GetFiles() []byte {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *ComposeSpec) GetMainFile() string {
+	if x != nil {
+		return x.MainFile
+	}
+	return ""
+}
+
 type VMSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Default host name in cloud-init.
+	// Name of the VM, used as the default host name in cloud-init.
 	Name  string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Vcpus int32  `protobuf:"varint,2,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
 	// MiB.
@@ -1697,7 +2559,7 @@ type VMSpec struct {
 	// User data as plain text.
 	CloudInit string            `protobuf:"bytes,6,opt,name=cloud_init,json=cloudInit,proto3" json:"cloud_init,omitempty"`
 	Metadata  map[string]string `protobuf:"bytes,7,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Its user_data takes precedence over cloud_init.
+	// Cloud-init documents; user_data here takes precedence over cloud_init.
 	CloudInitConfig *CloudInitConfig     `protobuf:"bytes,8,opt,name=cloud_init_config,json=cloudInitConfig,proto3" json:"cloud_init_config,omitempty"`
 	ManagedVolumes  []*ManagedVolumeSpec `protobuf:"bytes,9,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
 	// Image from which the first disk is created.
@@ -1712,7 +2574,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +2586,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +2599,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VMSpec) GetName() string {
@@ -1828,7 +2690,7 @@ func (x *VMSpec) GetCpuMillicores() int64 {
 type VMLogin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	User  string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	// Plain text; empty allows login with keys only.
+	// Password in plain text; empty allows login with keys only.
 	Password          string   `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
 	SshAuthorizedKeys []string `protobuf:"bytes,3,rep,name=ssh_authorized_keys,json=sshAuthorizedKeys,proto3" json:"ssh_authorized_keys,omitempty"`
 	unknownFields     protoimpl.UnknownFields
@@ -1837,7 +2699,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +2711,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +2724,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -1886,11 +2748,11 @@ func (x *VMLogin) GetSshAuthorizedKeys() []string {
 	return nil
 }
 
-// The four NoCloud documents; empty ones are left out.
+// CloudInitConfig holds the four NoCloud documents of cloud-init; empty documents are left out.
 type CloudInitConfig struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	UserData string                 `protobuf:"bytes,1,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
-	// JSON or YAML.
+	// Meta data in JSON or YAML.
 	MetaData string `protobuf:"bytes,2,opt,name=meta_data,json=metaData,proto3" json:"meta_data,omitempty"`
 	// YAML.
 	NetworkConfig string `protobuf:"bytes,3,opt,name=network_config,json=networkConfig,proto3" json:"network_config,omitempty"`
@@ -1901,7 +2763,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2775,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2788,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -1962,7 +2824,7 @@ type ManagedVolumeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// local, nfs or ceph-rbd; empty means local.
+	// Storage driver: local, nfs or ceph-rbd; empty means local.
 	Driver string `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
 	// GiB.
 	SizeGb     int64  `protobuf:"varint,3,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
@@ -1971,7 +2833,7 @@ type ManagedVolumeSpec struct {
 	// Required.
 	MountPath string `protobuf:"bytes,6,opt,name=mount_path,json=mountPath,proto3" json:"mount_path,omitempty"`
 	ReadOnly  bool   `protobuf:"varint,7,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	// Delete (default) or Retain.
+	// What happens to the volume when its workload is deleted: Delete (default) or Retain.
 	RetainPolicy string `protobuf:"bytes,8,opt,name=retain_policy,json=retainPolicy,proto3" json:"retain_policy,omitempty"`
 	// Storage pool of the node for a new local volume; empty means the default pool. An existing
 	// volume is not moved.
@@ -1982,7 +2844,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2856,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2869,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -2086,7 +2948,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +2960,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +2973,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -2135,22 +2997,24 @@ func (x *VolumeMount) GetReadOnly() bool {
 	return false
 }
 
-// Bound on all of the node's addresses.
+// PortMapping publishes a port on all addresses of the node.
 type PortMapping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0 to 65535; 0 lets the engine choose.
+	// Port of the host, 0 to 65535; 0 lets the engine choose.
 	HostPort int32 `protobuf:"varint,1,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"`
-	// 1 to 65535.
+	// Port inside the workload, 1 to 65535.
 	ContainerPort int32 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
-	// tcp or udp; empty means tcp.
-	Protocol      string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Protocol: tcp or udp; empty means tcp.
+	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Address of the host at which the port is published; empty means all.
+	Address       string `protobuf:"bytes,1245,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +3026,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +3039,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PortMapping) GetHostPort() int32 {
@@ -2199,16 +3063,23 @@ func (x *PortMapping) GetProtocol() string {
 	return ""
 }
 
+func (x *PortMapping) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 // Limits that the runtime enforces; 0 means no limit.
 type ResourceLimits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Relative weight of the engine. Schedulers put the workload's millicores here.
+	// Relative CPU weight in the engine. Schedulers set it to the workload's millicores.
 	CpuShares int64 `protobuf:"varint,1,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
 	// Bytes.
 	MemoryBytes int64 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	// Bytes; memory and swap together, as the engine counts it.
+	// Limit in bytes of memory and swap together, as engines count it.
 	MemorySwapBytes int64 `protobuf:"varint,3,opt,name=memory_swap_bytes,json=memorySwapBytes,proto3" json:"memory_swap_bytes,omitempty"`
-	// Hard quota in millicores. cpu_shares is kept for legacy v1 agents.
+	// Hard CPU quota in millicores. cpu_shares is kept for legacy v1 agents.
 	CpuMillicores int64 `protobuf:"varint,1000,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2216,7 +3087,7 @@ type ResourceLimits struct {
 
 func (x *ResourceLimits) Reset() {
 	*x = ResourceLimits{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +3099,7 @@ func (x *ResourceLimits) String() string {
 func (*ResourceLimits) ProtoMessage() {}
 
 func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +3112,7 @@ func (x *ResourceLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceLimits.ProtoReflect.Descriptor instead.
 func (*ResourceLimits) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResourceLimits) GetCpuShares() int64 {
@@ -2274,9 +3145,9 @@ func (x *ResourceLimits) GetCpuMillicores() int64 {
 
 type RestartPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// no, always, on-failure or unless-stopped.
+	// Restart policy: no, always, on-failure or unless-stopped.
 	Policy string `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
-	// For on-failure; 0 means no limit.
+	// For on-failure: maximum number of restarts; 0 means no limit.
 	MaxRetryCount int32 `protobuf:"varint,2,opt,name=max_retry_count,json=maxRetryCount,proto3" json:"max_retry_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2284,7 +3155,7 @@ type RestartPolicy struct {
 
 func (x *RestartPolicy) Reset() {
 	*x = RestartPolicy{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +3167,7 @@ func (x *RestartPolicy) String() string {
 func (*RestartPolicy) ProtoMessage() {}
 
 func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +3180,7 @@ func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPolicy.ProtoReflect.Descriptor instead.
 func (*RestartPolicy) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RestartPolicy) GetPolicy() string {
@@ -2328,17 +3199,17 @@ func (x *RestartPolicy) GetMaxRetryCount() int32 {
 
 type DiskConfig struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A file, rbd:<pool>/<image>, nfs://<host>[:port]/<path> or <host>:/<path>.
+	// Location of the disk: a file, rbd:<pool>/<image>, nfs://<host>[:port]/<path> or <host>:/<path>.
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	// vda, vdb, and so on.
+	// Device name in the guest: vda, vdb, and so on.
 	Device string `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
-	// qcow2, raw or iso; empty means qcow2.
+	// Image format: qcow2, raw or iso; empty means qcow2.
 	Format string `protobuf:"bytes,3,opt,name=format,proto3" json:"format,omitempty"`
 	// GiB.
 	SizeGb int64 `protobuf:"varint,4,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
-	// disk or cdrom.
+	// Kind of drive: disk or cdrom.
 	Type string `protobuf:"bytes,5,opt,name=type,proto3" json:"type,omitempty"`
-	// Boot order is list order among the flagged disks.
+	// The guest may boot from this disk. Such disks are tried in the order of the list.
 	Boot bool `protobuf:"varint,6,opt,name=boot,proto3" json:"boot,omitempty"`
 	// Storage pool of the node for the disk; the agent chooses its name and ignores path.
 	Pool          string `protobuf:"bytes,1000,opt,name=pool,proto3" json:"pool,omitempty"`
@@ -2348,7 +3219,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2360,7 +3231,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2373,7 +3244,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DiskConfig) GetPath() string {
@@ -2437,7 +3308,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +3320,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +3333,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NetworkConfig) GetNetwork() string {
@@ -2500,25 +3371,27 @@ type WorkloadStatus struct {
 	UpdatedAt int64                  `protobuf:"varint,8,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	Metadata  map[string]string      `protobuf:"bytes,9,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Usage     *WorkloadUsageSnapshot `protobuf:"bytes,10,opt,name=usage,proto3" json:"usage,omitempty"`
-	// Generation that the agent holds.
+	// Generation of the newest order that the agent has.
 	Generation *Generation `protobuf:"bytes,1000,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Content of the running workload.
+	// Content hash of the specification that the agent runs.
 	Content      string `protobuf:"bytes,1001,opt,name=content,proto3" json:"content,omitempty"`
 	RestartCount int32  `protobuf:"varint,1002,opt,name=restart_count,json=restartCount,proto3" json:"restart_count,omitempty"`
 	// IP addresses, without ports.
 	Addresses []string `protobuf:"bytes,1003,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Ports that the host forwards to the workload. host_port is the bound port, also if the order says 0.
+	// Ports that the host forwards to the workload. host_port is the port in use, even if the order says 0.
 	Ports []*PortMapping `protobuf:"bytes,1004,rep,name=ports,proto3" json:"ports,omitempty"`
 	// healthy, unhealthy or starting for a running workload; empty without a health check. A stack
 	// has the worst health of its containers.
-	Health        string `protobuf:"bytes,1005,opt,name=health,proto3" json:"health,omitempty"`
+	Health string `protobuf:"bytes,1005,opt,name=health,proto3" json:"health,omitempty"`
+	// How the instance ended; absent while it runs.
+	Exit          *Exit `protobuf:"bytes,1320,opt,name=exit,proto3" json:"exit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +3403,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +3416,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WorkloadStatus) GetId() string {
@@ -2658,11 +3531,18 @@ func (x *WorkloadStatus) GetHealth() string {
 	return ""
 }
 
+func (x *WorkloadStatus) GetExit() *Exit {
+	if x != nil {
+		return x.Exit
+	}
+	return nil
+}
+
 type WorkloadUsageSnapshot struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	Type       WorkloadType           `protobuf:"varint,2,opt,name=type,proto3,enum=persys.agent.v1.WorkloadType" json:"type,omitempty"`
-	// 100 = one core.
+	// CPU use in percent of one core.
 	CpuPercent     float64 `protobuf:"fixed64,3,opt,name=cpu_percent,json=cpuPercent,proto3" json:"cpu_percent,omitempty"`
 	MemoryBytes    int64   `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	DiskReadBytes  int64   `protobuf:"varint,5,opt,name=disk_read_bytes,json=diskReadBytes,proto3" json:"disk_read_bytes,omitempty"`
@@ -2678,7 +3558,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2690,7 +3570,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2703,7 +3583,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -2792,7 +3672,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +3684,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +3697,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -2848,7 +3728,7 @@ func (x *Epoch) GetShard() string {
 	return ""
 }
 
-// Order of the changes of a workload, by incarnation, then by sequence.
+// Generation orders the changes of a workload: by incarnation, then by sequence.
 type Generation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation   uint64                 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -2859,7 +3739,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3751,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3764,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -2907,13 +3787,13 @@ type LogsRequest struct {
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Keep the stream open for new output.
 	Follow bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
-	// Only the last lines; 0 means all.
+	// Number of lines to send from the end of the existing output; 0 means all.
 	TailLines int64 `protobuf:"varint,3,opt,name=tail_lines,json=tailLines,proto3" json:"tail_lines,omitempty"`
 	// Prefix every line with its time.
 	Timestamps bool `protobuf:"varint,4,opt,name=timestamps,proto3" json:"timestamps,omitempty"`
-	// Only output since this time; 0 means all.
+	// Send only output since this time; 0 means all output.
 	SinceUnixSeconds int64 `protobuf:"varint,5,opt,name=since_unix_seconds,json=sinceUnixSeconds,proto3" json:"since_unix_seconds,omitempty"`
-	// Service of a Compose project; empty means all.
+	// Service of a Compose stack whose output is wanted; empty means all services.
 	Service       string `protobuf:"bytes,6,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2921,7 +3801,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +3813,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3826,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LogsRequest) GetId() string {
@@ -2993,9 +3873,9 @@ func (x *LogsRequest) GetService() string {
 
 type LogChunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Raw output; not split at line ends.
+	// Output bytes, not split at line ends.
 	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	// stdout or stderr.
+	// Source of the output: stdout or stderr.
 	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
 	// Time of the last line by the engine's clock, or by the agent's clock if the engine gives none.
 	// An interrupted reader continues from this second.
@@ -3006,7 +3886,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3018,7 +3898,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3031,7 +3911,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -3071,7 +3951,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3083,7 +3963,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,7 +3976,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -3156,7 +4036,7 @@ type isExecRequest_Message interface {
 }
 
 type ExecRequest_Open struct {
-	// The first message, and only that one.
+	// Opens the session; required in the first message, and allowed only there.
 	Open *ExecOpen `protobuf:"bytes,1,opt,name=open,proto3,oneof"`
 }
 
@@ -3165,7 +4045,7 @@ type ExecRequest_Input struct {
 }
 
 type ExecRequest_EndInput struct {
-	// End of the input.
+	// The input of the command ends here.
 	EndInput bool `protobuf:"varint,3,opt,name=end_input,json=endInput,proto3,oneof"`
 }
 
@@ -3174,7 +4054,7 @@ type ExecRequest_Resize struct {
 }
 
 type ExecRequest_Signal struct {
-	// INT, TERM, HUP, and so on.
+	// Signal for the command: INT, TERM, HUP, and so on.
 	Signal string `protobuf:"bytes,5,opt,name=signal,proto3,oneof"`
 }
 
@@ -3191,16 +4071,16 @@ func (*ExecRequest_Signal) isExecRequest_Message() {}
 type ExecOpen struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Service of a Compose stack; may be empty if there is only one.
+	// Service of a Compose stack; may be empty if the stack has only one.
 	Service string `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
-	// Program and arguments, without a shell. Empty for a console.
+	// Program to run and its arguments, without a shell. Empty for a console.
 	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
 	// Run the command in a terminal.
 	Tty  bool          `protobuf:"varint,4,opt,name=tty,proto3" json:"tty,omitempty"`
 	Size *TerminalSize `protobuf:"bytes,5,opt,name=size,proto3" json:"size,omitempty"`
 	// The caller will send input. Otherwise the command's input is empty.
 	Input bool `protobuf:"varint,6,opt,name=input,proto3" json:"input,omitempty"`
-	// The workload's console instead of a command.
+	// Open the workload's console instead of running a command.
 	Console bool `protobuf:"varint,7,opt,name=console,proto3" json:"console,omitempty"`
 	// Node id that the call is for; an agent of another node refuses it.
 	NodeId string `protobuf:"bytes,8,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -3213,7 +4093,7 @@ type ExecOpen struct {
 
 func (x *ExecOpen) Reset() {
 	*x = ExecOpen{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +4105,7 @@ func (x *ExecOpen) String() string {
 func (*ExecOpen) ProtoMessage() {}
 
 func (x *ExecOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +4118,7 @@ func (x *ExecOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
 func (*ExecOpen) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExecOpen) GetWorkloadId() string {
@@ -3311,7 +4191,7 @@ func (x *ExecOpen) GetFrom() string {
 	return ""
 }
 
-// In characters.
+// TerminalSize is the size of a terminal in characters.
 type TerminalSize struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
@@ -3322,7 +4202,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3334,7 +4214,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3347,7 +4227,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TerminalSize) GetRows() uint32 {
@@ -3378,7 +4258,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +4270,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +4283,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -3450,7 +4330,7 @@ type ExecResponse_Opened struct {
 }
 
 type ExecResponse_Output struct {
-	// Output as written, as LogChunk has it.
+	// Output of the command or console.
 	Output *LogChunk `protobuf:"bytes,2,opt,name=output,proto3,oneof"`
 }
 
@@ -3475,7 +4355,7 @@ type ExecOpened struct {
 
 func (x *ExecOpened) Reset() {
 	*x = ExecOpened{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3487,7 +4367,7 @@ func (x *ExecOpened) String() string {
 func (*ExecOpened) ProtoMessage() {}
 
 func (x *ExecOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3500,7 +4380,7 @@ func (x *ExecOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
 func (*ExecOpened) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExecOpened) GetIdleSeconds() int64 {
@@ -3512,7 +4392,7 @@ func (x *ExecOpened) GetIdleSeconds() int64 {
 
 type ExecExit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 128 and the signal's number if a signal ended it.
+	// Exit code of the command; 128 plus the signal number if a signal ended it.
 	Code          int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3520,7 +4400,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +4412,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +4425,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -3563,7 +4443,7 @@ type CollectGarbageRequest struct {
 	DryRun bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// Also remove instances without an order, which may hold the last copy of some data.
 	Orphans bool `protobuf:"varint,4,opt,name=orphans,proto3" json:"orphans,omitempty"`
-	// The user who asked, for the history.
+	// User who made the request, for the history.
 	By            string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3571,7 +4451,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3583,7 +4463,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3596,7 +4476,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CollectGarbageRequest) GetEpoch() *Epoch {
@@ -3645,7 +4525,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3657,7 +4537,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3670,7 +4550,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CollectGarbageResponse) GetItems() []*Garbage {
@@ -3689,18 +4569,18 @@ func (x *CollectGarbageResponse) GetSkipped() []string {
 
 type Garbage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// orphan, leftover, project, network, iso, image, record or volume.
+	// Kind of garbage: orphan, leftover, project, network, iso, image, record, volume or disk.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Empty for images.
+	// Workload to which the garbage belonged; empty for images.
 	WorkloadId string `protobuf:"bytes,3,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	Reason     string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Bytes that the removal frees; 0 if unknown.
 	Bytes   int64 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Removed bool  `protobuf:"varint,6,opt,name=removed,proto3" json:"removed,omitempty"`
-	// Reason for which it was not removed.
+	// Why the garbage was not removed; empty if it was.
 	Error string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
-	// container, compose, vm, storage or agent.
+	// Part of the agent that found the garbage: container, compose, vm, storage or agent.
 	From          string `protobuf:"bytes,8,opt,name=from,proto3" json:"from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3708,7 +4588,7 @@ type Garbage struct {
 
 func (x *Garbage) Reset() {
 	*x = Garbage{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3720,7 +4600,7 @@ func (x *Garbage) String() string {
 func (*Garbage) ProtoMessage() {}
 
 func (x *Garbage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3733,7 +4613,7 @@ func (x *Garbage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
 func (*Garbage) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Garbage) GetKind() string {
@@ -3801,7 +4681,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3813,7 +4693,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3826,7 +4706,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListVolumesRequest) GetEpoch() *Epoch {
@@ -3839,7 +4719,7 @@ func (x *ListVolumesRequest) GetEpoch() *Epoch {
 type ListVolumesResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Volumes []*VolumeInfo          `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	// Reason for which the node does not offer a driver.
+	// For each storage driver that the node does not offer: the reason.
 	MissingDrivers map[string]string `protobuf:"bytes,2,rep,name=missing_drivers,json=missingDrivers,proto3" json:"missing_drivers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -3847,7 +4727,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3859,7 +4739,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3872,7 +4752,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeInfo {
@@ -3891,18 +4771,18 @@ func (x *ListVolumesResponse) GetMissingDrivers() map[string]string {
 
 type VolumeInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// <driver>:<name>.
+	// Id of the volume: <driver>:<name>.
 	Id     string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Name   string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Driver string `protobuf:"bytes,3,opt,name=driver,proto3" json:"driver,omitempty"`
-	// GiB; 0 = no limit.
+	// Size in GiB; 0 = no limit.
 	SizeGb int64  `protobuf:"varint,4,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
 	Pool   string `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
-	// folder, image or disk.
+	// How the volume is stored: folder, image or disk.
 	Form string `protobuf:"bytes,6,opt,name=form,proto3" json:"form,omitempty"`
-	// Provisioning, Provisioned, Attached, Released, Retained, Deleting or Error.
+	// Phase of the volume: Provisioning, Provisioned, Attached, Released, Retained, Deleting or Error.
 	Phase string `protobuf:"bytes,7,opt,name=phase,proto3" json:"phase,omitempty"`
-	// Delete or Retain.
+	// What happens to the volume when its workload is deleted: Delete or Retain.
 	RetainPolicy string `protobuf:"bytes,8,opt,name=retain_policy,json=retainPolicy,proto3" json:"retain_policy,omitempty"`
 	LastError    string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// Workloads that use the volume.
@@ -3918,7 +4798,7 @@ type VolumeInfo struct {
 
 func (x *VolumeInfo) Reset() {
 	*x = VolumeInfo{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3930,7 +4810,7 @@ func (x *VolumeInfo) String() string {
 func (*VolumeInfo) ProtoMessage() {}
 
 func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3943,7 +4823,7 @@ func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeInfo.ProtoReflect.Descriptor instead.
 func (*VolumeInfo) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VolumeInfo) GetId() string {
@@ -4042,7 +4922,7 @@ type DeleteVolumeRequest struct {
 	Epoch  *Epoch                 `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	NodeId string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Id     string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
-	// The user who asked, for the history.
+	// User who made the request, for the history.
 	By            string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4050,7 +4930,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4062,7 +4942,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4075,7 +4955,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeleteVolumeRequest) GetEpoch() *Epoch {
@@ -4114,7 +4994,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4126,7 +5006,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_api_agent_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4139,14 +5019,14 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x18api/agent/v1/agent.proto\x12\x0fpersys.agent.v1\"\x80\x05\n" +
+	"\x18api/agent/v1/agent.proto\x12\x0fpersys.agent.v1\x1a\x1egoogle/protobuf/duration.proto\"\x9e\x06\n" +
 	"\x14ApplyWorkloadRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1d.persys.agent.v1.WorkloadTypeR\x04type\x12\x1f\n" +
@@ -4164,7 +5044,15 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\ron_lost_lease\x18\xed\a \x01(\tR\vonLostLease\x12J\n" +
 	"\x06labels\x18\xee\a \x03(\v21.persys.agent.v1.ApplyWorkloadRequest.LabelsEntryR\x06labels\x12 \n" +
 	"\vinstance_id\x18\xf7\a \x01(\tR\n" +
-	"instanceId\x1a9\n" +
+	"instanceId\x12\x17\n" +
+	"\x06adopts\x18\x94\n" +
+	" \x01(\bR\x06adopts\x12\x17\n" +
+	"\x06policy\x18\xc4\t \x01(\tR\x06policy\x12$\n" +
+	"\rnode_policies\x18\xc5\t \x03(\tR\fnodePolicies\x12 \n" +
+	"\vadmins_only\x18\xc6\t \x01(\bR\n" +
+	"adminsOnly\x12\"\n" +
+	"\fon_unhealthy\x18\xe4\n" +
+	" \x01(\tR\vonUnhealthy\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf5\x01\n" +
@@ -4239,13 +5127,22 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"started_at\x18\a \x01(\x03R\tstartedAt\x12\x19\n" +
 	"\bended_at\x18\b \x01(\x03R\aendedAt\"M\n" +
 	"\x13ListActionsResponse\x126\n" +
-	"\aactions\x18\x01 \x03(\v2\x1c.persys.agent.v1.AgentActionR\aactions\"\xfd\x01\n" +
+	"\aactions\x18\x01 \x03(\v2\x1c.persys.agent.v1.AgentActionR\aactions\"\xaf\x02\n" +
 	"\fWorkloadSpec\x12>\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x1e.persys.agent.v1.ContainerSpecH\x00R\tcontainer\x128\n" +
 	"\acompose\x18\x02 \x01(\v2\x1c.persys.agent.v1.ComposeSpecH\x00R\acompose\x12)\n" +
 	"\x02vm\x18\x03 \x01(\v2\x17.persys.agent.v1.VMSpecH\x00R\x02vm\x12@\n" +
-	"\fhealth_check\x18\xf9\a \x01(\v2\x1c.persys.agent.v1.HealthCheckR\vhealthCheckB\x06\n" +
-	"\x04spec\"\x9b\x02\n" +
+	"\fhealth_check\x18\xf9\a \x01(\v2\x1c.persys.agent.v1.HealthCheckR\vhealthCheck\x12\x1d\n" +
+	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\x12\x11\n" +
+	"\x03job\x18\xa8\n" +
+	" \x01(\bR\x03jobB\x06\n" +
+	"\x04spec\"l\n" +
+	"\x04Exit\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x1d\n" +
+	"\n" +
+	"started_at\x18\x02 \x01(\x03R\tstartedAt\x12\x19\n" +
+	"\bended_at\x18\x03 \x01(\x03R\aendedAt\x12\x16\n" +
+	"\x06output\x18\x04 \x01(\tR\x06output\"\x9b\x02\n" +
 	"\vHealthCheck\x12\x12\n" +
 	"\x04http\x18\x01 \x01(\tR\x04http\x12\x10\n" +
 	"\x03tcp\x18\x02 \x01(\bR\x03tcp\x12\x18\n" +
@@ -4255,7 +5152,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x10interval_seconds\x18\x06 \x01(\x05R\x0fintervalSeconds\x12'\n" +
 	"\x0ftimeout_seconds\x18\a \x01(\x05R\x0etimeoutSeconds\x12\x18\n" +
 	"\aretries\x18\b \x01(\x05R\aretries\x120\n" +
-	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\xe7\x05\n" +
+	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\xae\x13\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x12\n" +
@@ -4272,13 +5169,141 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"privileged\x18\xe8\a \x01(\bR\n" +
 	"privileged\x12&\n" +
 	"\x0ecpu_millicores\x18\xe9\a \x01(\x03R\rcpuMillicores\x12\x18\n" +
-	"\adisk_gb\x18\xea\a \x01(\x03R\x06diskGb\x1a6\n" +
+	"\adisk_gb\x18\xea\a \x01(\x03R\x06diskGb\x12\x13\n" +
+	"\x04user\x18\xc4\t \x01(\tR\x04user\x12\x18\n" +
+	"\acap_add\x18\xc5\t \x03(\tR\x06capAdd\x12\x1a\n" +
+	"\bcap_drop\x18\xc6\t \x03(\tR\acapDrop\x12\"\n" +
+	"\fsecurity_opt\x18\xc7\t \x03(\tR\vsecurityOpt\x12\x1e\n" +
+	"\n" +
+	"pids_limit\x18\xc8\t \x01(\x03R\tpidsLimit\x12:\n" +
+	"\x19stop_grace_period_seconds\x18\xd8\t \x01(\x05R\x16stopGracePeriodSeconds\x12 \n" +
+	"\vstop_signal\x18\xd9\t \x01(\tR\n" +
+	"stopSignal\x12\x1f\n" +
+	"\n" +
+	"entrypoint\x18\xbc\n" +
+	" \x03(\tR\n" +
+	"entrypoint\x12 \n" +
+	"\vworking_dir\x18\xbd\n" +
+	" \x01(\tR\n" +
+	"workingDir\x12\x1b\n" +
+	"\bhostname\x18\xbe\n" +
+	" \x01(\tR\bhostname\x12\x1f\n" +
+	"\n" +
+	"domainname\x18\xbf\n" +
+	" \x01(\tR\n" +
+	"domainname\x12\x1c\n" +
+	"\tread_only\x18\xc0\n" +
+	" \x01(\bR\breadOnly\x12\x15\n" +
+	"\x05tmpfs\x18\xc1\n" +
+	" \x03(\tR\x05tmpfs\x12F\n" +
+	"\aulimits\x18\xc2\n" +
+	" \x03(\v2+.persys.agent.v1.ContainerSpec.UlimitsEntryR\aulimits\x12F\n" +
+	"\asysctls\x18\xc3\n" +
+	" \x03(\v2+.persys.agent.v1.ContainerSpec.SysctlsEntryR\asysctls\x12\x1a\n" +
+	"\bshm_size\x18\xc4\n" +
+	" \x01(\x03R\ashmSize\x12\x18\n" +
+	"\x04init\x18\xc5\n" +
+	" \x01(\bH\x00R\x04init\x88\x01\x01\x122\n" +
+	"\adevices\x18\xc6\n" +
+	" \x03(\v2\x17.persys.agent.v1.DeviceR\adevices\x12/\n" +
+	"\x13device_cgroup_rules\x18\xc7\n" +
+	" \x03(\tR\x11deviceCgroupRules\x123\n" +
+	"\x04gpus\x18\xc8\n" +
+	" \x03(\v2\x1e.persys.agent.v1.DeviceRequestR\x04gpus\x12\x1c\n" +
+	"\tgroup_add\x18\xc9\n" +
+	" \x03(\tR\bgroupAdd\x12 \n" +
+	"\vextra_hosts\x18\xca\n" +
+	" \x03(\tR\n" +
+	"extraHosts\x12\x11\n" +
+	"\x03dns\x18\xcb\n" +
+	" \x03(\tR\x03dns\x12\x1e\n" +
+	"\n" +
+	"dns_search\x18\xcc\n" +
+	" \x03(\tR\tdnsSearch\x12\x18\n" +
+	"\adns_opt\x18\xcd\n" +
+	" \x03(\tR\x06dnsOpt\x12\"\n" +
+	"\fnetwork_mode\x18\xce\n" +
+	" \x01(\tR\vnetworkMode\x12\x11\n" +
+	"\x03pid\x18\xcf\n" +
+	" \x01(\tR\x03pid\x12\x11\n" +
+	"\x03ipc\x18\xd0\n" +
+	" \x01(\tR\x03ipc\x123\n" +
+	"\alogging\x18\xd1\n" +
+	" \x01(\v2\x18.persys.agent.v1.LoggingR\alogging\x12R\n" +
+	"\vannotations\x18\xd3\n" +
+	" \x03(\v2/.persys.agent.v1.ContainerSpec.AnnotationsEntryR\vannotations\x12#\n" +
+	"\room_score_adj\x18\xd4\n" +
+	" \x01(\x05R\voomScoreAdj\x12E\n" +
+	"\vhealthcheck\x18\xd5\n" +
+	" \x01(\v2\".persys.agent.v1.EngineHealthCheckR\vhealthcheck\x12\x11\n" +
+	"\x03tty\x18\xd6\n" +
+	" \x01(\bR\x03tty\x12\x1e\n" +
+	"\n" +
+	"stdin_open\x18\xd7\n" +
+	" \x01(\bR\tstdinOpen\x12\x11\n" +
+	"\x03uts\x18\xd8\n" +
+	" \x01(\tR\x03uts\x12 \n" +
+	"\vuserns_mode\x18\xd9\n" +
+	" \x01(\tR\n" +
+	"usernsMode\x12\x17\n" +
+	"\x06cgroup\x18\xda\n" +
+	" \x01(\tR\x06cgroup\x12$\n" +
+	"\rcgroup_parent\x18\xdb\n" +
+	" \x01(\tR\fcgroupParent\x12\x19\n" +
+	"\aruntime\x18\xdc\n" +
+	" \x01(\tR\aruntime\x12\x17\n" +
+	"\x06cpuset\x18\xdd\n" +
+	" \x01(\tR\x06cpuset\x12(\n" +
+	"\x0fmem_reservation\x18\xde\n" +
+	" \x01(\x03R\x0ememReservation\x12\x17\n" +
+	"\x06expose\x18\xe0\n" +
+	" \x03(\tR\x06expose\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf4\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aS\n" +
+	"\fUlimitsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12-\n" +
+	"\x05value\x18\x02 \x01(\v2\x17.persys.agent.v1.UlimitR\x05value:\x028\x01\x1a:\n" +
+	"\fSysctlsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
+	"\x10AnnotationsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
+	"\x05_init\"0\n" +
+	"\x06Ulimit\x12\x12\n" +
+	"\x04soft\x18\x01 \x01(\x03R\x04soft\x12\x12\n" +
+	"\x04hard\x18\x02 \x01(\x03R\x04hard\"Z\n" +
+	"\x06Device\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12 \n" +
+	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\x83\x02\n" +
+	"\rDeviceRequest\x12\x16\n" +
+	"\x06driver\x18\x01 \x01(\tR\x06driver\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count\x12\x1d\n" +
+	"\n" +
+	"device_ids\x18\x03 \x03(\tR\tdeviceIds\x12\"\n" +
+	"\fcapabilities\x18\x04 \x03(\tR\fcapabilities\x12E\n" +
+	"\aoptions\x18\x05 \x03(\v2+.persys.agent.v1.DeviceRequest.OptionsEntryR\aoptions\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9e\x01\n" +
+	"\aLogging\x12\x16\n" +
+	"\x06driver\x18\x01 \x01(\tR\x06driver\x12?\n" +
+	"\aoptions\x18\x02 \x03(\v2%.persys.agent.v1.Logging.OptionsEntryR\aoptions\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\x02\n" +
+	"\x11EngineHealthCheck\x12\x12\n" +
+	"\x04test\x18\x01 \x03(\tR\x04test\x125\n" +
+	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\x123\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12<\n" +
+	"\fstart_period\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\vstartPeriod\x12@\n" +
+	"\x0estart_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rstartInterval\x12\x18\n" +
+	"\aretries\x18\x06 \x01(\x05R\aretries\"\xa9\x04\n" +
 	"\vComposeSpec\x12!\n" +
 	"\fproject_name\x18\x01 \x01(\tR\vprojectName\x12!\n" +
 	"\fcompose_yaml\x18\x02 \x01(\tR\vcomposeYaml\x127\n" +
@@ -4291,7 +5316,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x0ecpu_millicores\x18\xec\a \x01(\x03R\rcpuMillicores\x12\x1c\n" +
 	"\tmemory_mb\x18\xed\a \x01(\x03R\bmemoryMb\x12\x18\n" +
 	"\adisk_gb\x18\xee\a \x01(\x03R\x06diskGb\x12L\n" +
-	"\x0fmanaged_volumes\x18\xef\a \x03(\v2\".persys.agent.v1.ManagedVolumeSpecR\x0emanagedVolumes\x1a6\n" +
+	"\x0fmanaged_volumes\x18\xef\a \x03(\v2\".persys.agent.v1.ManagedVolumeSpecR\x0emanagedVolumes\x12\x15\n" +
+	"\x05files\x18\xd8\t \x01(\fR\x05files\x12\x1c\n" +
+	"\tmain_file\x18\xda\t \x01(\tR\bmainFile\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xed\x04\n" +
@@ -4337,11 +5364,12 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\vVolumeMount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"m\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x88\x01\n" +
 	"\vPortMapping\x12\x1b\n" +
 	"\thost_port\x18\x01 \x01(\x05R\bhostPort\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\x05R\rcontainerPort\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xa6\x01\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x19\n" +
+	"\aaddress\x18\xdd\t \x01(\tR\aaddress\"\xa6\x01\n" +
 	"\x0eResourceLimits\x12\x1d\n" +
 	"\n" +
 	"cpu_shares\x18\x01 \x01(\x03R\tcpuShares\x12!\n" +
@@ -4365,7 +5393,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\vmac_address\x18\x02 \x01(\tR\n" +
 	"macAddress\x12\x1d\n" +
 	"\n" +
-	"ip_address\x18\x03 \x01(\tR\tipAddress\"\x83\x06\n" +
+	"ip_address\x18\x03 \x01(\tR\tipAddress\"\xaf\x06\n" +
 	"\x0eWorkloadStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1d.persys.agent.v1.WorkloadTypeR\x04type\x12\x1f\n" +
@@ -4388,7 +5416,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\rrestart_count\x18\xea\a \x01(\x05R\frestartCount\x12\x1d\n" +
 	"\taddresses\x18\xeb\a \x03(\tR\taddresses\x123\n" +
 	"\x05ports\x18\xec\a \x03(\v2\x1c.persys.agent.v1.PortMappingR\x05ports\x12\x17\n" +
-	"\x06health\x18\xed\a \x01(\tR\x06health\x1a;\n" +
+	"\x06health\x18\xed\a \x01(\tR\x06health\x12*\n" +
+	"\x04exit\x18\xa8\n" +
+	" \x01(\v2\x15.persys.agent.v1.ExitR\x04exit\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x03\n" +
@@ -4559,7 +5589,7 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
@@ -4578,133 +5608,160 @@ var file_api_agent_v1_agent_proto_goTypes = []any{
 	(*AgentAction)(nil),               // 14: persys.agent.v1.AgentAction
 	(*ListActionsResponse)(nil),       // 15: persys.agent.v1.ListActionsResponse
 	(*WorkloadSpec)(nil),              // 16: persys.agent.v1.WorkloadSpec
-	(*HealthCheck)(nil),               // 17: persys.agent.v1.HealthCheck
-	(*ContainerSpec)(nil),             // 18: persys.agent.v1.ContainerSpec
-	(*ComposeSpec)(nil),               // 19: persys.agent.v1.ComposeSpec
-	(*VMSpec)(nil),                    // 20: persys.agent.v1.VMSpec
-	(*VMLogin)(nil),                   // 21: persys.agent.v1.VMLogin
-	(*CloudInitConfig)(nil),           // 22: persys.agent.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),         // 23: persys.agent.v1.ManagedVolumeSpec
-	(*VolumeMount)(nil),               // 24: persys.agent.v1.VolumeMount
-	(*PortMapping)(nil),               // 25: persys.agent.v1.PortMapping
-	(*ResourceLimits)(nil),            // 26: persys.agent.v1.ResourceLimits
-	(*RestartPolicy)(nil),             // 27: persys.agent.v1.RestartPolicy
-	(*DiskConfig)(nil),                // 28: persys.agent.v1.DiskConfig
-	(*NetworkConfig)(nil),             // 29: persys.agent.v1.NetworkConfig
-	(*WorkloadStatus)(nil),            // 30: persys.agent.v1.WorkloadStatus
-	(*WorkloadUsageSnapshot)(nil),     // 31: persys.agent.v1.WorkloadUsageSnapshot
-	(*Epoch)(nil),                     // 32: persys.agent.v1.Epoch
-	(*Generation)(nil),                // 33: persys.agent.v1.Generation
-	(*LogsRequest)(nil),               // 34: persys.agent.v1.LogsRequest
-	(*LogChunk)(nil),                  // 35: persys.agent.v1.LogChunk
-	(*ExecRequest)(nil),               // 36: persys.agent.v1.ExecRequest
-	(*ExecOpen)(nil),                  // 37: persys.agent.v1.ExecOpen
-	(*TerminalSize)(nil),              // 38: persys.agent.v1.TerminalSize
-	(*ExecResponse)(nil),              // 39: persys.agent.v1.ExecResponse
-	(*ExecOpened)(nil),                // 40: persys.agent.v1.ExecOpened
-	(*ExecExit)(nil),                  // 41: persys.agent.v1.ExecExit
-	(*CollectGarbageRequest)(nil),     // 42: persys.agent.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),    // 43: persys.agent.v1.CollectGarbageResponse
-	(*Garbage)(nil),                   // 44: persys.agent.v1.Garbage
-	(*ListVolumesRequest)(nil),        // 45: persys.agent.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 46: persys.agent.v1.ListVolumesResponse
-	(*VolumeInfo)(nil),                // 47: persys.agent.v1.VolumeInfo
-	(*DeleteVolumeRequest)(nil),       // 48: persys.agent.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),      // 49: persys.agent.v1.DeleteVolumeResponse
-	nil,                               // 50: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	nil,                               // 51: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 52: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 53: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 54: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 55: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 56: persys.agent.v1.WorkloadStatus.MetadataEntry
-	nil,                               // 57: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	(*Exit)(nil),                      // 17: persys.agent.v1.Exit
+	(*HealthCheck)(nil),               // 18: persys.agent.v1.HealthCheck
+	(*ContainerSpec)(nil),             // 19: persys.agent.v1.ContainerSpec
+	(*Ulimit)(nil),                    // 20: persys.agent.v1.Ulimit
+	(*Device)(nil),                    // 21: persys.agent.v1.Device
+	(*DeviceRequest)(nil),             // 22: persys.agent.v1.DeviceRequest
+	(*Logging)(nil),                   // 23: persys.agent.v1.Logging
+	(*EngineHealthCheck)(nil),         // 24: persys.agent.v1.EngineHealthCheck
+	(*ComposeSpec)(nil),               // 25: persys.agent.v1.ComposeSpec
+	(*VMSpec)(nil),                    // 26: persys.agent.v1.VMSpec
+	(*VMLogin)(nil),                   // 27: persys.agent.v1.VMLogin
+	(*CloudInitConfig)(nil),           // 28: persys.agent.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),         // 29: persys.agent.v1.ManagedVolumeSpec
+	(*VolumeMount)(nil),               // 30: persys.agent.v1.VolumeMount
+	(*PortMapping)(nil),               // 31: persys.agent.v1.PortMapping
+	(*ResourceLimits)(nil),            // 32: persys.agent.v1.ResourceLimits
+	(*RestartPolicy)(nil),             // 33: persys.agent.v1.RestartPolicy
+	(*DiskConfig)(nil),                // 34: persys.agent.v1.DiskConfig
+	(*NetworkConfig)(nil),             // 35: persys.agent.v1.NetworkConfig
+	(*WorkloadStatus)(nil),            // 36: persys.agent.v1.WorkloadStatus
+	(*WorkloadUsageSnapshot)(nil),     // 37: persys.agent.v1.WorkloadUsageSnapshot
+	(*Epoch)(nil),                     // 38: persys.agent.v1.Epoch
+	(*Generation)(nil),                // 39: persys.agent.v1.Generation
+	(*LogsRequest)(nil),               // 40: persys.agent.v1.LogsRequest
+	(*LogChunk)(nil),                  // 41: persys.agent.v1.LogChunk
+	(*ExecRequest)(nil),               // 42: persys.agent.v1.ExecRequest
+	(*ExecOpen)(nil),                  // 43: persys.agent.v1.ExecOpen
+	(*TerminalSize)(nil),              // 44: persys.agent.v1.TerminalSize
+	(*ExecResponse)(nil),              // 45: persys.agent.v1.ExecResponse
+	(*ExecOpened)(nil),                // 46: persys.agent.v1.ExecOpened
+	(*ExecExit)(nil),                  // 47: persys.agent.v1.ExecExit
+	(*CollectGarbageRequest)(nil),     // 48: persys.agent.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),    // 49: persys.agent.v1.CollectGarbageResponse
+	(*Garbage)(nil),                   // 50: persys.agent.v1.Garbage
+	(*ListVolumesRequest)(nil),        // 51: persys.agent.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 52: persys.agent.v1.ListVolumesResponse
+	(*VolumeInfo)(nil),                // 53: persys.agent.v1.VolumeInfo
+	(*DeleteVolumeRequest)(nil),       // 54: persys.agent.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),      // 55: persys.agent.v1.DeleteVolumeResponse
+	nil,                               // 56: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	nil,                               // 57: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	nil,                               // 58: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 59: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 60: persys.agent.v1.ContainerSpec.UlimitsEntry
+	nil,                               // 61: persys.agent.v1.ContainerSpec.SysctlsEntry
+	nil,                               // 62: persys.agent.v1.ContainerSpec.AnnotationsEntry
+	nil,                               // 63: persys.agent.v1.DeviceRequest.OptionsEntry
+	nil,                               // 64: persys.agent.v1.Logging.OptionsEntry
+	nil,                               // 65: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 66: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 67: persys.agent.v1.WorkloadStatus.MetadataEntry
+	nil,                               // 68: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	(*durationpb.Duration)(nil),       // 69: google.protobuf.Duration
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: persys.agent.v1.ApplyWorkloadRequest.type:type_name -> persys.agent.v1.WorkloadType
 	1,  // 1: persys.agent.v1.ApplyWorkloadRequest.desired_state:type_name -> persys.agent.v1.DesiredState
 	16, // 2: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
-	32, // 3: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	33, // 4: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	50, // 5: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	30, // 6: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	32, // 7: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	32, // 8: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	33, // 9: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	32, // 10: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	32, // 11: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
-	30, // 12: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	38, // 3: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	39, // 4: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	56, // 5: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	36, // 6: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	38, // 7: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	38, // 8: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	39, // 9: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	38, // 10: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	38, // 11: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
+	36, // 12: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
 	0,  // 13: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
-	32, // 14: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
-	30, // 15: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	51, // 16: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	38, // 14: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
+	36, // 15: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
+	57, // 16: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
 	14, // 17: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
-	18, // 18: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
-	19, // 19: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
-	20, // 20: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
-	17, // 21: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	52, // 22: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
-	24, // 23: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
-	25, // 24: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
-	26, // 25: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
-	27, // 26: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	53, // 27: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
-	23, // 28: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	54, // 29: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
-	23, // 30: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	28, // 31: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	29, // 32: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	55, // 33: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	22, // 34: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	23, // 35: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	21, // 36: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,  // 37: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,  // 38: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,  // 39: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	56, // 40: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	31, // 41: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	33, // 42: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	25, // 43: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	0,  // 44: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	37, // 45: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	38, // 46: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	38, // 47: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	40, // 48: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	35, // 49: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	41, // 50: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	32, // 51: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	44, // 52: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	32, // 53: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	47, // 54: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	57, // 55: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	32, // 56: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	3,  // 57: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	5,  // 58: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	7,  // 59: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	9,  // 60: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	11, // 61: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	13, // 62: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	34, // 63: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	36, // 64: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	42, // 65: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	45, // 66: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	48, // 67: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	4,  // 68: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	6,  // 69: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	8,  // 70: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	10, // 71: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	12, // 72: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	15, // 73: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	35, // 74: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	39, // 75: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	43, // 76: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	46, // 77: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	49, // 78: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	68, // [68:79] is the sub-list for method output_type
-	57, // [57:68] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	19, // 18: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
+	25, // 19: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
+	26, // 20: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
+	18, // 21: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
+	58, // 22: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	30, // 23: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
+	31, // 24: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
+	32, // 25: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
+	33, // 26: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
+	59, // 27: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	29, // 28: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	60, // 29: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	61, // 30: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	21, // 31: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
+	22, // 32: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
+	23, // 33: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
+	62, // 34: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	24, // 35: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
+	63, // 36: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	64, // 37: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	69, // 38: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	69, // 39: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	69, // 40: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	69, // 41: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	65, // 42: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	29, // 43: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	34, // 44: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	35, // 45: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	66, // 46: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	28, // 47: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	29, // 48: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	27, // 49: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
+	0,  // 50: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,  // 51: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,  // 52: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	67, // 53: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	37, // 54: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	39, // 55: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	31, // 56: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	17, // 57: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,  // 58: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	43, // 59: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	44, // 60: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	44, // 61: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	46, // 62: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	41, // 63: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	47, // 64: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	38, // 65: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	50, // 66: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	38, // 67: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	53, // 68: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	68, // 69: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	38, // 70: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	20, // 71: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	3,  // 72: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	5,  // 73: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	7,  // 74: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	9,  // 75: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	11, // 76: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	13, // 77: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	40, // 78: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	42, // 79: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	48, // 80: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	51, // 81: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	54, // 82: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	4,  // 83: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	6,  // 84: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	8,  // 85: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	10, // 86: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	12, // 87: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	15, // 88: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	41, // 89: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	45, // 90: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	49, // 91: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	52, // 92: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	55, // 93: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	83, // [83:94] is the sub-list for method output_type
+	72, // [72:83] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -4717,14 +5774,15 @@ func file_api_agent_v1_agent_proto_init() {
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_agent_v1_agent_proto_msgTypes[33].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[16].OneofWrappers = []any{}
+	file_api_agent_v1_agent_proto_msgTypes[39].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_api_agent_v1_agent_proto_msgTypes[36].OneofWrappers = []any{
+	file_api_agent_v1_agent_proto_msgTypes[42].OneofWrappers = []any{
 		(*ExecResponse_Opened)(nil),
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
@@ -4735,7 +5793,7 @@ func file_api_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   55,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

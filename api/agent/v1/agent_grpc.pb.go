@@ -53,24 +53,24 @@ type AgentServiceClient interface {
 	ApplyWorkload(ctx context.Context, in *ApplyWorkloadRequest, opts ...grpc.CallOption) (*ApplyWorkloadResponse, error)
 	// Stores the order and queues it; success also for an unknown id.
 	DeleteWorkload(ctx context.Context, in *DeleteWorkloadRequest, opts ...grpc.CallOption) (*DeleteWorkloadResponse, error)
-	// One workload. For an unknown id the error's text contains "not found", which existing
-	// schedulers look for.
+	// Returns the status of one workload. For an unknown id the error's text contains "not
+	// found", which legacy v1 schedulers look for.
 	GetWorkloadStatus(ctx context.Context, in *GetWorkloadStatusRequest, opts ...grpc.CallOption) (*GetWorkloadStatusResponse, error)
-	// Every workload that this agent holds.
+	// Returns every workload for which this agent has an order.
 	ListWorkloads(ctx context.Context, in *ListWorkloadsRequest, opts ...grpc.CallOption) (*ListWorkloadsResponse, error)
-	// The agent and its runtimes.
+	// Reports the health of the agent and its runtimes.
 	HealthCheck(ctx context.Context, in *HealthCheckRequest, opts ...grpc.CallOption) (*HealthCheckResponse, error)
-	// Tasks the agent has queued, run and finished. Agents older than this call answer
-	// Unimplemented.
+	// Returns the tasks that the agent has queued, run and finished. Agents older than
+	// this call answer Unimplemented.
 	ListActions(ctx context.Context, in *ListActionsRequest, opts ...grpc.CallOption) (*ListActionsResponse, error)
-	// Output of a workload. Ours; legacy v1 agents answer Unimplemented.
+	// Streams the output of a workload. Legacy v1 agents answer Unimplemented.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
 	// Runs a command in a running workload, or opens its console. The first message opens the
-	// session. Ours; legacy v1 agents answer Unimplemented.
+	// session. Legacy v1 agents answer Unimplemented.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
 	// Finds and removes garbage on the node; not in the shared contract.
 	CollectGarbage(ctx context.Context, in *CollectGarbageRequest, opts ...grpc.CallOption) (*CollectGarbageResponse, error)
-	// Managed volumes of the node; not in the shared contract.
+	// Lists the managed volumes of the node; not in the shared contract.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
 }
@@ -217,24 +217,24 @@ type AgentServiceServer interface {
 	ApplyWorkload(context.Context, *ApplyWorkloadRequest) (*ApplyWorkloadResponse, error)
 	// Stores the order and queues it; success also for an unknown id.
 	DeleteWorkload(context.Context, *DeleteWorkloadRequest) (*DeleteWorkloadResponse, error)
-	// One workload. For an unknown id the error's text contains "not found", which existing
-	// schedulers look for.
+	// Returns the status of one workload. For an unknown id the error's text contains "not
+	// found", which legacy v1 schedulers look for.
 	GetWorkloadStatus(context.Context, *GetWorkloadStatusRequest) (*GetWorkloadStatusResponse, error)
-	// Every workload that this agent holds.
+	// Returns every workload for which this agent has an order.
 	ListWorkloads(context.Context, *ListWorkloadsRequest) (*ListWorkloadsResponse, error)
-	// The agent and its runtimes.
+	// Reports the health of the agent and its runtimes.
 	HealthCheck(context.Context, *HealthCheckRequest) (*HealthCheckResponse, error)
-	// Tasks the agent has queued, run and finished. Agents older than this call answer
-	// Unimplemented.
+	// Returns the tasks that the agent has queued, run and finished. Agents older than
+	// this call answer Unimplemented.
 	ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error)
-	// Output of a workload. Ours; legacy v1 agents answer Unimplemented.
+	// Streams the output of a workload. Legacy v1 agents answer Unimplemented.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
 	// Runs a command in a running workload, or opens its console. The first message opens the
-	// session. Ours; legacy v1 agents answer Unimplemented.
+	// session. Legacy v1 agents answer Unimplemented.
 	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
 	// Finds and removes garbage on the node; not in the shared contract.
 	CollectGarbage(context.Context, *CollectGarbageRequest) (*CollectGarbageResponse, error)
-	// Managed volumes of the node; not in the shared contract.
+	// Lists the managed volumes of the node; not in the shared contract.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()

@@ -381,7 +381,7 @@ func (x *RenewResponse) GetRoots() []byte {
 
 type BundleRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The caller's version. If it is current, the answer has no content.
+	// Version of the bundle that the caller has. If it is current, the answer has no content.
 	Version       string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -496,7 +496,7 @@ type Revocation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Role  string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
 	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Fingerprint of one certificate; role and name must be empty then.
+	// Fingerprint of a single certificate to revoke; role and name must be empty then.
 	Fingerprint   string                 `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	At            *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
@@ -579,17 +579,22 @@ func (x *Revocation) GetBy() string {
 
 type CreateTokenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// scheduler, agent, gateway or user.
+	// Role: scheduler, agent, gateway or user.
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
-	// The only name for which the token is valid; empty for any new name.
+	// The only name for which the token is valid; empty for any new name. Needed for users; not admin,
+	// which is reserved for the scheduler that makes the cluster.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// For users: viewer, operator or admin.
+	// Access level, required for users: viewer, operator or admin.
 	Access string `protobuf:"bytes,3,opt,name=access,proto3" json:"access,omitempty"`
 	// Validity in seconds, at most a week; 0 means an hour.
 	TtlSeconds int64 `protobuf:"varint,4,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
 	// Number of uses; 0 means 1.
-	Uses          uint32 `protobuf:"varint,5,opt,name=uses,proto3" json:"uses,omitempty"`
-	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Uses      uint32 `protobuf:"varint,5,opt,name=uses,proto3" json:"uses,omitempty"`
+	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// DNS names and IP addresses for the certificate of whoever joins with the token, beside those that
+	// each gets: its name if the token gives it one, localhost, and the address from which it connects.
+	// Not for users; schedulers get what they ask for.
+	Hosts         []string `protobuf:"bytes,7,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -666,9 +671,16 @@ func (x *CreateTokenRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *CreateTokenRequest) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
 type CreateTokenResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The whole token. It is not shown again.
+	// The join token as text. It is not shown again.
 	Token         string     `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	Info          *TokenInfo `protobuf:"bytes,2,opt,name=info,proto3" json:"info,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -730,6 +742,7 @@ type TokenInfo struct {
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	CreatedBy     string                 `protobuf:"bytes,8,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	Hosts         []string               `protobuf:"bytes,9,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -818,6 +831,13 @@ func (x *TokenInfo) GetCreatedBy() string {
 		return x.CreatedBy
 	}
 	return ""
+}
+
+func (x *TokenInfo) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
 }
 
 type ListTokensRequest struct {
@@ -1034,7 +1054,9 @@ type IdentityInfo struct {
 	IssuedAt    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
 	NotAfter    *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
 	// The newest certificate of the identity is revoked.
-	Revoked       bool `protobuf:"varint,8,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Revoked bool `protobuf:"varint,8,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	// DNS names and IP addresses that the join token granted.
+	Hosts         []string `protobuf:"bytes,9,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1123,6 +1145,13 @@ func (x *IdentityInfo) GetRevoked() bool {
 		return x.Revoked
 	}
 	return false
+}
+
+func (x *IdentityInfo) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
 }
 
 type ListIdentitiesResponse struct {
@@ -1448,11 +1477,11 @@ func (x *ListAuthoritiesResponse) GetAuthorities() []*AuthorityInfo {
 
 type PutAuthorityRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// DER; key is PKCS #8. The schedulers seal it under the cluster key.
+	// Certificates in DER and the key in PKCS #8. The schedulers seal the key under the cluster key.
 	Cert []byte `protobuf:"bytes,1,opt,name=cert,proto3" json:"cert,omitempty"`
 	Root []byte `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"`
 	Key  []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
-	// Time from which it issues certificates. Until then all programs learn to trust its root.
+	// Time from which the authority issues certificates. Until then all programs learn to trust its root.
 	AfterSeconds  int64  `protobuf:"varint,4,opt,name=after_seconds,json=afterSeconds,proto3" json:"after_seconds,omitempty"`
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1694,7 +1723,7 @@ func (*ClusterKeyRequest) Descriptor() ([]byte, []int) {
 
 type ClusterKeyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the form of pki.Key.Export. It must not be logged or stored in the log.
+	// The cluster key in the form of pki.Key.Export. It must not be logged or stored in the log.
 	Exported string `protobuf:"bytes,1,opt,name=exported,proto3" json:"exported,omitempty"`
 	// The key was generated by this replica and is not committed as the cluster's key yet.
 	Candidate     bool `protobuf:"varint,2,opt,name=candidate,proto3" json:"candidate,omitempty"`
@@ -1790,16 +1819,19 @@ type Replica struct {
 	HttpAddr   string                 `protobuf:"bytes,4,opt,name=http_addr,json=httpAddr,proto3" json:"http_addr,omitempty"`
 	RaftAddr   string                 `protobuf:"bytes,5,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
 	GossipAddr string                 `protobuf:"bytes,6,opt,name=gossip_addr,json=gossipAddr,proto3" json:"gossip_addr,omitempty"`
-	// leader, voter, non-voter or absent (known, not in the configuration).
+	// Raft role: leader, voter, non-voter or absent (known, but not in the configuration).
 	Role    string `protobuf:"bytes,7,opt,name=role,proto3" json:"role,omitempty"`
 	Version string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
-	// alive, suspect, dead or unknown, from gossip: a hint.
+	// Health according to gossip, which is only a hint: alive, suspect, dead or unknown.
 	Health string `protobuf:"bytes,9,opt,name=health,proto3" json:"health,omitempty"`
-	// Known to the leader only: last contact in milliseconds, replicated index.
+	// Only the leader knows these: time since the last contact in milliseconds, and the replicated index.
 	LastContactMs int64  `protobuf:"varint,10,opt,name=last_contact_ms,json=lastContactMs,proto3" json:"last_contact_ms,omitempty"`
 	MatchIndex    uint64 `protobuf:"varint,11,opt,name=match_index,json=matchIndex,proto3" json:"match_index,omitempty"`
 	Self          bool   `protobuf:"varint,12,opt,name=self,proto3" json:"self,omitempty"`
 	FeatureLevel  uint32 `protobuf:"varint,13,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	// Raft addresses at which copies of the replica's data directory are in use, and refused. The leader
+	// and the replica itself know them.
+	Copies        []string `protobuf:"bytes,315,rep,name=copies,proto3" json:"copies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1925,6 +1957,13 @@ func (x *Replica) GetFeatureLevel() uint32 {
 	return 0
 }
 
+func (x *Replica) GetCopies() []string {
+	if x != nil {
+		return x.Copies
+	}
+	return nil
+}
+
 type StatusResponse struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId        string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -1949,11 +1988,13 @@ type StatusResponse struct {
 	WorkloadsRunning int32                  `protobuf:"varint,20,opt,name=workloads_running,json=workloadsRunning,proto3" json:"workloads_running,omitempty"`
 	Version          string                 `protobuf:"bytes,21,opt,name=version,proto3" json:"version,omitempty"`
 	StartedAt        *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	// A user has set the mode, and it stays until a user sets another one.
+	// A user has set the mode, which stays until a user sets another one.
 	ModePinned bool `protobuf:"varint,23,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
 	// Ids of the gossip keys of this replica, the encrypting one first; empty if gossip is not
 	// encrypted.
-	GossipKeys    []string `protobuf:"bytes,90,rep,name=gossip_keys,json=gossipKeys,proto3" json:"gossip_keys,omitempty"`
+	GossipKeys []string `protobuf:"bytes,90,rep,name=gossip_keys,json=gossipKeys,proto3" json:"gossip_keys,omitempty"`
+	// Warning that the state has used more than 80 % of its limit; empty otherwise.
+	Warning       string `protobuf:"bytes,270,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2156,6 +2197,13 @@ func (x *StatusResponse) GetGossipKeys() []string {
 	return nil
 }
 
+func (x *StatusResponse) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
+}
+
 type Event struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Seq        uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -2283,13 +2331,13 @@ func (x *Event) GetNamespace() string {
 
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only events with a higher sequence number; 0 means all stored events.
+	// Only events with a sequence number above this; 0 means all stored events.
 	AfterSeq   uint64   `protobuf:"varint,1,opt,name=after_seq,json=afterSeq,proto3" json:"after_seq,omitempty"`
 	Follow     bool     `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
 	WorkloadId string   `protobuf:"bytes,3,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	NodeId     string   `protobuf:"bytes,4,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Types      []string `protobuf:"bytes,5,rep,name=types,proto3" json:"types,omitempty"`
-	// Only the newest stored events; 0 means all.
+	// Maximum number of stored events to send, the newest ones; 0 means all.
 	Tail int32 `protobuf:"varint,6,opt,name=tail,proto3" json:"tail,omitempty"`
 	// Only events about workloads of this namespace.
 	Namespace     string `protobuf:"bytes,110,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -2376,12 +2424,278 @@ func (x *EventsRequest) GetNamespace() string {
 	return ""
 }
 
+type AuditRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Audit log to read: changes or refusals; empty means both, one after the other.
+	Log string `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
+	// Only records with a number above this; 0 means all.
+	After         uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *AuditRequest) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
+func (x *AuditRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+// AuditRecord is a record of an audit log. The hash is SHA-256 over the hash of the record before it,
+// its number and its content, so that a changed or removed record shows.
+type AuditRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Log   string                 `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
+	// Number in this log, without gaps.
+	Number       uint64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	PreviousHash []byte `protobuf:"bytes,3,opt,name=previous_hash,json=previousHash,proto3" json:"previous_hash,omitempty"`
+	Hash         []byte `protobuf:"bytes,4,opt,name=hash,proto3" json:"hash,omitempty"`
+	// Number of the event with the same content.
+	EventSeq      uint64         `protobuf:"varint,5,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
+	Index         uint64         `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"`
+	AtUnixNanos   int64          `protobuf:"varint,7,opt,name=at_unix_nanos,json=atUnixNanos,proto3" json:"at_unix_nanos,omitempty"`
+	Type          string         `protobuf:"bytes,8,opt,name=type,proto3" json:"type,omitempty"`
+	WorkloadId    string         `protobuf:"bytes,9,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	NodeId        string         `protobuf:"bytes,10,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Namespace     string         `protobuf:"bytes,11,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Reason        string         `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message       string         `protobuf:"bytes,13,opt,name=message,proto3" json:"message,omitempty"`
+	By            string         `protobuf:"bytes,14,opt,name=by,proto3" json:"by,omitempty"`
+	Details       []*AuditDetail `protobuf:"bytes,15,rep,name=details,proto3" json:"details,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRecord) Reset() {
+	*x = AuditRecord{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRecord) ProtoMessage() {}
+
+func (x *AuditRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
+func (*AuditRecord) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *AuditRecord) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetPreviousHash() []byte {
+	if x != nil {
+		return x.PreviousHash
+	}
+	return nil
+}
+
+func (x *AuditRecord) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *AuditRecord) GetEventSeq() uint64 {
+	if x != nil {
+		return x.EventSeq
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetAtUnixNanos() int64 {
+	if x != nil {
+		return x.AtUnixNanos
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetDetails() []*AuditDetail {
+	if x != nil {
+		return x.Details
+	}
+	return nil
+}
+
+type AuditDetail struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditDetail) Reset() {
+	*x = AuditDetail{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditDetail) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditDetail) ProtoMessage() {}
+
+func (x *AuditDetail) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditDetail.ProtoReflect.Descriptor instead.
+func (*AuditDetail) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *AuditDetail) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *AuditDetail) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 type WatchWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: all.
+	// Ids of workloads; only these are watched. Empty means all workloads.
 	WorkloadIds []string `protobuf:"bytes,1,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
 	Group       string   `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	// Wait for this index first, so that a watch sees its own write.
+	// Wait for this log index first, so that the watch shows the caller's own write.
 	MinIndex uint64 `protobuf:"varint,3,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
 	// Only workloads of this namespace; empty for all that the caller may see.
 	Namespace     string `protobuf:"bytes,110,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -2391,7 +2705,7 @@ type WatchWorkloadsRequest struct {
 
 func (x *WatchWorkloadsRequest) Reset() {
 	*x = WatchWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2717,7 @@ func (x *WatchWorkloadsRequest) String() string {
 func (*WatchWorkloadsRequest) ProtoMessage() {}
 
 func (x *WatchWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2730,7 @@ func (x *WatchWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WatchWorkloadsRequest) GetWorkloadIds() []string {
@@ -2460,7 +2774,7 @@ type WorkloadChange struct {
 
 func (x *WorkloadChange) Reset() {
 	*x = WorkloadChange{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2472,7 +2786,7 @@ func (x *WorkloadChange) String() string {
 func (*WorkloadChange) ProtoMessage() {}
 
 func (x *WorkloadChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2485,7 +2799,7 @@ func (x *WorkloadChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadChange.ProtoReflect.Descriptor instead.
 func (*WorkloadChange) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WorkloadChange) GetIndex() uint64 {
@@ -2519,7 +2833,7 @@ func (x *WorkloadChange) GetSynced() bool {
 type WhyRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Restricts the verdicts to this node.
+	// Return only the verdict on this node; empty means all nodes.
 	NodeId        string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	MinIndex      uint64 `protobuf:"varint,3,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2528,7 +2842,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2854,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2867,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WhyRequest) GetWorkloadId() string {
@@ -2585,7 +2899,7 @@ type NodeVerdict struct {
 	Filter string  `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
 	Reason string  `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	Score  float64 `protobuf:"fixed64,5,opt,name=score,proto3" json:"score,omitempty"`
-	// Parts of the score as name=value.
+	// Parts of the node's score, each as name=value.
 	ScoreParts    []string `protobuf:"bytes,6,rep,name=score_parts,json=scoreParts,proto3" json:"score_parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2593,7 +2907,7 @@ type NodeVerdict struct {
 
 func (x *NodeVerdict) Reset() {
 	*x = NodeVerdict{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +2919,7 @@ func (x *NodeVerdict) String() string {
 func (*NodeVerdict) ProtoMessage() {}
 
 func (x *NodeVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +2932,7 @@ func (x *NodeVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeVerdict.ProtoReflect.Descriptor instead.
 func (*NodeVerdict) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NodeVerdict) GetNodeId() string {
@@ -2674,7 +2988,7 @@ type ReasonCount struct {
 
 func (x *ReasonCount) Reset() {
 	*x = ReasonCount{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +3000,7 @@ func (x *ReasonCount) String() string {
 func (*ReasonCount) ProtoMessage() {}
 
 func (x *ReasonCount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +3013,7 @@ func (x *ReasonCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonCount.ProtoReflect.Descriptor instead.
 func (*ReasonCount) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReasonCount) GetFilter() string {
@@ -2733,10 +3047,10 @@ type WhyResponse struct {
 	ChosenNodeId   string                 `protobuf:"bytes,6,opt,name=chosen_node_id,json=chosenNodeId,proto3" json:"chosen_node_id,omitempty"`
 	Counts         []*ReasonCount         `protobuf:"bytes,7,rep,name=counts,proto3" json:"counts,omitempty"`
 	Nodes          []*NodeVerdict         `protobuf:"bytes,8,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	// The command to type next, when there is one.
+	// Command that the user should run next; empty if there is none.
 	Hint  string `protobuf:"bytes,9,opt,name=hint,proto3" json:"hint,omitempty"`
 	Index uint64 `protobuf:"varint,10,opt,name=index,proto3" json:"index,omitempty"`
-	// Actions of the agent as of the last order that timed out, newest first.
+	// Recent tasks of the agent, as read when the last order timed out, newest first.
 	LastActions   []*v1.WorkloadAction `protobuf:"bytes,75,rep,name=last_actions,json=lastActions,proto3" json:"last_actions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2744,7 +3058,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +3070,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +3083,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WhyResponse) GetWorkloadId() string {
@@ -2864,7 +3178,7 @@ type ApplyWorkloadsRequest struct {
 
 func (x *ApplyWorkloadsRequest) Reset() {
 	*x = ApplyWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3190,7 @@ func (x *ApplyWorkloadsRequest) String() string {
 func (*ApplyWorkloadsRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3203,7 @@ func (x *ApplyWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ApplyWorkloadsRequest) GetRequestId() string {
@@ -2930,7 +3244,7 @@ type ApplyWorkloadsResponse struct {
 
 func (x *ApplyWorkloadsResponse) Reset() {
 	*x = ApplyWorkloadsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3256,7 @@ func (x *ApplyWorkloadsResponse) String() string {
 func (*ApplyWorkloadsResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3269,7 @@ func (x *ApplyWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ApplyWorkloadsResponse) GetResults() []*v1.ApplyWorkloadResponse {
@@ -2974,17 +3288,19 @@ func (x *ApplyWorkloadsResponse) GetIndex() uint64 {
 
 type PlanWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As in ApplyWorkloadsRequest, at most 256 workloads.
-	Workloads     []*v1.ApplyWorkloadRequest `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
-	File          string                     `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
-	Name          string                     `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Workloads to plan, as in ApplyWorkloadsRequest; at most 256.
+	Workloads []*v1.ApplyWorkloadRequest `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	File      string                     `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	Name      string                     `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Name of a policy by which the plan is judged, in place of that of the namespace.
+	Policy        string `protobuf:"bytes,220,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlanWorkloadsRequest) Reset() {
 	*x = PlanWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2996,7 +3312,7 @@ func (x *PlanWorkloadsRequest) String() string {
 func (*PlanWorkloadsRequest) ProtoMessage() {}
 
 func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3009,7 +3325,7 @@ func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*PlanWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PlanWorkloadsRequest) GetWorkloads() []*v1.ApplyWorkloadRequest {
@@ -3033,11 +3349,18 @@ func (x *PlanWorkloadsRequest) GetName() string {
 	return ""
 }
 
+func (x *PlanWorkloadsRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
 type FieldChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Wire path below the specification, e.g. container.image.
 	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
-	// Empty if not set. Secrets are redacted.
+	// Value before and after the change; empty if not set. Secrets are redacted.
 	Before        string `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
 	After         string `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3046,7 +3369,7 @@ type FieldChange struct {
 
 func (x *FieldChange) Reset() {
 	*x = FieldChange{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3381,7 @@ func (x *FieldChange) String() string {
 func (*FieldChange) ProtoMessage() {}
 
 func (x *FieldChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3394,7 @@ func (x *FieldChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FieldChange.ProtoReflect.Descriptor instead.
 func (*FieldChange) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FieldChange) GetField() string {
@@ -3098,28 +3421,35 @@ func (x *FieldChange) GetAfter() string {
 type PlannedWorkload struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// create, replace (the node recreates the workload), update (only fields of the planner change),
-	// start, stop, delete, unchanged, or refused.
+	// What the apply would do: create, replace (the node recreates the workload), update (only
+	// fields of the planner change), start, stop, delete, unchanged, or refused.
 	Action string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
-	// Reason of a refusal, or of a missing node.
+	// Why the apply would be refused, why no node fits, or what the change would wait for.
 	Reason        string         `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Changes       []*FieldChange `protobuf:"bytes,4,rep,name=changes,proto3" json:"changes,omitempty"`
 	PresentNodeId string         `protobuf:"bytes,5,opt,name=present_node_id,json=presentNodeId,proto3" json:"present_node_id,omitempty"`
-	// Node on which it would run; empty if there is none, see reason.
+	// Node on which the workload would run; empty if no node fits (see reason).
 	NodeId string         `protobuf:"bytes,6,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Counts []*ReasonCount `protobuf:"bytes,7,rep,name=counts,proto3" json:"counts,omitempty"`
 	// Verdicts of every node, for the first 16 workloads only.
 	Nodes []*NodeVerdict `protobuf:"bytes,8,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// Number of members that are updated at a time, if the workload waits for its turn in a rollout;
 	// 0 if it changes at once.
-	AtATime       int32 `protobuf:"varint,9,opt,name=at_a_time,json=atATime,proto3" json:"at_a_time,omitempty"`
+	AtATime int32 `protobuf:"varint,9,opt,name=at_a_time,json=atATime,proto3" json:"at_a_time,omitempty"`
+	// Data that only the present node has and that is at stake: the workload would leave it behind, or
+	// it stays because of it, or it is deleted.
+	LocalData []string `protobuf:"bytes,200,rep,name=local_data,json=localData,proto3" json:"local_data,omitempty"`
+	// Workloads of lower priority that would be evicted to make room on node_id.
+	Preempts []string `protobuf:"bytes,201,rep,name=preempts,proto3" json:"preempts,omitempty"`
+	// Fields that the change would set back to values of earlier revisions.
+	TakesBack     []*v1.TakenBack `protobuf:"bytes,290,rep,name=takes_back,json=takesBack,proto3" json:"takes_back,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlannedWorkload) Reset() {
 	*x = PlannedWorkload{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3461,7 @@ func (x *PlannedWorkload) String() string {
 func (*PlannedWorkload) ProtoMessage() {}
 
 func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3474,7 @@ func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedWorkload.ProtoReflect.Descriptor instead.
 func (*PlannedWorkload) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PlannedWorkload) GetWorkloadId() string {
@@ -3210,11 +3540,32 @@ func (x *PlannedWorkload) GetAtATime() int32 {
 	return 0
 }
 
+func (x *PlannedWorkload) GetLocalData() []string {
+	if x != nil {
+		return x.LocalData
+	}
+	return nil
+}
+
+func (x *PlannedWorkload) GetPreempts() []string {
+	if x != nil {
+		return x.Preempts
+	}
+	return nil
+}
+
+func (x *PlannedWorkload) GetTakesBack() []*v1.TakenBack {
+	if x != nil {
+		return x.TakesBack
+	}
+	return nil
+}
+
 type PlanWorkloadsResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Workloads []*PlannedWorkload     `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
 	Index     uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	// Why every apply would be refused now, for instance the mode.
+	// Why every apply would be refused at present, for instance because of the mode; empty otherwise.
 	Frozen        string `protobuf:"bytes,3,opt,name=frozen,proto3" json:"frozen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3222,7 +3573,7 @@ type PlanWorkloadsResponse struct {
 
 func (x *PlanWorkloadsResponse) Reset() {
 	*x = PlanWorkloadsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3585,7 @@ func (x *PlanWorkloadsResponse) String() string {
 func (*PlanWorkloadsResponse) ProtoMessage() {}
 
 func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3598,7 @@ func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*PlanWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PlanWorkloadsResponse) GetWorkloads() []*PlannedWorkload {
@@ -3281,7 +3632,7 @@ type ApplyStreamRequest struct {
 
 func (x *ApplyStreamRequest) Reset() {
 	*x = ApplyStreamRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +3644,7 @@ func (x *ApplyStreamRequest) String() string {
 func (*ApplyStreamRequest) ProtoMessage() {}
 
 func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +3657,7 @@ func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamRequest.ProtoReflect.Descriptor instead.
 func (*ApplyStreamRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ApplyStreamRequest) GetCorrelationId() string {
@@ -3327,7 +3678,7 @@ type ApplyStreamResponse struct {
 	state         protoimpl.MessageState    `protogen:"open.v1"`
 	CorrelationId string                    `protobuf:"bytes,1,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	Result        *v1.ApplyWorkloadResponse `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
-	// gRPC code and text if the request failed; 0 otherwise.
+	// gRPC code and text if the request of this workload failed; 0 otherwise.
 	ErrorCode     int32  `protobuf:"varint,3,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"`
 	ErrorMessage  string `protobuf:"bytes,4,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3336,7 +3687,7 @@ type ApplyStreamResponse struct {
 
 func (x *ApplyStreamResponse) Reset() {
 	*x = ApplyStreamResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3348,7 +3699,7 @@ func (x *ApplyStreamResponse) String() string {
 func (*ApplyStreamResponse) ProtoMessage() {}
 
 func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3361,7 +3712,7 @@ func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamResponse.ProtoReflect.Descriptor instead.
 func (*ApplyStreamResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ApplyStreamResponse) GetCorrelationId() string {
@@ -3404,7 +3755,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3416,7 +3767,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3429,7 +3780,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CordonNodeRequest) GetNodeId() string {
@@ -3458,15 +3809,18 @@ type DrainNodeRequest struct {
 	NodeId    string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	On        bool                   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
 	RequestId string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Only return the moves that the drain would make.
-	Preview       bool `protobuf:"varint,4,opt,name=preview,proto3" json:"preview,omitempty"`
+	// Only return the moves that the drain would make, and change nothing.
+	Preview bool `protobuf:"varint,4,opt,name=preview,proto3" json:"preview,omitempty"`
+	// Workloads with local data leave the node too, without their data. Volumes stay on the node; the disks of
+	// virtual machines are deleted.
+	DiscardData   bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3832,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3845,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DrainNodeRequest) GetNodeId() string {
@@ -3522,18 +3876,27 @@ func (x *DrainNodeRequest) GetPreview() bool {
 	return false
 }
 
+func (x *DrainNodeRequest) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
+}
+
 type RemoveNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
-	RequestId     string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	NodeId    string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Force     bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	RequestId string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Workloads with local data on the node start elsewhere, without the data.
+	DiscardData   bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3545,7 +3908,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3558,7 +3921,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemoveNodeRequest) GetNodeId() string {
@@ -3582,17 +3945,26 @@ func (x *RemoveNodeRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *RemoveNodeRequest) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
+}
+
 type FenceNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	NodeId    string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Workloads with local data on the node start elsewhere, without the data.
+	DiscardData   bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FenceNodeRequest) Reset() {
 	*x = FenceNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3604,7 +3976,7 @@ func (x *FenceNodeRequest) String() string {
 func (*FenceNodeRequest) ProtoMessage() {}
 
 func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3617,7 +3989,7 @@ func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNodeRequest.ProtoReflect.Descriptor instead.
 func (*FenceNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FenceNodeRequest) GetNodeId() string {
@@ -3634,19 +4006,170 @@ func (x *FenceNodeRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *FenceNodeRequest) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
+}
+
+type LabelNodeRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Labels to set.
+	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Keys to remove, even if the agent reports them.
+	Remove        []string `protobuf:"bytes,3,rep,name=remove,proto3" json:"remove,omitempty"`
+	RequestId     string   `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelNodeRequest) Reset() {
+	*x = LabelNodeRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelNodeRequest) ProtoMessage() {}
+
+func (x *LabelNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelNodeRequest.ProtoReflect.Descriptor instead.
+func (*LabelNodeRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *LabelNodeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *LabelNodeRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *LabelNodeRequest) GetRemove() []string {
+	if x != nil {
+		return x.Remove
+	}
+	return nil
+}
+
+func (x *LabelNodeRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type TaintNodeRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Taints to set. Each replaces all taints of the node with its key.
+	Taints []*v1.Taint `protobuf:"bytes,2,rep,name=taints,proto3" json:"taints,omitempty"`
+	// Keys to remove, even if the agent reports them.
+	Remove        []string `protobuf:"bytes,3,rep,name=remove,proto3" json:"remove,omitempty"`
+	RequestId     string   `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaintNodeRequest) Reset() {
+	*x = TaintNodeRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaintNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaintNodeRequest) ProtoMessage() {}
+
+func (x *TaintNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaintNodeRequest.ProtoReflect.Descriptor instead.
+func (*TaintNodeRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *TaintNodeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *TaintNodeRequest) GetTaints() []*v1.Taint {
+	if x != nil {
+		return x.Taints
+	}
+	return nil
+}
+
+func (x *TaintNodeRequest) GetRemove() []string {
+	if x != nil {
+		return x.Remove
+	}
+	return nil
+}
+
+func (x *TaintNodeRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
 type PlannedMove struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Empty if the workload would stay without a node, see reason.
-	ToNodeId      string `protobuf:"bytes,2,opt,name=to_node_id,json=toNodeId,proto3" json:"to_node_id,omitempty"`
-	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Node to which the workload would move; empty if it would stay and keep running (see reason).
+	ToNodeId string `protobuf:"bytes,2,opt,name=to_node_id,json=toNodeId,proto3" json:"to_node_id,omitempty"`
+	Reason   string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Data that only this node has. A workload that moves leaves it behind.
+	LocalData []string `protobuf:"bytes,200,rep,name=local_data,json=localData,proto3" json:"local_data,omitempty"`
+	// Workloads of lower priority that would be evicted to make room on to_node_id.
+	Preempts      []string `protobuf:"bytes,202,rep,name=preempts,proto3" json:"preempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +4181,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +4194,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlannedMove) GetWorkloadId() string {
@@ -3695,6 +4218,20 @@ func (x *PlannedMove) GetReason() string {
 	return ""
 }
 
+func (x *PlannedMove) GetLocalData() []string {
+	if x != nil {
+		return x.LocalData
+	}
+	return nil
+}
+
+func (x *PlannedMove) GetPreempts() []string {
+	if x != nil {
+		return x.Preempts
+	}
+	return nil
+}
+
 type NodeActionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          *v1.NodeView           `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3706,7 +4243,7 @@ type NodeActionResponse struct {
 
 func (x *NodeActionResponse) Reset() {
 	*x = NodeActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +4255,7 @@ func (x *NodeActionResponse) String() string {
 func (*NodeActionResponse) ProtoMessage() {}
 
 func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +4268,7 @@ func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeActionResponse.ProtoReflect.Descriptor instead.
 func (*NodeActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NodeActionResponse) GetNode() *v1.NodeView {
@@ -3759,7 +4296,7 @@ type LogsRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	Follow     bool                   `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
-	// -1 or 0: all.
+	// Number of lines to send from the end of the existing output; -1 or 0 means all.
 	TailLines        int64  `protobuf:"varint,3,opt,name=tail_lines,json=tailLines,proto3" json:"tail_lines,omitempty"`
 	Timestamps       bool   `protobuf:"varint,4,opt,name=timestamps,proto3" json:"timestamps,omitempty"`
 	SinceUnixSeconds int64  `protobuf:"varint,5,opt,name=since_unix_seconds,json=sinceUnixSeconds,proto3" json:"since_unix_seconds,omitempty"`
@@ -3770,7 +4307,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +4319,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +4332,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LogsRequest) GetWorkloadId() string {
@@ -3843,7 +4380,7 @@ func (x *LogsRequest) GetService() string {
 type LogChunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	// stdout, stderr or empty.
+	// Source of the output: stdout, stderr or empty.
 	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
 	// Time of the last line by the engine's clock, or by the agent's clock if the engine gives none.
 	// An interrupted reader continues from this second.
@@ -3854,7 +4391,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3866,7 +4403,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3879,7 +4416,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -3919,7 +4456,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4468,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4481,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -4004,7 +4541,7 @@ type isExecRequest_Message interface {
 }
 
 type ExecRequest_Open struct {
-	// The first message, and only that one.
+	// Opens the session; required in the first message, and allowed only there.
 	Open *ExecOpen `protobuf:"bytes,1,opt,name=open,proto3,oneof"`
 }
 
@@ -4013,7 +4550,7 @@ type ExecRequest_Input struct {
 }
 
 type ExecRequest_EndInput struct {
-	// End of the input.
+	// The input of the command ends here.
 	EndInput bool `protobuf:"varint,3,opt,name=end_input,json=endInput,proto3,oneof"`
 }
 
@@ -4022,7 +4559,7 @@ type ExecRequest_Resize struct {
 }
 
 type ExecRequest_Signal struct {
-	// INT, TERM, HUP, and so on.
+	// Signal for the command: INT, TERM, HUP, and so on.
 	Signal string `protobuf:"bytes,5,opt,name=signal,proto3,oneof"`
 }
 
@@ -4039,16 +4576,16 @@ func (*ExecRequest_Signal) isExecRequest_Message() {}
 type ExecOpen struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Service of a Compose stack; may be empty if there is only one.
+	// Service of a Compose stack; may be empty if the stack has only one.
 	Service string `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
-	// Program and arguments, without a shell. Empty for a console.
+	// Program to run and its arguments, without a shell. Empty for a console.
 	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
 	// Run the command in a terminal.
 	Tty  bool          `protobuf:"varint,4,opt,name=tty,proto3" json:"tty,omitempty"`
 	Size *TerminalSize `protobuf:"bytes,5,opt,name=size,proto3" json:"size,omitempty"`
 	// The caller will send input. Otherwise the command's input is empty.
 	Input bool `protobuf:"varint,6,opt,name=input,proto3" json:"input,omitempty"`
-	// The workload's console instead of a command.
+	// Open the workload's console instead of running a command.
 	Console bool `protobuf:"varint,7,opt,name=console,proto3" json:"console,omitempty"`
 	// Not used: gateways name their user in the metadata.
 	OnBehalfOf    string `protobuf:"bytes,8,opt,name=on_behalf_of,json=onBehalfOf,proto3" json:"on_behalf_of,omitempty"`
@@ -4058,7 +4595,7 @@ type ExecOpen struct {
 
 func (x *ExecOpen) Reset() {
 	*x = ExecOpen{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4070,7 +4607,7 @@ func (x *ExecOpen) String() string {
 func (*ExecOpen) ProtoMessage() {}
 
 func (x *ExecOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4083,7 +4620,7 @@ func (x *ExecOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
 func (*ExecOpen) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExecOpen) GetWorkloadId() string {
@@ -4142,7 +4679,7 @@ func (x *ExecOpen) GetOnBehalfOf() string {
 	return ""
 }
 
-// In characters.
+// TerminalSize is the size of a terminal in characters.
 type TerminalSize struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
@@ -4153,7 +4690,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4702,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4715,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TerminalSize) GetRows() uint32 {
@@ -4209,7 +4746,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4221,7 +4758,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4234,7 +4771,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -4281,7 +4818,7 @@ type ExecResponse_Opened struct {
 }
 
 type ExecResponse_Output struct {
-	// Raw output.
+	// Output bytes of the command or console.
 	Output *LogChunk `protobuf:"bytes,2,opt,name=output,proto3,oneof"`
 }
 
@@ -4307,7 +4844,7 @@ type ExecOpened struct {
 
 func (x *ExecOpened) Reset() {
 	*x = ExecOpened{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4319,7 +4856,7 @@ func (x *ExecOpened) String() string {
 func (*ExecOpened) ProtoMessage() {}
 
 func (x *ExecOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4332,7 +4869,7 @@ func (x *ExecOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
 func (*ExecOpened) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ExecOpened) GetNodeId() string {
@@ -4351,7 +4888,7 @@ func (x *ExecOpened) GetIdleSeconds() int64 {
 
 type ExecExit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 128 and the signal's number if a signal ended it.
+	// Exit code of the command; 128 plus the signal number if a signal ended it.
 	Code          int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4359,7 +4896,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4371,7 +4908,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4384,7 +4921,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -4396,7 +4933,7 @@ func (x *ExecExit) GetCode() int32 {
 
 type RecordSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// SessionOpened, SessionClosed, CallRefused or CallMade.
+	// Event type: SessionOpened, SessionClosed, CallRefused or CallMade.
 	Type       string            `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	By         string            `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
 	From       string            `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
@@ -4412,7 +4949,7 @@ type RecordSessionRequest struct {
 
 func (x *RecordSessionRequest) Reset() {
 	*x = RecordSessionRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4961,7 @@ func (x *RecordSessionRequest) String() string {
 func (*RecordSessionRequest) ProtoMessage() {}
 
 func (x *RecordSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4974,7 @@ func (x *RecordSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordSessionRequest.ProtoReflect.Descriptor instead.
 func (*RecordSessionRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RecordSessionRequest) GetType() string {
@@ -4505,7 +5042,7 @@ type RecordSessionResponse struct {
 
 func (x *RecordSessionResponse) Reset() {
 	*x = RecordSessionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4517,7 +5054,7 @@ func (x *RecordSessionResponse) String() string {
 func (*RecordSessionResponse) ProtoMessage() {}
 
 func (x *RecordSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4530,7 +5067,7 @@ func (x *RecordSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordSessionResponse.ProtoReflect.Descriptor instead.
 func (*RecordSessionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RecordSessionResponse) GetIndex() uint64 {
@@ -4550,7 +5087,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4562,7 +5099,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4575,7 +5112,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListActionsRequest) GetWorkloadId() string {
@@ -4608,7 +5145,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4620,7 +5157,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4633,7 +5170,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Action) GetTaskId() string {
@@ -4702,7 +5239,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4714,7 +5251,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4727,7 +5264,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListActionsResponse) GetNodeId() string {
@@ -4757,7 +5294,7 @@ type ListRevisionsRequest struct {
 
 func (x *ListRevisionsRequest) Reset() {
 	*x = ListRevisionsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4769,7 +5306,7 @@ func (x *ListRevisionsRequest) String() string {
 func (*ListRevisionsRequest) ProtoMessage() {}
 
 func (x *ListRevisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4782,7 +5319,7 @@ func (x *ListRevisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevisionsRequest.ProtoReflect.Descriptor instead.
 func (*ListRevisionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListRevisionsRequest) GetWorkloadId() string {
@@ -4808,12 +5345,12 @@ func (x *ListRevisionsRequest) GetTo() uint64 {
 
 type WorkloadRevision struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Counts the changes of the workload; 1 for the first known revision.
+	// Number of the revision: 1 for the first known one, then one more with each change.
 	Number           uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	RevisionId       string                 `protobuf:"bytes,2,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
 	CallerRevisionId string                 `protobuf:"bytes,3,opt,name=caller_revision_id,json=callerRevisionId,proto3" json:"caller_revision_id,omitempty"`
 	AppliedAt        *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=applied_at,json=appliedAt,proto3" json:"applied_at,omitempty"`
-	// User who applied it; empty if unknown.
+	// User who applied the revision; empty if unknown.
 	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
 	// The current revision.
 	Present bool `protobuf:"varint,6,opt,name=present,proto3" json:"present,omitempty"`
@@ -4827,7 +5364,7 @@ type WorkloadRevision struct {
 
 func (x *WorkloadRevision) Reset() {
 	*x = WorkloadRevision{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4839,7 +5376,7 @@ func (x *WorkloadRevision) String() string {
 func (*WorkloadRevision) ProtoMessage() {}
 
 func (x *WorkloadRevision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4852,7 +5389,7 @@ func (x *WorkloadRevision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRevision.ProtoReflect.Descriptor instead.
 func (*WorkloadRevision) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *WorkloadRevision) GetNumber() uint64 {
@@ -4913,7 +5450,7 @@ func (x *WorkloadRevision) GetSpec() *v1.WorkloadSpec {
 
 type ListRevisionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Newest first: the current revision and at most 5 before it.
+	// The current revision and at most 5 before it, newest first.
 	Revisions []*WorkloadRevision `protobuf:"bytes,1,rep,name=revisions,proto3" json:"revisions,omitempty"`
 	// Changes between the revisions from and to.
 	Changes []*FieldChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -4925,7 +5462,7 @@ type ListRevisionsResponse struct {
 
 func (x *ListRevisionsResponse) Reset() {
 	*x = ListRevisionsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4937,7 +5474,7 @@ func (x *ListRevisionsResponse) String() string {
 func (*ListRevisionsResponse) ProtoMessage() {}
 
 func (x *ListRevisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4950,7 +5487,7 @@ func (x *ListRevisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRevisionsResponse.ProtoReflect.Descriptor instead.
 func (*ListRevisionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListRevisionsResponse) GetRevisions() []*WorkloadRevision {
@@ -4977,16 +5514,18 @@ func (x *ListRevisionsResponse) GetIndex() uint64 {
 type RollBackRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// 0 means the previous revision.
-	Number        uint64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
-	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Number of the revision to apply again; 0 means the previous revision.
+	Number    uint64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Condition on the present revision, as in ApplyWorkloadRequest.
+	IfRevision    string `protobuf:"bytes,290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RollBackRequest) Reset() {
 	*x = RollBackRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5537,7 @@ func (x *RollBackRequest) String() string {
 func (*RollBackRequest) ProtoMessage() {}
 
 func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5011,7 +5550,7 @@ func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollBackRequest.ProtoReflect.Descriptor instead.
 func (*RollBackRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RollBackRequest) GetWorkloadId() string {
@@ -5035,6 +5574,13 @@ func (x *RollBackRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *RollBackRequest) GetIfRevision() string {
+	if x != nil {
+		return x.IfRevision
+	}
+	return ""
+}
+
 type SetModeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// normal, degraded or recovery, which stays until the next request; with auto the leader chooses
@@ -5048,7 +5594,7 @@ type SetModeRequest struct {
 
 func (x *SetModeRequest) Reset() {
 	*x = SetModeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5060,7 +5606,7 @@ func (x *SetModeRequest) String() string {
 func (*SetModeRequest) ProtoMessage() {}
 
 func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5073,7 +5619,7 @@ func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeRequest.ProtoReflect.Descriptor instead.
 func (*SetModeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SetModeRequest) GetMode() string {
@@ -5107,7 +5653,7 @@ type SetModeResponse struct {
 
 func (x *SetModeResponse) Reset() {
 	*x = SetModeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5119,7 +5665,7 @@ func (x *SetModeResponse) String() string {
 func (*SetModeResponse) ProtoMessage() {}
 
 func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5132,7 +5678,7 @@ func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeResponse.ProtoReflect.Descriptor instead.
 func (*SetModeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetModeResponse) GetMode() string {
@@ -5158,7 +5704,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5170,7 +5716,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5183,7 +5729,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *TransferLeadershipRequest) GetReplica() string {
@@ -5203,7 +5749,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5215,7 +5761,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5228,7 +5774,7 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *TransferLeadershipResponse) GetLeaderId() string {
@@ -5258,7 +5804,7 @@ type RemoveReplicaRequest struct {
 
 func (x *RemoveReplicaRequest) Reset() {
 	*x = RemoveReplicaRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5270,7 +5816,7 @@ func (x *RemoveReplicaRequest) String() string {
 func (*RemoveReplicaRequest) ProtoMessage() {}
 
 func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5283,7 +5829,7 @@ func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveReplicaRequest) GetReplica() string {
@@ -5315,7 +5861,7 @@ type RemoveReplicaResponse struct {
 
 func (x *RemoveReplicaResponse) Reset() {
 	*x = RemoveReplicaResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5327,7 +5873,7 @@ func (x *RemoveReplicaResponse) String() string {
 func (*RemoveReplicaResponse) ProtoMessage() {}
 
 func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5340,12 +5886,12 @@ func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaResponse.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
 }
 
 type CreateBackupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Wait for this index first, so that the backup contains the caller's own write.
+	// Wait for this log index first, so that the backup contains the caller's own write.
 	MinIndex      uint64 `protobuf:"varint,1,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5353,7 +5899,7 @@ type CreateBackupRequest struct {
 
 func (x *CreateBackupRequest) Reset() {
 	*x = CreateBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5365,7 +5911,7 @@ func (x *CreateBackupRequest) String() string {
 func (*CreateBackupRequest) ProtoMessage() {}
 
 func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5378,7 +5924,7 @@ func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupRequest.ProtoReflect.Descriptor instead.
 func (*CreateBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CreateBackupRequest) GetMinIndex() uint64 {
@@ -5408,7 +5954,7 @@ type BackupInfo struct {
 
 func (x *BackupInfo) Reset() {
 	*x = BackupInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5420,7 +5966,7 @@ func (x *BackupInfo) String() string {
 func (*BackupInfo) ProtoMessage() {}
 
 func (x *BackupInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5433,7 +5979,7 @@ func (x *BackupInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupInfo.ProtoReflect.Descriptor instead.
 func (*BackupInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *BackupInfo) GetClusterId() string {
@@ -5508,13 +6054,13 @@ func (x *BackupInfo) GetEvents() int32 {
 
 type CreateBackupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the first message only.
+	// Set only in the first message.
 	Info *BackupInfo `protobuf:"bytes,1,opt,name=info,proto3" json:"info,omitempty"`
 	// Name of the answering replica, and the time since it heard from a
 	// leader. The backup may lack changes since then.
 	Replica string `protobuf:"bytes,2,opt,name=replica,proto3" json:"replica,omitempty"`
 	AgeMs   int64  `protobuf:"varint,3,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	// At most 256 KiB. The snapshot ends with its count and checksum.
+	// Piece of the snapshot, at most 256 KiB. The snapshot ends with its record count and checksum.
 	Data          []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5522,7 +6068,7 @@ type CreateBackupResponse struct {
 
 func (x *CreateBackupResponse) Reset() {
 	*x = CreateBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5534,7 +6080,7 @@ func (x *CreateBackupResponse) String() string {
 func (*CreateBackupResponse) ProtoMessage() {}
 
 func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5547,7 +6093,7 @@ func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupResponse.ProtoReflect.Descriptor instead.
 func (*CreateBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CreateBackupResponse) GetInfo() *BackupInfo {
@@ -5580,7 +6126,7 @@ func (x *CreateBackupResponse) GetData() []byte {
 
 type RestoreBackupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the first message only.
+	// Set only in the first message.
 	Preview bool `protobuf:"varint,1,opt,name=preview,proto3" json:"preview,omitempty"`
 	// Accept the backup of another cluster. Its state gets the id of this cluster.
 	ForceNewCluster bool   `protobuf:"varint,2,opt,name=force_new_cluster,json=forceNewCluster,proto3" json:"force_new_cluster,omitempty"`
@@ -5593,7 +6139,7 @@ type RestoreBackupRequest struct {
 
 func (x *RestoreBackupRequest) Reset() {
 	*x = RestoreBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5605,7 +6151,7 @@ func (x *RestoreBackupRequest) String() string {
 func (*RestoreBackupRequest) ProtoMessage() {}
 
 func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5618,7 +6164,7 @@ func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupRequest.ProtoReflect.Descriptor instead.
 func (*RestoreBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RestoreBackupRequest) GetPreview() bool {
@@ -5656,7 +6202,7 @@ type RestoreBackupResponse struct {
 	// Workload ids, at most 500 of each kind; the counts include all.
 	Added   []string `protobuf:"bytes,3,rep,name=added,proto3" json:"added,omitempty"`
 	Changed []string `protobuf:"bytes,4,rep,name=changed,proto3" json:"changed,omitempty"`
-	// In the state and not in the backup: the records are removed, and the workloads keep running.
+	// Workloads in the state that the backup does not have: their records are removed, and the workloads keep running.
 	Forgotten      []string `protobuf:"bytes,5,rep,name=forgotten,proto3" json:"forgotten,omitempty"`
 	AddedCount     int32    `protobuf:"varint,6,opt,name=added_count,json=addedCount,proto3" json:"added_count,omitempty"`
 	ChangedCount   int32    `protobuf:"varint,7,opt,name=changed_count,json=changedCount,proto3" json:"changed_count,omitempty"`
@@ -5672,7 +6218,7 @@ type RestoreBackupResponse struct {
 
 func (x *RestoreBackupResponse) Reset() {
 	*x = RestoreBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5684,7 +6230,7 @@ func (x *RestoreBackupResponse) String() string {
 func (*RestoreBackupResponse) ProtoMessage() {}
 
 func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5697,7 +6243,7 @@ func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupResponse.ProtoReflect.Descriptor instead.
 func (*RestoreBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RestoreBackupResponse) GetBackup() *BackupInfo {
@@ -5794,7 +6340,7 @@ func (x *RestoreBackupResponse) GetIncarnation() uint64 {
 // MirrorContent describes the records of an etcd under the documented keys.
 type MirrorContent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Id of the cluster that wrote the records; empty if no scheduler of ours wrote them.
+	// Id of the cluster whose schedulers wrote the records in etcd; empty for records of legacy v1 schedulers.
 	ClusterId   string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Incarnation uint64 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Incarnation and index of the mirrored state, and whether the mirror is complete.
@@ -5804,7 +6350,7 @@ type MirrorContent struct {
 	Workloads int32  `protobuf:"varint,6,opt,name=workloads,proto3" json:"workloads,omitempty"`
 	Events    int32  `protobuf:"varint,7,opt,name=events,proto3" json:"events,omitempty"`
 	Drifts    int32  `protobuf:"varint,8,opt,name=drifts,proto3" json:"drifts,omitempty"`
-	// Keys with invalid records, at most 500; the count includes all.
+	// Keys with invalid records, at most 500 of them; the count includes all.
 	Problems      []*MirrorProblem `protobuf:"bytes,9,rep,name=problems,proto3" json:"problems,omitempty"`
 	ProblemCount  int32            `protobuf:"varint,10,opt,name=problem_count,json=problemCount,proto3" json:"problem_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -5813,7 +6359,7 @@ type MirrorContent struct {
 
 func (x *MirrorContent) Reset() {
 	*x = MirrorContent{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5825,7 +6371,7 @@ func (x *MirrorContent) String() string {
 func (*MirrorContent) ProtoMessage() {}
 
 func (x *MirrorContent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5838,7 +6384,7 @@ func (x *MirrorContent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorContent.ProtoReflect.Descriptor instead.
 func (*MirrorContent) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *MirrorContent) GetClusterId() string {
@@ -5921,7 +6467,7 @@ type MirrorProblem struct {
 
 func (x *MirrorProblem) Reset() {
 	*x = MirrorProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5933,7 +6479,7 @@ func (x *MirrorProblem) String() string {
 func (*MirrorProblem) ProtoMessage() {}
 
 func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5946,7 +6492,7 @@ func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorProblem.ProtoReflect.Descriptor instead.
 func (*MirrorProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{84}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *MirrorProblem) GetKey() string {
@@ -5965,7 +6511,7 @@ func (x *MirrorProblem) GetReason() string {
 
 type RecoveryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Prefix in etcd; empty for ETCD_PREFIX of the schedulers.
+	// Prefix of the keys in etcd; empty means ETCD_PREFIX of the schedulers.
 	Prefix        string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5973,7 +6519,7 @@ type RecoveryRequest struct {
 
 func (x *RecoveryRequest) Reset() {
 	*x = RecoveryRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5985,7 +6531,7 @@ func (x *RecoveryRequest) String() string {
 func (*RecoveryRequest) ProtoMessage() {}
 
 func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5998,7 +6544,7 @@ func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryRequest.ProtoReflect.Descriptor instead.
 func (*RecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{85}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RecoveryRequest) GetPrefix() string {
@@ -6013,14 +6559,14 @@ type RecoveryResponse struct {
 	Mode          string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
 	ModeReason    string                 `protobuf:"bytes,2,opt,name=mode_reason,json=modeReason,proto3" json:"mode_reason,omitempty"`
 	ModeChangedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=mode_changed_at,json=modeChangedAt,proto3" json:"mode_changed_at,omitempty"`
-	// A user has set the mode, and it stays until a user sets another one.
+	// A user has set the mode, which stays until a user sets another one.
 	ModePinned bool `protobuf:"varint,4,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
-	// off, starting, healthy, unreachable, failing, emptied or foreign.
+	// State of the mirror: off, starting, healthy, unreachable, failing, emptied or foreign.
 	Mirror       string `protobuf:"bytes,5,opt,name=mirror,proto3" json:"mirror,omitempty"`
 	MirrorReason string `protobuf:"bytes,6,opt,name=mirror_reason,json=mirrorReason,proto3" json:"mirror_reason,omitempty"`
 	// Log index of the state in the mirror; 0 if unknown.
 	MirrorIndex uint64 `protobuf:"varint,7,opt,name=mirror_index,json=mirrorIndex,proto3" json:"mirror_index,omitempty"`
-	// Hexadecimal id of the attached etcd; empty if no etcd has held the complete mirror.
+	// Hexadecimal id of the attached etcd; empty if none is attached.
 	AttachedEtcd string `protobuf:"bytes,8,opt,name=attached_etcd,json=attachedEtcd,proto3" json:"attached_etcd,omitempty"`
 	// Records in etcd; absent with a reason if etcd cannot be read.
 	Content      *MirrorContent `protobuf:"bytes,9,opt,name=content,proto3" json:"content,omitempty"`
@@ -6035,7 +6581,7 @@ type RecoveryResponse struct {
 
 func (x *RecoveryResponse) Reset() {
 	*x = RecoveryResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6047,7 +6593,7 @@ func (x *RecoveryResponse) String() string {
 func (*RecoveryResponse) ProtoMessage() {}
 
 func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6060,7 +6606,7 @@ func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryResponse.ProtoReflect.Descriptor instead.
 func (*RecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{86}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RecoveryResponse) GetMode() string {
@@ -6156,7 +6702,7 @@ type RestoreMirrorRequest struct {
 
 func (x *RestoreMirrorRequest) Reset() {
 	*x = RestoreMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6168,7 +6714,7 @@ func (x *RestoreMirrorRequest) String() string {
 func (*RestoreMirrorRequest) ProtoMessage() {}
 
 func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6181,7 +6727,7 @@ func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorRequest.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{87}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RestoreMirrorRequest) GetPreview() bool {
@@ -6209,7 +6755,7 @@ type RestoreMirrorResponse struct {
 
 func (x *RestoreMirrorResponse) Reset() {
 	*x = RestoreMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6221,7 +6767,7 @@ func (x *RestoreMirrorResponse) String() string {
 func (*RestoreMirrorResponse) ProtoMessage() {}
 
 func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6234,7 +6780,7 @@ func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorResponse.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{88}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RestoreMirrorResponse) GetRestored() bool {
@@ -6296,7 +6842,7 @@ func (x *RestoreMirrorResponse) GetIndex() uint64 {
 // KeyDifference names a key without its value, which may hold secrets of other writers.
 type KeyDifference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// create, change or remove.
+	// What would happen to the key: create, change or remove.
 	Kind          string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -6305,7 +6851,7 @@ type KeyDifference struct {
 
 func (x *KeyDifference) Reset() {
 	*x = KeyDifference{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6317,7 +6863,7 @@ func (x *KeyDifference) String() string {
 func (*KeyDifference) ProtoMessage() {}
 
 func (x *KeyDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6330,7 +6876,7 @@ func (x *KeyDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyDifference.ProtoReflect.Descriptor instead.
 func (*KeyDifference) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{89}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *KeyDifference) GetKind() string {
@@ -6347,22 +6893,568 @@ func (x *KeyDifference) GetKey() string {
 	return ""
 }
 
+type AttachMirrorRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,250,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Endpoints of the etcd, each host:port or a URL; empty means localhost:2379.
+	Endpoints []string `protobuf:"bytes,251,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	// Replace records of other writers below the prefix.
+	Overwrite     bool `protobuf:"varint,252,opt,name=overwrite,proto3" json:"overwrite,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachMirrorRequest) Reset() {
+	*x = AttachMirrorRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachMirrorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachMirrorRequest) ProtoMessage() {}
+
+func (x *AttachMirrorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachMirrorRequest.ProtoReflect.Descriptor instead.
+func (*AttachMirrorRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{95}
+}
+
+func (x *AttachMirrorRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *AttachMirrorRequest) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *AttachMirrorRequest) GetOverwrite() bool {
+	if x != nil {
+		return x.Overwrite
+	}
+	return false
+}
+
+type AttachMirrorResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Hexadecimal cluster id of the etcd.
+	Etcd          string         `protobuf:"bytes,250,opt,name=etcd,proto3" json:"etcd,omitempty"`
+	Endpoints     []string       `protobuf:"bytes,251,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Replicas      []*MirrorProbe `protobuf:"bytes,252,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachMirrorResponse) Reset() {
+	*x = AttachMirrorResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachMirrorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachMirrorResponse) ProtoMessage() {}
+
+func (x *AttachMirrorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachMirrorResponse.ProtoReflect.Descriptor instead.
+func (*AttachMirrorResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *AttachMirrorResponse) GetEtcd() string {
+	if x != nil {
+		return x.Etcd
+	}
+	return ""
+}
+
+func (x *AttachMirrorResponse) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *AttachMirrorResponse) GetReplicas() []*MirrorProbe {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+type DetachMirrorRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,250,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachMirrorRequest) Reset() {
+	*x = DetachMirrorRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachMirrorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachMirrorRequest) ProtoMessage() {}
+
+func (x *DetachMirrorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachMirrorRequest.ProtoReflect.Descriptor instead.
+func (*DetachMirrorRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{97}
+}
+
+func (x *DetachMirrorRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type DetachMirrorResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Endpoints from ETCD_ENDPOINTS, to which the schedulers attach again; usually empty.
+	Endpoints     []string `protobuf:"bytes,250,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachMirrorResponse) Reset() {
+	*x = DetachMirrorResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachMirrorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachMirrorResponse) ProtoMessage() {}
+
+func (x *DetachMirrorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachMirrorResponse.ProtoReflect.Descriptor instead.
+func (*DetachMirrorResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{98}
+}
+
+func (x *DetachMirrorResponse) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+type MirrorStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MirrorStatusRequest) Reset() {
+	*x = MirrorStatusRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MirrorStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MirrorStatusRequest) ProtoMessage() {}
+
+func (x *MirrorStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MirrorStatusRequest.ProtoReflect.Descriptor instead.
+func (*MirrorStatusRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{99}
+}
+
+type MirrorStatusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// State of the mirror: off, starting, healthy, unreachable, failing, emptied or foreign.
+	Mirror string `protobuf:"bytes,250,opt,name=mirror,proto3" json:"mirror,omitempty"`
+	Reason string `protobuf:"bytes,251,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Log index of the state in the mirror; 0 if unknown.
+	Index uint64 `protobuf:"varint,252,opt,name=index,proto3" json:"index,omitempty"`
+	// Hexadecimal cluster id of the attached etcd; empty if none is attached.
+	AttachedEtcd string `protobuf:"bytes,253,opt,name=attached_etcd,json=attachedEtcd,proto3" json:"attached_etcd,omitempty"`
+	// Endpoints of the mirror; empty without one.
+	Endpoints []string `protobuf:"bytes,254,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	// The endpoints come from ETCD_ENDPOINTS of the leader.
+	FromSettings bool `protobuf:"varint,255,opt,name=from_settings,json=fromSettings,proto3" json:"from_settings,omitempty"`
+	// Result of a probe by every scheduler; empty without a mirror.
+	Replicas      []*MirrorProbe `protobuf:"bytes,256,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MirrorStatusResponse) Reset() {
+	*x = MirrorStatusResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MirrorStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MirrorStatusResponse) ProtoMessage() {}
+
+func (x *MirrorStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MirrorStatusResponse.ProtoReflect.Descriptor instead.
+func (*MirrorStatusResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{100}
+}
+
+func (x *MirrorStatusResponse) GetMirror() string {
+	if x != nil {
+		return x.Mirror
+	}
+	return ""
+}
+
+func (x *MirrorStatusResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *MirrorStatusResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *MirrorStatusResponse) GetAttachedEtcd() string {
+	if x != nil {
+		return x.AttachedEtcd
+	}
+	return ""
+}
+
+func (x *MirrorStatusResponse) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *MirrorStatusResponse) GetFromSettings() bool {
+	if x != nil {
+		return x.FromSettings
+	}
+	return false
+}
+
+func (x *MirrorStatusResponse) GetReplicas() []*MirrorProbe {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+type GetReadIndexRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReadIndexRequest) Reset() {
+	*x = GetReadIndexRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReadIndexRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReadIndexRequest) ProtoMessage() {}
+
+func (x *GetReadIndexRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReadIndexRequest.ProtoReflect.Descriptor instead.
+func (*GetReadIndexRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{101}
+}
+
+type GetReadIndexResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,250,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReadIndexResponse) Reset() {
+	*x = GetReadIndexResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReadIndexResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReadIndexResponse) ProtoMessage() {}
+
+func (x *GetReadIndexResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReadIndexResponse.ProtoReflect.Descriptor instead.
+func (*GetReadIndexResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{102}
+}
+
+func (x *GetReadIndexResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type ProbeMirrorRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Endpoints to contact; empty means those in the settings of this scheduler.
+	Endpoints     []string `protobuf:"bytes,250,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeMirrorRequest) Reset() {
+	*x = ProbeMirrorRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeMirrorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeMirrorRequest) ProtoMessage() {}
+
+func (x *ProbeMirrorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeMirrorRequest.ProtoReflect.Descriptor instead.
+func (*ProbeMirrorRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *ProbeMirrorRequest) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+// MirrorProbe is the result of one scheduler's call to an etcd.
+type MirrorProbe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the scheduler.
+	Replica string `protobuf:"bytes,250,opt,name=replica,proto3" json:"replica,omitempty"`
+	// Cluster id of the etcd; 0 if it was not reached.
+	EtcdClusterId uint64 `protobuf:"varint,251,opt,name=etcd_cluster_id,json=etcdClusterId,proto3" json:"etcd_cluster_id,omitempty"`
+	// Why the etcd cannot be used.
+	Error string `protobuf:"bytes,252,opt,name=error,proto3" json:"error,omitempty"`
+	// Raft id of the scheduler.
+	ReplicaId     string `protobuf:"bytes,253,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MirrorProbe) Reset() {
+	*x = MirrorProbe{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MirrorProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MirrorProbe) ProtoMessage() {}
+
+func (x *MirrorProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MirrorProbe.ProtoReflect.Descriptor instead.
+func (*MirrorProbe) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *MirrorProbe) GetReplica() string {
+	if x != nil {
+		return x.Replica
+	}
+	return ""
+}
+
+func (x *MirrorProbe) GetEtcdClusterId() uint64 {
+	if x != nil {
+		return x.EtcdClusterId
+	}
+	return 0
+}
+
+func (x *MirrorProbe) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *MirrorProbe) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
 type ImportMirrorRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Preview bool                   `protobuf:"varint,1,opt,name=preview,proto3" json:"preview,omitempty"`
-	// Prefix in etcd; empty for ETCD_PREFIX of the schedulers.
+	// Prefix of the keys in etcd; empty means ETCD_PREFIX of the schedulers.
 	Prefix string `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// Import the valid records and skip invalid ones.
 	SkipUnreadable bool `protobuf:"varint,3,opt,name=skip_unreadable,json=skipUnreadable,proto3" json:"skip_unreadable,omitempty"`
 	// Accept the mirror of another cluster. Its workloads get the id of this cluster.
 	ForceNewCluster bool `protobuf:"varint,4,opt,name=force_new_cluster,json=forceNewCluster,proto3" json:"force_new_cluster,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Endpoints to read from if no etcd is attached; empty means localhost:2379.
+	Endpoints     []string `protobuf:"bytes,250,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImportMirrorRequest) Reset() {
 	*x = ImportMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6374,7 +7466,7 @@ func (x *ImportMirrorRequest) String() string {
 func (*ImportMirrorRequest) ProtoMessage() {}
 
 func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6387,7 +7479,7 @@ func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorRequest.ProtoReflect.Descriptor instead.
 func (*ImportMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{90}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ImportMirrorRequest) GetPreview() bool {
@@ -6418,6 +7510,13 @@ func (x *ImportMirrorRequest) GetForceNewCluster() bool {
 	return false
 }
 
+func (x *ImportMirrorRequest) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
 type ImportMirrorResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Content *MirrorContent         `protobuf:"bytes,1,opt,name=content,proto3" json:"content,omitempty"`
@@ -6428,14 +7527,17 @@ type ImportMirrorResponse struct {
 	Mirrored    bool   `protobuf:"varint,4,opt,name=mirrored,proto3" json:"mirrored,omitempty"`
 	MirrorError string `protobuf:"bytes,5,opt,name=mirror_error,json=mirrorError,proto3" json:"mirror_error,omitempty"`
 	// Mode after the call.
-	Mode          string `protobuf:"bytes,6,opt,name=mode,proto3" json:"mode,omitempty"`
+	Mode string `protobuf:"bytes,6,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Endpoints that were read. detached is set if no etcd is attached, so that nothing was written.
+	Endpoints     []string `protobuf:"bytes,250,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Detached      bool     `protobuf:"varint,251,opt,name=detached,proto3" json:"detached,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImportMirrorResponse) Reset() {
 	*x = ImportMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6447,7 +7549,7 @@ func (x *ImportMirrorResponse) String() string {
 func (*ImportMirrorResponse) ProtoMessage() {}
 
 func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6460,7 +7562,7 @@ func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorResponse.ProtoReflect.Descriptor instead.
 func (*ImportMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{91}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ImportMirrorResponse) GetContent() *MirrorContent {
@@ -6505,12 +7607,26 @@ func (x *ImportMirrorResponse) GetMode() string {
 	return ""
 }
 
+func (x *ImportMirrorResponse) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *ImportMirrorResponse) GetDetached() bool {
+	if x != nil {
+		return x.Detached
+	}
+	return false
+}
+
 type ListDriftsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: all.
+	// Only drifts of this node; empty means all nodes.
 	NodeId     string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	WorkloadId string `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent.
+	// Type of drift: orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent.
 	Type          string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6518,7 +7634,7 @@ type ListDriftsRequest struct {
 
 func (x *ListDriftsRequest) Reset() {
 	*x = ListDriftsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6530,7 +7646,7 @@ func (x *ListDriftsRequest) String() string {
 func (*ListDriftsRequest) ProtoMessage() {}
 
 func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6543,7 +7659,7 @@ func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsRequest.ProtoReflect.Descriptor instead.
 func (*ListDriftsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{92}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ListDriftsRequest) GetNodeId() string {
@@ -6573,12 +7689,12 @@ type Drift struct {
 	NodeId     string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	WorkloadId string                 `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	Type       string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
-	// For revision_mismatch, the revisions.
+	// Status in the state and on the node; for revision_mismatch, the two revisions.
 	SchedulerStatus string `protobuf:"bytes,4,opt,name=scheduler_status,json=schedulerStatus,proto3" json:"scheduler_status,omitempty"`
 	AgentStatus     string `protobuf:"bytes,5,opt,name=agent_status,json=agentStatus,proto3" json:"agent_status,omitempty"`
 	// Remedy; operator_investigation means that a user has to act.
 	Action string `protobuf:"bytes,6,opt,name=action,proto3" json:"action,omitempty"`
-	// Number of orders sent to repair it.
+	// Number of orders that were sent to repair the drift.
 	Repairs       int32                  `protobuf:"varint,7,opt,name=repairs,proto3" json:"repairs,omitempty"`
 	DetectedAt    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=detected_at,json=detectedAt,proto3" json:"detected_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -6587,7 +7703,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6599,7 +7715,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6612,7 +7728,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{93}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Drift) GetNodeId() string {
@@ -6682,7 +7798,7 @@ type ListDriftsResponse struct {
 
 func (x *ListDriftsResponse) Reset() {
 	*x = ListDriftsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6694,7 +7810,7 @@ func (x *ListDriftsResponse) String() string {
 func (*ListDriftsResponse) ProtoMessage() {}
 
 func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6707,7 +7823,7 @@ func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsResponse.ProtoReflect.Descriptor instead.
 func (*ListDriftsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{94}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListDriftsResponse) GetDrifts() []*Drift {
@@ -6737,7 +7853,7 @@ type AdoptDriftRequest struct {
 
 func (x *AdoptDriftRequest) Reset() {
 	*x = AdoptDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6749,7 +7865,7 @@ func (x *AdoptDriftRequest) String() string {
 func (*AdoptDriftRequest) ProtoMessage() {}
 
 func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6762,7 +7878,7 @@ func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDriftRequest.ProtoReflect.Descriptor instead.
 func (*AdoptDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{95}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *AdoptDriftRequest) GetNodeId() string {
@@ -6804,7 +7920,7 @@ type DeleteDriftRequest struct {
 
 func (x *DeleteDriftRequest) Reset() {
 	*x = DeleteDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6816,7 +7932,7 @@ func (x *DeleteDriftRequest) String() string {
 func (*DeleteDriftRequest) ProtoMessage() {}
 
 func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6829,7 +7945,7 @@ func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDriftRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{96}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DeleteDriftRequest) GetNodeId() string {
@@ -6862,7 +7978,7 @@ type DriftActionResponse struct {
 
 func (x *DriftActionResponse) Reset() {
 	*x = DriftActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6874,7 +7990,7 @@ func (x *DriftActionResponse) String() string {
 func (*DriftActionResponse) ProtoMessage() {}
 
 func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6887,7 +8003,7 @@ func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftActionResponse.ProtoReflect.Descriptor instead.
 func (*DriftActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{97}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DriftActionResponse) GetIndex() uint64 {
@@ -6901,7 +8017,7 @@ type CollectGarbageRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	DryRun bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Include instances without an order.
+	// Also remove instances for which the agent has no order.
 	Orphans       bool `protobuf:"varint,3,opt,name=orphans,proto3" json:"orphans,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6909,7 +8025,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6921,7 +8037,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6934,7 +8050,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{98}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *CollectGarbageRequest) GetNodeId() string {
@@ -6961,7 +8077,7 @@ func (x *CollectGarbageRequest) GetOrphans() bool {
 type CollectGarbageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Items []*Garbage             `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
-	// Kinds that were skipped, with the reason.
+	// Kinds of garbage that were skipped, with the reason.
 	Skipped       []string `protobuf:"bytes,2,rep,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6969,7 +8085,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6981,7 +8097,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6994,7 +8110,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{99}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *CollectGarbageResponse) GetItems() []*Garbage {
@@ -7013,7 +8129,7 @@ func (x *CollectGarbageResponse) GetSkipped() []string {
 
 type Garbage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// orphan, leftover, project, network, iso, image, record or volume.
+	// Kind of garbage: orphan, leftover, project, network, iso, image, record, volume or disk.
 	Kind          string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	WorkloadId    string `protobuf:"bytes,3,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
@@ -7027,7 +8143,7 @@ type Garbage struct {
 
 func (x *Garbage) Reset() {
 	*x = Garbage{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7039,7 +8155,7 @@ func (x *Garbage) String() string {
 func (*Garbage) ProtoMessage() {}
 
 func (x *Garbage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7052,7 +8168,7 @@ func (x *Garbage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
 func (*Garbage) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{100}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Garbage) GetKind() string {
@@ -7106,7 +8222,7 @@ func (x *Garbage) GetError() string {
 
 type ListVolumesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty for all nodes.
+	// Only volumes of this node; empty means all nodes.
 	NodeId        string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7114,7 +8230,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7126,7 +8242,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7139,7 +8255,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{101}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ListVolumesRequest) GetNodeId() string {
@@ -7161,7 +8277,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7173,7 +8289,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7186,7 +8302,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{102}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -7206,17 +8322,17 @@ func (x *ListVolumesResponse) GetProblems() []*StorageProblem {
 type Volume struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// <driver>:<name>.
+	// Id of the volume: <driver>:<name>.
 	Id     string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	Driver string `protobuf:"bytes,3,opt,name=driver,proto3" json:"driver,omitempty"`
-	// GiB; 0 = no limit.
+	// Size in GiB; 0 = no limit.
 	SizeGb int64  `protobuf:"varint,4,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
 	Pool   string `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
-	// folder, image or disk.
+	// How the volume is stored: folder, image or disk.
 	Form string `protobuf:"bytes,6,opt,name=form,proto3" json:"form,omitempty"`
-	// Provisioning, Provisioned, Attached, Released, Retained, Deleting or Error.
+	// Phase of the volume: Provisioning, Provisioned, Attached, Released, Retained, Deleting or Error.
 	Phase string `protobuf:"bytes,7,opt,name=phase,proto3" json:"phase,omitempty"`
-	// Delete or Retain.
+	// What happens to the volume when its workload is deleted: Delete or Retain.
 	RetainPolicy  string                 `protobuf:"bytes,8,opt,name=retain_policy,json=retainPolicy,proto3" json:"retain_policy,omitempty"`
 	LastError     string                 `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	WorkloadIds   []string               `protobuf:"bytes,10,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
@@ -7229,7 +8345,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[103]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7241,7 +8357,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[103]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7254,7 +8370,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{103}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *Volume) GetNodeId() string {
@@ -7351,7 +8467,7 @@ func (x *Volume) GetReleasedAt() *timestamppb.Timestamp {
 type StorageProblem struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Empty if the node did not answer.
+	// Storage driver that the node lacks; empty if the node did not answer.
 	Driver        string `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -7360,7 +8476,7 @@ type StorageProblem struct {
 
 func (x *StorageProblem) Reset() {
 	*x = StorageProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[104]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7372,7 +8488,7 @@ func (x *StorageProblem) String() string {
 func (*StorageProblem) ProtoMessage() {}
 
 func (x *StorageProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[104]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7385,7 +8501,7 @@ func (x *StorageProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageProblem.ProtoReflect.Descriptor instead.
 func (*StorageProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{104}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *StorageProblem) GetNodeId() string {
@@ -7419,7 +8535,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[105]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7431,7 +8547,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[105]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7444,7 +8560,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{105}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DeleteVolumeRequest) GetNodeId() string {
@@ -7469,7 +8585,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[106]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7481,7 +8597,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[106]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7494,7 +8610,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{106}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{121}
 }
 
 // Quota or use of a namespace: sums over its workloads.
@@ -7510,7 +8626,7 @@ type NamespaceAmounts struct {
 
 func (x *NamespaceAmounts) Reset() {
 	*x = NamespaceAmounts{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[107]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7522,7 +8638,7 @@ func (x *NamespaceAmounts) String() string {
 func (*NamespaceAmounts) ProtoMessage() {}
 
 func (x *NamespaceAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[107]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7535,7 +8651,7 @@ func (x *NamespaceAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceAmounts.ProtoReflect.Descriptor instead.
 func (*NamespaceAmounts) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{107}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *NamespaceAmounts) GetCpuMillicores() int64 {
@@ -7568,31 +8684,37 @@ func (x *NamespaceAmounts) GetWorkloads() int64 {
 
 type Namespace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// [A-Za-z0-9][A-Za-z0-9_.-]{0,127}. The namespace default always exists.
+	// Name of the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}. The namespace default always exists.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// At most 1024 bytes.
+	// Description for people, at most 1024 bytes.
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
-	// 0 means no limit.
+	// Upper limits for the use; 0 means no limit.
 	Quota *NamespaceAmounts `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
-	// Requested by the workloads of the namespace, including stopped ones and excluding those that
-	// are being deleted.
+	// Sum over the workloads of the namespace, including stopped ones and excluding those that are
+	// being deleted.
 	Used *NamespaceAmounts `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
-	// The use exceeds the quota, which was lowered later: nothing new fits.
+	// The use exceeds the quota, which was lowered later, so no further workload fits.
 	OverQuota bool `protobuf:"varint,5,opt,name=over_quota,json=overQuota,proto3" json:"over_quota,omitempty"`
-	// Ids of users who may act here. They may act only in namespaces that list them.
+	// Ids of the users of this namespace. A listed user may act only in namespaces that list the user.
 	Users     []string               `protobuf:"bytes,6,rep,name=users,proto3" json:"users,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	UpdatedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	UpdatedBy string                 `protobuf:"bytes,9,opt,name=updated_by,json=updatedBy,proto3" json:"updated_by,omitempty"`
 	// Version for if_version; 0 for the namespace default before its first change.
-	Version       uint64 `protobuf:"varint,10,opt,name=version,proto3" json:"version,omitempty"`
+	Version uint64 `protobuf:"varint,10,opt,name=version,proto3" json:"version,omitempty"`
+	// Highest priority that users who are confined to namespaces may give here, and up to which a
+	// priority counts against workloads of other namespaces. With 0, its workloads never take the
+	// place of those of other namespaces.
+	MaxPriority int32 `protobuf:"varint,202,opt,name=max_priority,json=maxPriority,proto3" json:"max_priority,omitempty"`
+	// Suggestions of automations may scale the groups of this namespace.
+	AllowScaling  bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[108]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7604,7 +8726,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[108]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7617,7 +8739,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{108}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *Namespace) GetName() string {
@@ -7690,9 +8812,23 @@ func (x *Namespace) GetVersion() uint64 {
 	return 0
 }
 
+func (x *Namespace) GetMaxPriority() int32 {
+	if x != nil {
+		return x.MaxPriority
+	}
+	return 0
+}
+
+func (x *Namespace) GetAllowScaling() bool {
+	if x != nil {
+		return x.AllowScaling
+	}
+	return false
+}
+
 type ListNamespacesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only this namespace; empty for all in which the caller may act.
+	// Name of the only namespace to return; empty means all in which the caller may act.
 	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7700,7 +8836,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[109]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7712,7 +8848,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[109]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7725,7 +8861,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{109}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ListNamespacesRequest) GetName() string {
@@ -7747,7 +8883,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[110]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7759,7 +8895,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[110]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7772,7 +8908,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{110}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -7801,14 +8937,18 @@ type PutNamespaceRequest struct {
 	RequestId string   `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Expected version of the namespace, 0 if it must not exist yet. The change is refused with
 	// ABORTED if the version differs. If not set, the namespace is replaced in any case.
-	IfVersion     *uint64 `protobuf:"varint,7,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	IfVersion *uint64 `protobuf:"varint,7,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	// Maximum priority, 0 to 1000; see Namespace.
+	MaxPriority int32 `protobuf:"varint,202,opt,name=max_priority,json=maxPriority,proto3" json:"max_priority,omitempty"`
+	// See Namespace.
+	AllowScaling  bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutNamespaceRequest) Reset() {
 	*x = PutNamespaceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[111]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7820,7 +8960,7 @@ func (x *PutNamespaceRequest) String() string {
 func (*PutNamespaceRequest) ProtoMessage() {}
 
 func (x *PutNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[111]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7833,7 +8973,7 @@ func (x *PutNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*PutNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{111}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *PutNamespaceRequest) GetName() string {
@@ -7885,6 +9025,20 @@ func (x *PutNamespaceRequest) GetIfVersion() uint64 {
 	return 0
 }
 
+func (x *PutNamespaceRequest) GetMaxPriority() int32 {
+	if x != nil {
+		return x.MaxPriority
+	}
+	return 0
+}
+
+func (x *PutNamespaceRequest) GetAllowScaling() bool {
+	if x != nil {
+		return x.AllowScaling
+	}
+	return false
+}
+
 type NamespaceResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -7896,7 +9050,7 @@ type NamespaceResponse struct {
 
 func (x *NamespaceResponse) Reset() {
 	*x = NamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[112]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7908,7 +9062,7 @@ func (x *NamespaceResponse) String() string {
 func (*NamespaceResponse) ProtoMessage() {}
 
 func (x *NamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[112]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7921,7 +9075,7 @@ func (x *NamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceResponse.ProtoReflect.Descriptor instead.
 func (*NamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{112}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *NamespaceResponse) GetNamespace() *Namespace {
@@ -7948,7 +9102,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[113]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7960,7 +9114,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[113]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7973,7 +9127,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{113}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -7990,6 +9144,1897 @@ func (x *DeleteNamespaceRequest) GetRequestId() string {
 	return ""
 }
 
+// Policy says what workloads may ask of their machines.
+type Policy struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// Built in: it always exists and cannot be changed.
+	Builtin bool `protobuf:"varint,3,opt,name=builtin,proto3" json:"builtin,omitempty"`
+	// The policy as YAML, as PutPolicy takes it.
+	Document string `protobuf:"bytes,4,opt,name=document,proto3" json:"document,omitempty"`
+	// Namespaces to which the policy is bound, as far as the caller may act there.
+	Namespaces []string `protobuf:"bytes,5,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// Labels of nodes (KEY=VALUE) to which the policy is bound.
+	NodeLabels []string               `protobuf:"bytes,6,rep,name=node_labels,json=nodeLabels,proto3" json:"node_labels,omitempty"`
+	UpdatedAt  *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	UpdatedBy  string                 `protobuf:"bytes,8,opt,name=updated_by,json=updatedBy,proto3" json:"updated_by,omitempty"`
+	// Version for if_version; 0 for a built-in policy that is bound to nothing.
+	Version       uint64 `protobuf:"varint,9,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{129}
+}
+
+func (x *Policy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Policy) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Policy) GetBuiltin() bool {
+	if x != nil {
+		return x.Builtin
+	}
+	return false
+}
+
+func (x *Policy) GetDocument() string {
+	if x != nil {
+		return x.Document
+	}
+	return ""
+}
+
+func (x *Policy) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *Policy) GetNodeLabels() []string {
+	if x != nil {
+		return x.NodeLabels
+	}
+	return nil
+}
+
+func (x *Policy) GetUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return nil
+}
+
+func (x *Policy) GetUpdatedBy() string {
+	if x != nil {
+		return x.UpdatedBy
+	}
+	return ""
+}
+
+func (x *Policy) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type ListPoliciesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the only policy to return; empty means all.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{130}
+}
+
+func (x *ListPoliciesRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ListPoliciesResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Policies []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	// Log index that the answer reflects.
+	Index         uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesResponse) Reset() {
+	*x = ListPoliciesResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesResponse) ProtoMessage() {}
+
+func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{131}
+}
+
+func (x *ListPoliciesResponse) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *ListPoliciesResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type PutPolicyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the policy; it replaces the name in the document.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The policy as YAML or JSON, at most 256 KiB.
+	Document  string `protobuf:"bytes,2,opt,name=document,proto3" json:"document,omitempty"`
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Expected version of the policy, 0 if it must not exist yet. The change is refused with ABORTED if
+	// the version differs. If not set, the policy is replaced in any case.
+	IfVersion     *uint64 `protobuf:"varint,4,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutPolicyRequest) Reset() {
+	*x = PutPolicyRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutPolicyRequest) ProtoMessage() {}
+
+func (x *PutPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutPolicyRequest.ProtoReflect.Descriptor instead.
+func (*PutPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{132}
+}
+
+func (x *PutPolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutPolicyRequest) GetDocument() string {
+	if x != nil {
+		return x.Document
+	}
+	return ""
+}
+
+func (x *PutPolicyRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *PutPolicyRequest) GetIfVersion() uint64 {
+	if x != nil && x.IfVersion != nil {
+		return *x.IfVersion
+	}
+	return 0
+}
+
+type DeletePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletePolicyRequest) Reset() {
+	*x = DeletePolicyRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePolicyRequest) ProtoMessage() {}
+
+func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePolicyRequest.ProtoReflect.Descriptor instead.
+func (*DeletePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{133}
+}
+
+func (x *DeletePolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeletePolicyRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type BindPolicyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the policy; empty removes the binding of the namespace or the nodes.
+	Policy string `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// What the policy is bound to: exactly one of namespace and node_label (KEY=VALUE).
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	NodeLabel     string `protobuf:"bytes,3,opt,name=node_label,json=nodeLabel,proto3" json:"node_label,omitempty"`
+	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindPolicyRequest) Reset() {
+	*x = BindPolicyRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindPolicyRequest) ProtoMessage() {}
+
+func (x *BindPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindPolicyRequest.ProtoReflect.Descriptor instead.
+func (*BindPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{134}
+}
+
+func (x *BindPolicyRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *BindPolicyRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *BindPolicyRequest) GetNodeLabel() string {
+	if x != nil {
+		return x.NodeLabel
+	}
+	return ""
+}
+
+func (x *BindPolicyRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type PolicyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Log index at which the change is committed.
+	Index         uint64 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyResponse) Reset() {
+	*x = PolicyResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyResponse) ProtoMessage() {}
+
+func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyResponse.ProtoReflect.Descriptor instead.
+func (*PolicyResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{135}
+}
+
+func (x *PolicyResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+// Role is a named set of permissions.
+type Role struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// Built in: it always exists and cannot be changed.
+	Builtin     bool                   `protobuf:"varint,3,opt,name=builtin,proto3" json:"builtin,omitempty"`
+	Permissions []string               `protobuf:"bytes,4,rep,name=permissions,proto3" json:"permissions,omitempty"`
+	UpdatedAt   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	UpdatedBy   string                 `protobuf:"bytes,6,opt,name=updated_by,json=updatedBy,proto3" json:"updated_by,omitempty"`
+	// Version for if_version; 0 for a built-in role.
+	Version       uint64 `protobuf:"varint,7,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Role) Reset() {
+	*x = Role{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Role) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Role) ProtoMessage() {}
+
+func (x *Role) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Role.ProtoReflect.Descriptor instead.
+func (*Role) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{136}
+}
+
+func (x *Role) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Role) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Role) GetBuiltin() bool {
+	if x != nil {
+		return x.Builtin
+	}
+	return false
+}
+
+func (x *Role) GetPermissions() []string {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
+func (x *Role) GetUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return nil
+}
+
+func (x *Role) GetUpdatedBy() string {
+	if x != nil {
+		return x.UpdatedBy
+	}
+	return ""
+}
+
+func (x *Role) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type ListRolesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the only role to return; empty means all.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRolesRequest) Reset() {
+	*x = ListRolesRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRolesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRolesRequest) ProtoMessage() {}
+
+func (x *ListRolesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRolesRequest.ProtoReflect.Descriptor instead.
+func (*ListRolesRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{137}
+}
+
+func (x *ListRolesRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ListRolesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Roles []*Role                `protobuf:"bytes,1,rep,name=roles,proto3" json:"roles,omitempty"`
+	// Log index that the answer reflects.
+	Index         uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRolesResponse) Reset() {
+	*x = ListRolesResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRolesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRolesResponse) ProtoMessage() {}
+
+func (x *ListRolesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRolesResponse.ProtoReflect.Descriptor instead.
+func (*ListRolesResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{138}
+}
+
+func (x *ListRolesResponse) GetRoles() []*Role {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+func (x *ListRolesResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type PutRoleRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	Permissions []string               `protobuf:"bytes,3,rep,name=permissions,proto3" json:"permissions,omitempty"`
+	RequestId   string                 `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Expected version of the role, 0 if it must not exist yet. The change is refused with ABORTED if the
+	// version differs. If not set, the role is replaced in any case.
+	IfVersion     *uint64 `protobuf:"varint,5,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutRoleRequest) Reset() {
+	*x = PutRoleRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutRoleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutRoleRequest) ProtoMessage() {}
+
+func (x *PutRoleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutRoleRequest.ProtoReflect.Descriptor instead.
+func (*PutRoleRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{139}
+}
+
+func (x *PutRoleRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutRoleRequest) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *PutRoleRequest) GetPermissions() []string {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
+func (x *PutRoleRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *PutRoleRequest) GetIfVersion() uint64 {
+	if x != nil && x.IfVersion != nil {
+		return *x.IfVersion
+	}
+	return 0
+}
+
+type DeleteRoleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteRoleRequest) Reset() {
+	*x = DeleteRoleRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteRoleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteRoleRequest) ProtoMessage() {}
+
+func (x *DeleteRoleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteRoleRequest.ProtoReflect.Descriptor instead.
+func (*DeleteRoleRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{140}
+}
+
+func (x *DeleteRoleRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeleteRoleRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RoleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Log index at which the change is committed.
+	Index         uint64 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoleResponse) Reset() {
+	*x = RoleResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoleResponse) ProtoMessage() {}
+
+func (x *RoleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoleResponse.ProtoReflect.Descriptor instead.
+func (*RoleResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{141}
+}
+
+func (x *RoleResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+// Binding gives a role to a person, group or account.
+type Binding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Role  string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	// Kind of subject: user, group or account.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The role applies in all namespaces and to the whole cluster; otherwise only in namespaces.
+	Everywhere    bool                   `protobuf:"varint,4,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Namespaces    []string               `protobuf:"bytes,5,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=at,proto3" json:"at,omitempty"`
+	By            string                 `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Binding) Reset() {
+	*x = Binding{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Binding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Binding) ProtoMessage() {}
+
+func (x *Binding) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Binding.ProtoReflect.Descriptor instead.
+func (*Binding) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{142}
+}
+
+func (x *Binding) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Binding) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Binding) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Binding) GetEverywhere() bool {
+	if x != nil {
+		return x.Everywhere
+	}
+	return false
+}
+
+func (x *Binding) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *Binding) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Binding) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+type ListBindingsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Return only bindings of this role; empty means all.
+	Role          string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBindingsRequest) Reset() {
+	*x = ListBindingsRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBindingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBindingsRequest) ProtoMessage() {}
+
+func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBindingsRequest.ProtoReflect.Descriptor instead.
+func (*ListBindingsRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{143}
+}
+
+func (x *ListBindingsRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+type ListBindingsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ordered by kind, name and role.
+	Bindings []*Binding `protobuf:"bytes,1,rep,name=bindings,proto3" json:"bindings,omitempty"`
+	// Log index that the answer reflects.
+	Index         uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBindingsResponse) Reset() {
+	*x = ListBindingsResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBindingsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBindingsResponse) ProtoMessage() {}
+
+func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBindingsResponse.ProtoReflect.Descriptor instead.
+func (*ListBindingsResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{144}
+}
+
+func (x *ListBindingsResponse) GetBindings() []*Binding {
+	if x != nil {
+		return x.Bindings
+	}
+	return nil
+}
+
+func (x *ListBindingsResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type BindRoleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Role  string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	// Kind of subject: user, group or account.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Name of a user or account, oidc:ISSUER#SUBJECT of a user of an OIDC issuer, or the name of a group.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Where the role applies: exactly one of everywhere and namespaces, unless remove is set.
+	Everywhere bool     `protobuf:"varint,4,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Namespaces []string `protobuf:"bytes,5,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// Remove the binding.
+	Remove        bool   `protobuf:"varint,6,opt,name=remove,proto3" json:"remove,omitempty"`
+	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindRoleRequest) Reset() {
+	*x = BindRoleRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindRoleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindRoleRequest) ProtoMessage() {}
+
+func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindRoleRequest.ProtoReflect.Descriptor instead.
+func (*BindRoleRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{145}
+}
+
+func (x *BindRoleRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *BindRoleRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *BindRoleRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BindRoleRequest) GetEverywhere() bool {
+	if x != nil {
+		return x.Everywhere
+	}
+	return false
+}
+
+func (x *BindRoleRequest) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *BindRoleRequest) GetRemove() bool {
+	if x != nil {
+		return x.Remove
+	}
+	return false
+}
+
+func (x *BindRoleRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// Account is an identity of a program, such as a CI system.
+type Account struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// When the bearer token expires; unset if the account has none.
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// OIDC issuer and audience of the tokens that act as this account; empty for none.
+	Issuer   string `protobuf:"bytes,4,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Audience string `protobuf:"bytes,5,opt,name=audience,proto3" json:"audience,omitempty"`
+	// Claims that an OIDC token must have to act as this account.
+	Claims        map[string]string      `protobuf:"bytes,6,rep,name=claims,proto3" json:"claims,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedBy     string                 `protobuf:"bytes,8,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Account) Reset() {
+	*x = Account{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Account) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Account) ProtoMessage() {}
+
+func (x *Account) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Account.ProtoReflect.Descriptor instead.
+func (*Account) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{146}
+}
+
+func (x *Account) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Account) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Account) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *Account) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *Account) GetAudience() string {
+	if x != nil {
+		return x.Audience
+	}
+	return ""
+}
+
+func (x *Account) GetClaims() map[string]string {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
+func (x *Account) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Account) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+type ListAccountsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAccountsRequest) Reset() {
+	*x = ListAccountsRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAccountsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAccountsRequest) ProtoMessage() {}
+
+func (x *ListAccountsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAccountsRequest.ProtoReflect.Descriptor instead.
+func (*ListAccountsRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{147}
+}
+
+type ListAccountsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ordered by name.
+	Accounts []*Account `protobuf:"bytes,1,rep,name=accounts,proto3" json:"accounts,omitempty"`
+	// Log index that the answer reflects.
+	Index         uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAccountsResponse) Reset() {
+	*x = ListAccountsResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAccountsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAccountsResponse) ProtoMessage() {}
+
+func (x *ListAccountsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAccountsResponse.ProtoReflect.Descriptor instead.
+func (*ListAccountsResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{148}
+}
+
+func (x *ListAccountsResponse) GetAccounts() []*Account {
+	if x != nil {
+		return x.Accounts
+	}
+	return nil
+}
+
+func (x *ListAccountsResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type CreateAccountRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// Role of the account, and where it applies (see BindRoleRequest). Empty means no role yet.
+	Role       string   `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Everywhere bool     `protobuf:"varint,4,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	Namespaces []string `protobuf:"bytes,5,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// Lifetime of the bearer token in seconds, at most 30 days; 0 means 24 hours.
+	TtlSeconds int64 `protobuf:"varint,6,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
+	// With an issuer, the account has no bearer token. OIDC tokens of this issuer, for this audience and
+	// with these claims, act as the account.
+	Issuer        string            `protobuf:"bytes,7,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Audience      string            `protobuf:"bytes,8,opt,name=audience,proto3" json:"audience,omitempty"`
+	Claims        map[string]string `protobuf:"bytes,9,rep,name=claims,proto3" json:"claims,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	RequestId     string            `protobuf:"bytes,10,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateAccountRequest) Reset() {
+	*x = CreateAccountRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateAccountRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateAccountRequest) ProtoMessage() {}
+
+func (x *CreateAccountRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateAccountRequest.ProtoReflect.Descriptor instead.
+func (*CreateAccountRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{149}
+}
+
+func (x *CreateAccountRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateAccountRequest) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *CreateAccountRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CreateAccountRequest) GetEverywhere() bool {
+	if x != nil {
+		return x.Everywhere
+	}
+	return false
+}
+
+func (x *CreateAccountRequest) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *CreateAccountRequest) GetTtlSeconds() int64 {
+	if x != nil {
+		return x.TtlSeconds
+	}
+	return 0
+}
+
+func (x *CreateAccountRequest) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *CreateAccountRequest) GetAudience() string {
+	if x != nil {
+		return x.Audience
+	}
+	return ""
+}
+
+func (x *CreateAccountRequest) GetClaims() map[string]string {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
+func (x *CreateAccountRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RotateAccountRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Lifetime of the new token in seconds, at most 30 days; 0 means 24 hours.
+	TtlSeconds    int64  `protobuf:"varint,2,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateAccountRequest) Reset() {
+	*x = RotateAccountRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateAccountRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateAccountRequest) ProtoMessage() {}
+
+func (x *RotateAccountRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateAccountRequest.ProtoReflect.Descriptor instead.
+func (*RotateAccountRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{150}
+}
+
+func (x *RotateAccountRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RotateAccountRequest) GetTtlSeconds() int64 {
+	if x != nil {
+		return x.TtlSeconds
+	}
+	return 0
+}
+
+func (x *RotateAccountRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type AccountTokenResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Account *Account               `protobuf:"bytes,1,opt,name=account,proto3" json:"account,omitempty"`
+	// The bearer token. Only its hash is stored, so it cannot be shown again.
+	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	// Log index at which the change is committed.
+	Index         uint64 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AccountTokenResponse) Reset() {
+	*x = AccountTokenResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AccountTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AccountTokenResponse) ProtoMessage() {}
+
+func (x *AccountTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AccountTokenResponse.ProtoReflect.Descriptor instead.
+func (*AccountTokenResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{151}
+}
+
+func (x *AccountTokenResponse) GetAccount() *Account {
+	if x != nil {
+		return x.Account
+	}
+	return nil
+}
+
+func (x *AccountTokenResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *AccountTokenResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type DeleteAccountRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteAccountRequest) Reset() {
+	*x = DeleteAccountRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteAccountRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteAccountRequest) ProtoMessage() {}
+
+func (x *DeleteAccountRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteAccountRequest.ProtoReflect.Descriptor instead.
+func (*DeleteAccountRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{152}
+}
+
+func (x *DeleteAccountRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeleteAccountRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type GetAccessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAccessRequest) Reset() {
+	*x = GetAccessRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAccessRequest) ProtoMessage() {}
+
+func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAccessRequest.ProtoReflect.Descriptor instead.
+func (*GetAccessRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
+}
+
+type GetAccessResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identity of the caller as in the audit log: persys://CLUSTER/ROLE/NAME, or oidc:ISSUER#SUBJECT.
+	Identity string `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	// Gateway through which the call came; empty if the caller called directly.
+	Via string `protobuf:"bytes,2,opt,name=via,proto3" json:"via,omitempty"`
+	// Roles of the caller, whose permissions add up. Machines have no roles.
+	Grants []*Grant `protobuf:"bytes,3,rep,name=grants,proto3" json:"grants,omitempty"`
+	// When the newest certificate that the cluster's CA issued to the caller expires; unset for other callers.
+	CertificateNotAfter *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=certificate_not_after,json=certificateNotAfter,proto3" json:"certificate_not_after,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *GetAccessResponse) Reset() {
+	*x = GetAccessResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAccessResponse) ProtoMessage() {}
+
+func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAccessResponse.ProtoReflect.Descriptor instead.
+func (*GetAccessResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
+}
+
+func (x *GetAccessResponse) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *GetAccessResponse) GetVia() string {
+	if x != nil {
+		return x.Via
+	}
+	return ""
+}
+
+func (x *GetAccessResponse) GetGrants() []*Grant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+func (x *GetAccessResponse) GetCertificateNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CertificateNotAfter
+	}
+	return nil
+}
+
+// Grant is a role in every namespace or in some.
+type Grant struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Role        string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Permissions []string               `protobuf:"bytes,2,rep,name=permissions,proto3" json:"permissions,omitempty"`
+	Everywhere  bool                   `protobuf:"varint,3,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	// Namespaces in which the role applies; empty if everywhere is set.
+	Namespaces    []string `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grant) Reset() {
+	*x = Grant{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grant) ProtoMessage() {}
+
+func (x *Grant) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grant.ProtoReflect.Descriptor instead.
+func (*Grant) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
+}
+
+func (x *Grant) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Grant) GetPermissions() []string {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
+func (x *Grant) GetEverywhere() bool {
+	if x != nil {
+		return x.Everywhere
+	}
+	return false
+}
+
+func (x *Grant) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+type CheckAccessRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to check: a permission (deploy), or a call by its name in error texts (drain node).
+	Verb string `protobuf:"bytes,1,opt,name=verb,proto3" json:"verb,omitempty"`
+	// Namespace to check; empty means default, * means every namespace. Ignored if the verb is about the whole cluster.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckAccessRequest) Reset() {
+	*x = CheckAccessRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckAccessRequest) ProtoMessage() {}
+
+func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
+func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
+}
+
+func (x *CheckAccessRequest) GetVerb() string {
+	if x != nil {
+		return x.Verb
+	}
+	return ""
+}
+
+func (x *CheckAccessRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+type CheckAccessResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Allowed bool                   `protobuf:"varint,1,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	// Permission that the verb needs.
+	Permission    string `protobuf:"bytes,2,opt,name=permission,proto3" json:"permission,omitempty"`
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckAccessResponse) Reset() {
+	*x = CheckAccessResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckAccessResponse) ProtoMessage() {}
+
+func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckAccessResponse.ProtoReflect.Descriptor instead.
+func (*CheckAccessResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
+}
+
+func (x *CheckAccessResponse) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *CheckAccessResponse) GetPermission() string {
+	if x != nil {
+		return x.Permission
+	}
+	return ""
+}
+
+func (x *CheckAccessResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type DeleteNamespaceResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
@@ -7999,7 +11044,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[114]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8011,7 +11056,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[114]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8024,7 +11069,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{114}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *DeleteNamespaceResponse) GetIndex() uint64 {
@@ -8044,7 +11089,7 @@ type GetRolloutRequest struct {
 
 func (x *GetRolloutRequest) Reset() {
 	*x = GetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[115]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8056,7 +11101,7 @@ func (x *GetRolloutRequest) String() string {
 func (*GetRolloutRequest) ProtoMessage() {}
 
 func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[115]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8069,7 +11114,7 @@ func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*GetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{115}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *GetRolloutRequest) GetGroup() string {
@@ -8083,19 +11128,19 @@ type GetRolloutResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	Id    *v1.Generation         `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// Running, Paused or Completed.
+	// Phase of the rollout: Running, Paused or Completed.
 	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
-	// Why the rollout is paused, or what it waits for; empty if neither.
+	// Why the rollout is paused, or what it waits for; empty otherwise.
 	Reason  string             `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	Update  *v1.UpdateStrategy `protobuf:"bytes,5,opt,name=update,proto3" json:"update,omitempty"`
 	Members []*RolloutMember   `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`
 	// The rollout returns to the previous specification.
 	Reverting bool `protobuf:"varint,7,opt,name=reverting,proto3" json:"reverting,omitempty"`
-	// undo is possible.
+	// The update can be undone.
 	CanUndo   bool                   `protobuf:"varint,8,opt,name=can_undo,json=canUndo,proto3" json:"can_undo,omitempty"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	EndedAt   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	// User who applied it.
+	// User who applied the update.
 	By string `protobuf:"bytes,11,opt,name=by,proto3" json:"by,omitempty"`
 	// Log index that the answer reflects.
 	Index         uint64 `protobuf:"varint,12,opt,name=index,proto3" json:"index,omitempty"`
@@ -8105,7 +11150,7 @@ type GetRolloutResponse struct {
 
 func (x *GetRolloutResponse) Reset() {
 	*x = GetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[116]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8117,7 +11162,7 @@ func (x *GetRolloutResponse) String() string {
 func (*GetRolloutResponse) ProtoMessage() {}
 
 func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[116]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8130,7 +11175,7 @@ func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*GetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{116}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *GetRolloutResponse) GetGroup() string {
@@ -8220,7 +11265,7 @@ func (x *GetRolloutResponse) GetIndex() uint64 {
 type RolloutMember struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Waiting, Updating, Updated, Stopped, or Left (changed or deleted separately).
+	// State of the member: Waiting, Updating, Updated, Stopped, or Left (changed or deleted separately).
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// Status of the workload.
 	Status        string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
@@ -8233,7 +11278,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[117]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8245,7 +11290,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[117]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8258,7 +11303,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{117}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *RolloutMember) GetWorkloadId() string {
@@ -8306,7 +11351,7 @@ func (x *RolloutMember) GetReason() string {
 type SetRolloutRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// pause, resume or undo.
+	// What to do with the rollout: pause, resume or undo.
 	Action        string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -8315,7 +11360,7 @@ type SetRolloutRequest struct {
 
 func (x *SetRolloutRequest) Reset() {
 	*x = SetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[118]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8327,7 +11372,7 @@ func (x *SetRolloutRequest) String() string {
 func (*SetRolloutRequest) ProtoMessage() {}
 
 func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[118]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8340,7 +11385,7 @@ func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*SetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{118}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *SetRolloutRequest) GetGroup() string {
@@ -8375,7 +11420,7 @@ type SetRolloutResponse struct {
 
 func (x *SetRolloutResponse) Reset() {
 	*x = SetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[119]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8387,7 +11432,7 @@ func (x *SetRolloutResponse) String() string {
 func (*SetRolloutResponse) ProtoMessage() {}
 
 func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[119]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8400,7 +11445,7 @@ func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*SetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{119}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *SetRolloutResponse) GetIndex() uint64 {
@@ -8411,6 +11456,291 @@ func (x *SetRolloutResponse) GetIndex() uint64 {
 }
 
 func (x *SetRolloutResponse) GetUnchanged() bool {
+	if x != nil {
+		return x.Unchanged
+	}
+	return false
+}
+
+type StartRunRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The cron or the parameterized job.
+	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// A key starts one run: the same key again returns the same run. Empty = the request id.
+	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// Only for a parameterized job.
+	Parameters map[string]string `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Only for a parameterized job: text of at most 16 KiB. The run gets it in the variable PERSYS_INPUT.
+	Input         string `protobuf:"bytes,4,opt,name=input,proto3" json:"input,omitempty"`
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartRunRequest) Reset() {
+	*x = StartRunRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartRunRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartRunRequest) ProtoMessage() {}
+
+func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
+func (*StartRunRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
+}
+
+func (x *StartRunRequest) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *StartRunRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *StartRunRequest) GetParameters() map[string]string {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *StartRunRequest) GetInput() string {
+	if x != nil {
+		return x.Input
+	}
+	return ""
+}
+
+func (x *StartRunRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type StartRunResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the run.
+	RunId string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	Index uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	// The key had started the run already.
+	Unchanged bool `protobuf:"varint,3,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	// Why nothing changed.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartRunResponse) Reset() {
+	*x = StartRunResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartRunResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartRunResponse) ProtoMessage() {}
+
+func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
+func (*StartRunResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
+}
+
+func (x *StartRunResponse) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *StartRunResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *StartRunResponse) GetUnchanged() bool {
+	if x != nil {
+		return x.Unchanged
+	}
+	return false
+}
+
+func (x *StartRunResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ScaleGroupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the group: the id of the specification with a count.
+	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Members that the group has afterwards, 0 to 1000. With 0 no member runs: the first one is kept,
+	// stopped.
+	Count         uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScaleGroupRequest) Reset() {
+	*x = ScaleGroupRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScaleGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScaleGroupRequest) ProtoMessage() {}
+
+func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScaleGroupRequest.ProtoReflect.Descriptor instead.
+func (*ScaleGroupRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
+}
+
+func (x *ScaleGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ScaleGroupRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *ScaleGroupRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type ScaleGroupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The members of the group, in order.
+	WorkloadIds []string `protobuf:"bytes,1,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
+	// The members that are deleted.
+	RemovedWorkloadIds []string `protobuf:"bytes,2,rep,name=removed_workload_ids,json=removedWorkloadIds,proto3" json:"removed_workload_ids,omitempty"`
+	Index              uint64   `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	// The group has this number of members already.
+	Unchanged     bool `protobuf:"varint,4,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScaleGroupResponse) Reset() {
+	*x = ScaleGroupResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScaleGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScaleGroupResponse) ProtoMessage() {}
+
+func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScaleGroupResponse.ProtoReflect.Descriptor instead.
+func (*ScaleGroupResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
+}
+
+func (x *ScaleGroupResponse) GetWorkloadIds() []string {
+	if x != nil {
+		return x.WorkloadIds
+	}
+	return nil
+}
+
+func (x *ScaleGroupResponse) GetRemovedWorkloadIds() []string {
+	if x != nil {
+		return x.RemovedWorkloadIds
+	}
+	return nil
+}
+
+func (x *ScaleGroupResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ScaleGroupResponse) GetUnchanged() bool {
 	if x != nil {
 		return x.Unchanged
 	}
@@ -8465,7 +11795,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12*\n" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x0e\n" +
-	"\x02by\x18\x06 \x01(\tR\x02by\"\xa8\x01\n" +
+	"\x02by\x18\x06 \x01(\tR\x02by\"\xbe\x01\n" +
 	"\x12CreateTokenRequest\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -8474,10 +11804,11 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"ttlSeconds\x12\x12\n" +
 	"\x04uses\x18\x05 \x01(\rR\x04uses\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tR\trequestId\"]\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\x12\x14\n" +
+	"\x05hosts\x18\a \x03(\tR\x05hosts\"]\n" +
 	"\x13CreateTokenResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x120\n" +
-	"\x04info\x18\x02 \x01(\v2\x1c.persys.cluster.v1.TokenInfoR\x04info\"\x8d\x02\n" +
+	"\x04info\x18\x02 \x01(\v2\x1c.persys.cluster.v1.TokenInfoR\x04info\"\xa3\x02\n" +
 	"\tTokenInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x12\n" +
@@ -8489,7 +11820,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x1d\n" +
 	"\n" +
-	"created_by\x18\b \x01(\tR\tcreatedBy\"\x13\n" +
+	"created_by\x18\b \x01(\tR\tcreatedBy\x12\x14\n" +
+	"\x05hosts\x18\t \x03(\tR\x05hosts\"\x13\n" +
 	"\x11ListTokensRequest\"J\n" +
 	"\x12ListTokensResponse\x124\n" +
 	"\x06tokens\x18\x01 \x03(\v2\x1c.persys.cluster.v1.TokenInfoR\x06tokens\"C\n" +
@@ -8498,7 +11830,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\"\x15\n" +
 	"\x13DeleteTokenResponse\"\x17\n" +
-	"\x15ListIdentitiesRequest\"\x97\x02\n" +
+	"\x15ListIdentitiesRequest\"\xad\x02\n" +
 	"\fIdentityInfo\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -8507,7 +11839,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\btoken_id\x18\x05 \x01(\tR\atokenId\x127\n" +
 	"\tissued_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x127\n" +
 	"\tnot_after\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12\x18\n" +
-	"\arevoked\x18\b \x01(\bR\arevoked\"\x9a\x01\n" +
+	"\arevoked\x18\b \x01(\bR\arevoked\x12\x14\n" +
+	"\x05hosts\x18\t \x03(\tR\x05hosts\"\x9a\x01\n" +
 	"\x16ListIdentitiesResponse\x12?\n" +
 	"\n" +
 	"identities\x18\x01 \x03(\v2\x1f.persys.cluster.v1.IdentityInfoR\n" +
@@ -8548,7 +11881,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x12ClusterKeyResponse\x12\x1a\n" +
 	"\bexported\x18\x01 \x01(\tR\bexported\x12\x1c\n" +
 	"\tcandidate\x18\x02 \x01(\bR\tcandidate\"\x0f\n" +
-	"\rStatusRequest\"\xed\x02\n" +
+	"\rStatusRequest\"\x86\x03\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
@@ -8565,7 +11898,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vmatch_index\x18\v \x01(\x04R\n" +
 	"matchIndex\x12\x12\n" +
 	"\x04self\x18\f \x01(\bR\x04self\x12#\n" +
-	"\rfeature_level\x18\r \x01(\rR\ffeatureLevel\"\xc0\x06\n" +
+	"\rfeature_level\x18\r \x01(\rR\ffeatureLevel\x12\x17\n" +
+	"\x06copies\x18\xbb\x02 \x03(\tR\x06copies\"\xdb\x06\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
@@ -8599,7 +11933,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vmode_pinned\x18\x17 \x01(\bR\n" +
 	"modePinned\x12\x1f\n" +
 	"\vgossip_keys\x18Z \x03(\tR\n" +
-	"gossipKeys\"\x86\x03\n" +
+	"gossipKeys\x12\x19\n" +
+	"\awarning\x18\x8e\x02 \x01(\tR\awarning\"\x86\x03\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12*\n" +
@@ -8625,7 +11960,31 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\anode_id\x18\x04 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05types\x18\x05 \x03(\tR\x05types\x12\x12\n" +
 	"\x04tail\x18\x06 \x01(\x05R\x04tail\x12\x1c\n" +
-	"\tnamespace\x18n \x01(\tR\tnamespace\"\x8b\x01\n" +
+	"\tnamespace\x18n \x01(\tR\tnamespace\"6\n" +
+	"\fAuditRequest\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\tR\x03log\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\"\xaf\x03\n" +
+	"\vAuditRecord\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\tR\x03log\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12#\n" +
+	"\rprevious_hash\x18\x03 \x01(\fR\fpreviousHash\x12\x12\n" +
+	"\x04hash\x18\x04 \x01(\fR\x04hash\x12\x1b\n" +
+	"\tevent_seq\x18\x05 \x01(\x04R\beventSeq\x12\x14\n" +
+	"\x05index\x18\x06 \x01(\x04R\x05index\x12\"\n" +
+	"\rat_unix_nanos\x18\a \x01(\x03R\vatUnixNanos\x12\x12\n" +
+	"\x04type\x18\b \x01(\tR\x04type\x12\x1f\n" +
+	"\vworkload_id\x18\t \x01(\tR\n" +
+	"workloadId\x12\x17\n" +
+	"\anode_id\x18\n" +
+	" \x01(\tR\x06nodeId\x12\x1c\n" +
+	"\tnamespace\x18\v \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06reason\x18\f \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\r \x01(\tR\amessage\x12\x0e\n" +
+	"\x02by\x18\x0e \x01(\tR\x02by\x128\n" +
+	"\adetails\x18\x0f \x03(\v2\x1e.persys.cluster.v1.AuditDetailR\adetails\"5\n" +
+	"\vAuditDetail\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\x8b\x01\n" +
 	"\x15WatchWorkloadsRequest\x12!\n" +
 	"\fworkload_ids\x18\x01 \x03(\tR\vworkloadIds\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1b\n" +
@@ -8677,15 +12036,16 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x04name\x18\x04 \x01(\tR\x04name\"r\n" +
 	"\x16ApplyWorkloadsResponse\x12B\n" +
 	"\aresults\x18\x01 \x03(\v2(.persys.control.v1.ApplyWorkloadResponseR\aresults\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"\x85\x01\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\x9e\x01\n" +
 	"\x14PlanWorkloadsRequest\x12E\n" +
 	"\tworkloads\x18\x01 \x03(\v2'.persys.control.v1.ApplyWorkloadRequestR\tworkloads\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"Q\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x17\n" +
+	"\x06policy\x18\xdc\x01 \x01(\tR\x06policy\"Q\n" +
 	"\vFieldChange\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
-	"\x05after\x18\x03 \x01(\tR\x05after\"\xe7\x02\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\"\xe2\x03\n" +
 	"\x0fPlannedWorkload\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x16\n" +
@@ -8696,7 +12056,12 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\anode_id\x18\x06 \x01(\tR\x06nodeId\x126\n" +
 	"\x06counts\x18\a \x03(\v2\x1e.persys.cluster.v1.ReasonCountR\x06counts\x124\n" +
 	"\x05nodes\x18\b \x03(\v2\x1e.persys.cluster.v1.NodeVerdictR\x05nodes\x12\x1a\n" +
-	"\tat_a_time\x18\t \x01(\x05R\aatATime\"\x87\x01\n" +
+	"\tat_a_time\x18\t \x01(\x05R\aatATime\x12\x1e\n" +
+	"\n" +
+	"local_data\x18\xc8\x01 \x03(\tR\tlocalData\x12\x1b\n" +
+	"\bpreempts\x18\xc9\x01 \x03(\tR\bpreempts\x12<\n" +
+	"\n" +
+	"takes_back\x18\xa2\x02 \x03(\v2\x1c.persys.control.v1.TakenBackR\ttakesBack\"\x87\x01\n" +
 	"\x15PlanWorkloadsResponse\x12@\n" +
 	"\tworkloads\x18\x01 \x03(\v2\".persys.cluster.v1.PlannedWorkloadR\tworkloads\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x16\n" +
@@ -8714,28 +12079,49 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02on\x18\x02 \x01(\bR\x02on\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\"t\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"\x98\x01\n" +
 	"\x10DrainNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02on\x18\x02 \x01(\bR\x02on\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12\x18\n" +
-	"\apreview\x18\x04 \x01(\bR\apreview\"a\n" +
+	"\apreview\x18\x04 \x01(\bR\apreview\x12\"\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\"\x85\x01\n" +
 	"\x11RemoveNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\"J\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12\"\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\"n\n" +
 	"\x10FenceNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\tR\trequestId\"d\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x12\"\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\"\xe6\x01\n" +
+	"\x10LabelNodeRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12G\n" +
+	"\x06labels\x18\x02 \x03(\v2/.persys.cluster.v1.LabelNodeRequest.LabelsEntryR\x06labels\x12\x16\n" +
+	"\x06remove\x18\x03 \x03(\tR\x06remove\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x94\x01\n" +
+	"\x10TaintNodeRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x120\n" +
+	"\x06taints\x18\x02 \x03(\v2\x18.persys.control.v1.TaintR\x06taints\x12\x16\n" +
+	"\x06remove\x18\x03 \x03(\tR\x06remove\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"\xa1\x01\n" +
 	"\vPlannedMove\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x1c\n" +
 	"\n" +
 	"to_node_id\x18\x02 \x01(\tR\btoNodeId\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x91\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1e\n" +
+	"\n" +
+	"local_data\x18\xc8\x01 \x03(\tR\tlocalData\x12\x1b\n" +
+	"\bpreempts\x18\xca\x01 \x03(\tR\bpreempts\"\x91\x01\n" +
 	"\x12NodeActionResponse\x12/\n" +
 	"\x04node\x18\x01 \x01(\v2\x1b.persys.control.v1.NodeViewR\x04node\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x124\n" +
@@ -8841,13 +12227,15 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x15ListRevisionsResponse\x12A\n" +
 	"\trevisions\x18\x01 \x03(\v2#.persys.cluster.v1.WorkloadRevisionR\trevisions\x128\n" +
 	"\achanges\x18\x02 \x03(\v2\x1e.persys.cluster.v1.FieldChangeR\achanges\x12\x14\n" +
-	"\x05index\x18\x03 \x01(\x04R\x05index\"i\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"\x8b\x01\n" +
 	"\x0fRollBackRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\"[\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12 \n" +
+	"\vif_revision\x18\xa2\x02 \x01(\tR\n" +
+	"ifRevision\"[\n" +
 	"\x0eSetModeRequest\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1d\n" +
@@ -8956,19 +12344,56 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x05index\x18\b \x01(\x04R\x05index\"5\n" +
 	"\rKeyDifference\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\"\x9c\x01\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"s\n" +
+	"\x13AttachMirrorRequest\x12\x1e\n" +
+	"\n" +
+	"request_id\x18\xfa\x01 \x01(\tR\trequestId\x12\x1d\n" +
+	"\tendpoints\x18\xfb\x01 \x03(\tR\tendpoints\x12\x1d\n" +
+	"\toverwrite\x18\xfc\x01 \x01(\bR\toverwrite\"\x87\x01\n" +
+	"\x14AttachMirrorResponse\x12\x13\n" +
+	"\x04etcd\x18\xfa\x01 \x01(\tR\x04etcd\x12\x1d\n" +
+	"\tendpoints\x18\xfb\x01 \x03(\tR\tendpoints\x12;\n" +
+	"\breplicas\x18\xfc\x01 \x03(\v2\x1e.persys.cluster.v1.MirrorProbeR\breplicas\"5\n" +
+	"\x13DetachMirrorRequest\x12\x1e\n" +
+	"\n" +
+	"request_id\x18\xfa\x01 \x01(\tR\trequestId\"5\n" +
+	"\x14DetachMirrorResponse\x12\x1d\n" +
+	"\tendpoints\x18\xfa\x01 \x03(\tR\tendpoints\"\x15\n" +
+	"\x13MirrorStatusRequest\"\x87\x02\n" +
+	"\x14MirrorStatusResponse\x12\x17\n" +
+	"\x06mirror\x18\xfa\x01 \x01(\tR\x06mirror\x12\x17\n" +
+	"\x06reason\x18\xfb\x01 \x01(\tR\x06reason\x12\x15\n" +
+	"\x05index\x18\xfc\x01 \x01(\x04R\x05index\x12$\n" +
+	"\rattached_etcd\x18\xfd\x01 \x01(\tR\fattachedEtcd\x12\x1d\n" +
+	"\tendpoints\x18\xfe\x01 \x03(\tR\tendpoints\x12$\n" +
+	"\rfrom_settings\x18\xff\x01 \x01(\bR\ffromSettings\x12;\n" +
+	"\breplicas\x18\x80\x02 \x03(\v2\x1e.persys.cluster.v1.MirrorProbeR\breplicas\"\x15\n" +
+	"\x13GetReadIndexRequest\"-\n" +
+	"\x14GetReadIndexResponse\x12\x15\n" +
+	"\x05index\x18\xfa\x01 \x01(\x04R\x05index\"3\n" +
+	"\x12ProbeMirrorRequest\x12\x1d\n" +
+	"\tendpoints\x18\xfa\x01 \x03(\tR\tendpoints\"\x88\x01\n" +
+	"\vMirrorProbe\x12\x19\n" +
+	"\areplica\x18\xfa\x01 \x01(\tR\areplica\x12'\n" +
+	"\x0fetcd_cluster_id\x18\xfb\x01 \x01(\x04R\retcdClusterId\x12\x15\n" +
+	"\x05error\x18\xfc\x01 \x01(\tR\x05error\x12\x1e\n" +
+	"\n" +
+	"replica_id\x18\xfd\x01 \x01(\tR\treplicaId\"\xbb\x01\n" +
 	"\x13ImportMirrorRequest\x12\x18\n" +
 	"\apreview\x18\x01 \x01(\bR\apreview\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12'\n" +
 	"\x0fskip_unreadable\x18\x03 \x01(\bR\x0eskipUnreadable\x12*\n" +
-	"\x11force_new_cluster\x18\x04 \x01(\bR\x0fforceNewCluster\"\x83\x02\n" +
+	"\x11force_new_cluster\x18\x04 \x01(\bR\x0fforceNewCluster\x12\x1d\n" +
+	"\tendpoints\x18\xfa\x01 \x03(\tR\tendpoints\"\xbf\x02\n" +
 	"\x14ImportMirrorResponse\x12:\n" +
 	"\acontent\x18\x01 \x01(\v2 .persys.cluster.v1.MirrorContentR\acontent\x12@\n" +
 	"\x06change\x18\x02 \x01(\v2(.persys.cluster.v1.RestoreBackupResponseR\x06change\x12\x1a\n" +
 	"\bimported\x18\x03 \x01(\bR\bimported\x12\x1a\n" +
 	"\bmirrored\x18\x04 \x01(\bR\bmirrored\x12!\n" +
 	"\fmirror_error\x18\x05 \x01(\tR\vmirrorError\x12\x12\n" +
-	"\x04mode\x18\x06 \x01(\tR\x04mode\"a\n" +
+	"\x04mode\x18\x06 \x01(\tR\x04mode\x12\x1d\n" +
+	"\tendpoints\x18\xfa\x01 \x03(\tR\tendpoints\x12\x1b\n" +
+	"\bdetached\x18\xfb\x01 \x01(\bR\bdetached\"a\n" +
 	"\x11ListDriftsRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vworkload_id\x18\x02 \x01(\tR\n" +
@@ -9055,7 +12480,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\x1c\n" +
-	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\x99\x03\n" +
+	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\xe3\x03\n" +
 	"\tNamespace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x129\n" +
@@ -9071,14 +12496,16 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"updated_by\x18\t \x01(\tR\tupdatedBy\x12\x18\n" +
 	"\aversion\x18\n" +
-	" \x01(\x04R\aversion\"+\n" +
+	" \x01(\x04R\aversion\x12\"\n" +
+	"\fmax_priority\x18\xca\x01 \x01(\x05R\vmaxPriority\x12$\n" +
+	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScaling\"+\n" +
 	"\x15ListNamespacesRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"l\n" +
 	"\x16ListNamespacesResponse\x12<\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x1c.persys.cluster.v1.NamespaceR\n" +
 	"namespaces\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"\x88\x02\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\xd2\x02\n" +
 	"\x13PutNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x129\n" +
@@ -9088,7 +12515,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x06 \x01(\tR\trequestId\x12\"\n" +
 	"\n" +
-	"if_version\x18\a \x01(\x04H\x00R\tifVersion\x88\x01\x01B\r\n" +
+	"if_version\x18\a \x01(\x04H\x00R\tifVersion\x88\x01\x01\x12\"\n" +
+	"\fmax_priority\x18\xca\x01 \x01(\x05R\vmaxPriority\x12$\n" +
+	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScalingB\r\n" +
 	"\v_if_version\"e\n" +
 	"\x11NamespaceResponse\x12:\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1c.persys.cluster.v1.NamespaceR\tnamespace\x12\x14\n" +
@@ -9096,7 +12525,186 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x16DeleteNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\tR\trequestId\"/\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"\xa9\x02\n" +
+	"\x06Policy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x18\n" +
+	"\abuiltin\x18\x03 \x01(\bR\abuiltin\x12\x1a\n" +
+	"\bdocument\x18\x04 \x01(\tR\bdocument\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x05 \x03(\tR\n" +
+	"namespaces\x12\x1f\n" +
+	"\vnode_labels\x18\x06 \x03(\tR\n" +
+	"nodeLabels\x129\n" +
+	"\n" +
+	"updated_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\x12\x1d\n" +
+	"\n" +
+	"updated_by\x18\b \x01(\tR\tupdatedBy\x12\x18\n" +
+	"\aversion\x18\t \x01(\x04R\aversion\")\n" +
+	"\x13ListPoliciesRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"c\n" +
+	"\x14ListPoliciesResponse\x125\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x19.persys.cluster.v1.PolicyR\bpolicies\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\x94\x01\n" +
+	"\x10PutPolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bdocument\x18\x02 \x01(\tR\bdocument\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12\"\n" +
+	"\n" +
+	"if_version\x18\x04 \x01(\x04H\x00R\tifVersion\x88\x01\x01B\r\n" +
+	"\v_if_version\"H\n" +
+	"\x13DeletePolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"\x87\x01\n" +
+	"\x11BindPolicyRequest\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x1d\n" +
+	"\n" +
+	"node_label\x18\x03 \x01(\tR\tnodeLabel\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"&\n" +
+	"\x0ePolicyResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\"\xec\x01\n" +
+	"\x04Role\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x18\n" +
+	"\abuiltin\x18\x03 \x01(\bR\abuiltin\x12 \n" +
+	"\vpermissions\x18\x04 \x03(\tR\vpermissions\x129\n" +
+	"\n" +
+	"updated_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\x12\x1d\n" +
+	"\n" +
+	"updated_by\x18\x06 \x01(\tR\tupdatedBy\x12\x18\n" +
+	"\aversion\x18\a \x01(\x04R\aversion\"&\n" +
+	"\x10ListRolesRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"X\n" +
+	"\x11ListRolesResponse\x12-\n" +
+	"\x05roles\x18\x01 \x03(\v2\x17.persys.cluster.v1.RoleR\x05roles\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\xba\x01\n" +
+	"\x0ePutRoleRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12 \n" +
+	"\vpermissions\x18\x03 \x03(\tR\vpermissions\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x12\"\n" +
+	"\n" +
+	"if_version\x18\x05 \x01(\x04H\x00R\tifVersion\x88\x01\x01B\r\n" +
+	"\v_if_version\"F\n" +
+	"\x11DeleteRoleRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"$\n" +
+	"\fRoleResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\"\xc1\x01\n" +
+	"\aBinding\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"everywhere\x18\x04 \x01(\bR\n" +
+	"everywhere\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x05 \x03(\tR\n" +
+	"namespaces\x12*\n" +
+	"\x02at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x0e\n" +
+	"\x02by\x18\a \x01(\tR\x02by\")\n" +
+	"\x13ListBindingsRequest\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\"d\n" +
+	"\x14ListBindingsResponse\x126\n" +
+	"\bbindings\x18\x01 \x03(\v2\x1a.persys.cluster.v1.BindingR\bbindings\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\xc4\x01\n" +
+	"\x0fBindRoleRequest\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"everywhere\x18\x04 \x01(\bR\n" +
+	"everywhere\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x05 \x03(\tR\n" +
+	"namespaces\x12\x16\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestId\"\x83\x03\n" +
+	"\aAccount\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x129\n" +
+	"\n" +
+	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x16\n" +
+	"\x06issuer\x18\x04 \x01(\tR\x06issuer\x12\x1a\n" +
+	"\baudience\x18\x05 \x01(\tR\baudience\x12>\n" +
+	"\x06claims\x18\x06 \x03(\v2&.persys.cluster.v1.Account.ClaimsEntryR\x06claims\x129\n" +
+	"\n" +
+	"created_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\b \x01(\tR\tcreatedBy\x1a9\n" +
+	"\vClaimsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x15\n" +
+	"\x13ListAccountsRequest\"d\n" +
+	"\x14ListAccountsResponse\x126\n" +
+	"\baccounts\x18\x01 \x03(\v2\x1a.persys.cluster.v1.AccountR\baccounts\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\x9c\x03\n" +
+	"\x14CreateAccountRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x1e\n" +
+	"\n" +
+	"everywhere\x18\x04 \x01(\bR\n" +
+	"everywhere\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x05 \x03(\tR\n" +
+	"namespaces\x12\x1f\n" +
+	"\vttl_seconds\x18\x06 \x01(\x03R\n" +
+	"ttlSeconds\x12\x16\n" +
+	"\x06issuer\x18\a \x01(\tR\x06issuer\x12\x1a\n" +
+	"\baudience\x18\b \x01(\tR\baudience\x12K\n" +
+	"\x06claims\x18\t \x03(\v23.persys.cluster.v1.CreateAccountRequest.ClaimsEntryR\x06claims\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\n" +
+	" \x01(\tR\trequestId\x1a9\n" +
+	"\vClaimsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"j\n" +
+	"\x14RotateAccountRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vttl_seconds\x18\x02 \x01(\x03R\n" +
+	"ttlSeconds\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"x\n" +
+	"\x14AccountTokenResponse\x124\n" +
+	"\aaccount\x18\x01 \x01(\v2\x1a.persys.cluster.v1.AccountR\aaccount\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\tR\x05token\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"I\n" +
+	"\x14DeleteAccountRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"\x12\n" +
+	"\x10GetAccessRequest\"\xc3\x01\n" +
+	"\x11GetAccessResponse\x12\x1a\n" +
+	"\bidentity\x18\x01 \x01(\tR\bidentity\x12\x10\n" +
+	"\x03via\x18\x02 \x01(\tR\x03via\x120\n" +
+	"\x06grants\x18\x03 \x03(\v2\x18.persys.cluster.v1.GrantR\x06grants\x12N\n" +
+	"\x15certificate_not_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x13certificateNotAfter\"}\n" +
+	"\x05Grant\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12 \n" +
+	"\vpermissions\x18\x02 \x03(\tR\vpermissions\x12\x1e\n" +
+	"\n" +
+	"everywhere\x18\x03 \x01(\bR\n" +
+	"everywhere\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x04 \x03(\tR\n" +
+	"namespaces\"F\n" +
+	"\x12CheckAccessRequest\x12\x12\n" +
+	"\x04verb\x18\x01 \x01(\tR\x04verb\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"g\n" +
+	"\x13CheckAccessResponse\x12\x18\n" +
+	"\aallowed\x18\x01 \x01(\bR\aallowed\x12\x1e\n" +
+	"\n" +
+	"permission\x18\x02 \x01(\tR\n" +
+	"permission\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"/\n" +
 	"\x17DeleteNamespaceResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\")\n" +
 	"\x11GetRolloutRequest\x12\x14\n" +
@@ -9132,10 +12740,39 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"H\n" +
 	"\x12SetRolloutResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x1c\n" +
-	"\tunchanged\x18\x02 \x01(\bR\tunchanged2\xf7\x1a\n" +
+	"\tunchanged\x18\x02 \x01(\bR\tunchanged\"\x8c\x02\n" +
+	"\x0fStartRunRequest\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12R\n" +
+	"\n" +
+	"parameters\x18\x03 \x03(\v22.persys.cluster.v1.StartRunRequest.ParametersEntryR\n" +
+	"parameters\x12\x14\n" +
+	"\x05input\x18\x04 \x01(\tR\x05input\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\x1a=\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"u\n" +
+	"\x10StartRunResponse\x12\x15\n" +
+	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x1c\n" +
+	"\tunchanged\x18\x03 \x01(\bR\tunchanged\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"^\n" +
+	"\x11ScaleGroupRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"\x9d\x01\n" +
+	"\x12ScaleGroupResponse\x12!\n" +
+	"\fworkload_ids\x18\x01 \x03(\tR\vworkloadIds\x120\n" +
+	"\x14removed_workload_ids\x18\x02 \x03(\tR\x12removedWorkloadIds\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x1c\n" +
+	"\tunchanged\x18\x04 \x01(\bR\tunchanged2\xcd,\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
-	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12_\n" +
+	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12J\n" +
+	"\x05Audit\x12\x1f.persys.cluster.v1.AuditRequest\x1a\x1e.persys.cluster.v1.AuditRecord0\x01\x12_\n" +
 	"\x0eWatchWorkloads\x12(.persys.cluster.v1.WatchWorkloadsRequest\x1a!.persys.cluster.v1.WorkloadChange0\x01\x12D\n" +
 	"\x03Why\x12\x1d.persys.cluster.v1.WhyRequest\x1a\x1e.persys.cluster.v1.WhyResponse\x12e\n" +
 	"\x0eApplyWorkloads\x12(.persys.cluster.v1.ApplyWorkloadsRequest\x1a).persys.cluster.v1.ApplyWorkloadsResponse\x12b\n" +
@@ -9146,7 +12783,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\tDrainNode\x12#.persys.cluster.v1.DrainNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12Y\n" +
 	"\n" +
 	"RemoveNode\x12$.persys.cluster.v1.RemoveNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
-	"\tFenceNode\x12#.persys.cluster.v1.FenceNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12E\n" +
+	"\tFenceNode\x12#.persys.cluster.v1.FenceNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
+	"\tLabelNode\x12#.persys.cluster.v1.LabelNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
+	"\tTaintNode\x12#.persys.cluster.v1.TaintNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12E\n" +
 	"\x04Logs\x12\x1e.persys.cluster.v1.LogsRequest\x1a\x1b.persys.cluster.v1.LogChunk0\x01\x12K\n" +
 	"\x04Exec\x12\x1e.persys.cluster.v1.ExecRequest\x1a\x1f.persys.cluster.v1.ExecResponse(\x010\x01\x12b\n" +
 	"\rRecordSession\x12'.persys.cluster.v1.RecordSessionRequest\x1a(.persys.cluster.v1.RecordSessionResponse\x12\\\n" +
@@ -9162,7 +12801,12 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"ClusterKey\x12$.persys.cluster.v1.ClusterKeyRequest\x1a%.persys.cluster.v1.ClusterKeyResponse\x12S\n" +
 	"\bRecovery\x12\".persys.cluster.v1.RecoveryRequest\x1a#.persys.cluster.v1.RecoveryResponse\x12b\n" +
 	"\rRestoreMirror\x12'.persys.cluster.v1.RestoreMirrorRequest\x1a(.persys.cluster.v1.RestoreMirrorResponse\x12_\n" +
-	"\fImportMirror\x12&.persys.cluster.v1.ImportMirrorRequest\x1a'.persys.cluster.v1.ImportMirrorResponse\x12Y\n" +
+	"\fImportMirror\x12&.persys.cluster.v1.ImportMirrorRequest\x1a'.persys.cluster.v1.ImportMirrorResponse\x12_\n" +
+	"\fAttachMirror\x12&.persys.cluster.v1.AttachMirrorRequest\x1a'.persys.cluster.v1.AttachMirrorResponse\x12_\n" +
+	"\fDetachMirror\x12&.persys.cluster.v1.DetachMirrorRequest\x1a'.persys.cluster.v1.DetachMirrorResponse\x12_\n" +
+	"\fMirrorStatus\x12&.persys.cluster.v1.MirrorStatusRequest\x1a'.persys.cluster.v1.MirrorStatusResponse\x12T\n" +
+	"\vProbeMirror\x12%.persys.cluster.v1.ProbeMirrorRequest\x1a\x1e.persys.cluster.v1.MirrorProbe\x12_\n" +
+	"\fGetReadIndex\x12&.persys.cluster.v1.GetReadIndexRequest\x1a'.persys.cluster.v1.GetReadIndexResponse\x12Y\n" +
 	"\n" +
 	"ListDrifts\x12$.persys.cluster.v1.ListDriftsRequest\x1a%.persys.cluster.v1.ListDriftsResponse\x12Z\n" +
 	"\n" +
@@ -9173,11 +12817,31 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\fDeleteVolume\x12&.persys.cluster.v1.DeleteVolumeRequest\x1a'.persys.cluster.v1.DeleteVolumeResponse\x12e\n" +
 	"\x0eListNamespaces\x12(.persys.cluster.v1.ListNamespacesRequest\x1a).persys.cluster.v1.ListNamespacesResponse\x12\\\n" +
 	"\fPutNamespace\x12&.persys.cluster.v1.PutNamespaceRequest\x1a$.persys.cluster.v1.NamespaceResponse\x12h\n" +
-	"\x0fDeleteNamespace\x12).persys.cluster.v1.DeleteNamespaceRequest\x1a*.persys.cluster.v1.DeleteNamespaceResponse\x12Y\n" +
+	"\x0fDeleteNamespace\x12).persys.cluster.v1.DeleteNamespaceRequest\x1a*.persys.cluster.v1.DeleteNamespaceResponse\x12_\n" +
+	"\fListPolicies\x12&.persys.cluster.v1.ListPoliciesRequest\x1a'.persys.cluster.v1.ListPoliciesResponse\x12S\n" +
+	"\tPutPolicy\x12#.persys.cluster.v1.PutPolicyRequest\x1a!.persys.cluster.v1.PolicyResponse\x12Y\n" +
+	"\fDeletePolicy\x12&.persys.cluster.v1.DeletePolicyRequest\x1a!.persys.cluster.v1.PolicyResponse\x12U\n" +
+	"\n" +
+	"BindPolicy\x12$.persys.cluster.v1.BindPolicyRequest\x1a!.persys.cluster.v1.PolicyResponse\x12V\n" +
+	"\tListRoles\x12#.persys.cluster.v1.ListRolesRequest\x1a$.persys.cluster.v1.ListRolesResponse\x12M\n" +
+	"\aPutRole\x12!.persys.cluster.v1.PutRoleRequest\x1a\x1f.persys.cluster.v1.RoleResponse\x12S\n" +
+	"\n" +
+	"DeleteRole\x12$.persys.cluster.v1.DeleteRoleRequest\x1a\x1f.persys.cluster.v1.RoleResponse\x12_\n" +
+	"\fListBindings\x12&.persys.cluster.v1.ListBindingsRequest\x1a'.persys.cluster.v1.ListBindingsResponse\x12O\n" +
+	"\bBindRole\x12\".persys.cluster.v1.BindRoleRequest\x1a\x1f.persys.cluster.v1.RoleResponse\x12_\n" +
+	"\fListAccounts\x12&.persys.cluster.v1.ListAccountsRequest\x1a'.persys.cluster.v1.ListAccountsResponse\x12a\n" +
+	"\rCreateAccount\x12'.persys.cluster.v1.CreateAccountRequest\x1a'.persys.cluster.v1.AccountTokenResponse\x12a\n" +
+	"\rRotateAccount\x12'.persys.cluster.v1.RotateAccountRequest\x1a'.persys.cluster.v1.AccountTokenResponse\x12Y\n" +
+	"\rDeleteAccount\x12'.persys.cluster.v1.DeleteAccountRequest\x1a\x1f.persys.cluster.v1.RoleResponse\x12V\n" +
+	"\tGetAccess\x12#.persys.cluster.v1.GetAccessRequest\x1a$.persys.cluster.v1.GetAccessResponse\x12\\\n" +
+	"\vCheckAccess\x12%.persys.cluster.v1.CheckAccessRequest\x1a&.persys.cluster.v1.CheckAccessResponse\x12Y\n" +
 	"\n" +
 	"GetRollout\x12$.persys.cluster.v1.GetRolloutRequest\x1a%.persys.cluster.v1.GetRolloutResponse\x12Y\n" +
 	"\n" +
-	"SetRollout\x12$.persys.cluster.v1.SetRolloutRequest\x1a%.persys.cluster.v1.SetRolloutResponse2\xcb\b\n" +
+	"SetRollout\x12$.persys.cluster.v1.SetRolloutRequest\x1a%.persys.cluster.v1.SetRolloutResponse\x12S\n" +
+	"\bStartRun\x12\".persys.cluster.v1.StartRunRequest\x1a#.persys.cluster.v1.StartRunResponse\x12Y\n" +
+	"\n" +
+	"ScaleGroup\x12$.persys.cluster.v1.ScaleGroupRequest\x1a%.persys.cluster.v1.ScaleGroupResponse2\xcb\b\n" +
 	"\x05Trust\x12J\n" +
 	"\x05Enrol\x12\x1f.persys.cluster.v1.EnrolRequest\x1a .persys.cluster.v1.EnrolResponse\x12J\n" +
 	"\x05Renew\x12\x1f.persys.cluster.v1.RenewRequest\x1a .persys.cluster.v1.RenewResponse\x12M\n" +
@@ -9205,7 +12869,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 122)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 174)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateGossipRequest)(nil),        // 0: persys.cluster.v1.RotateGossipRequest
 	(*RotateGossipResponse)(nil),       // 1: persys.cluster.v1.RotateGossipResponse
@@ -9242,288 +12906,413 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*StatusResponse)(nil),             // 32: persys.cluster.v1.StatusResponse
 	(*Event)(nil),                      // 33: persys.cluster.v1.Event
 	(*EventsRequest)(nil),              // 34: persys.cluster.v1.EventsRequest
-	(*WatchWorkloadsRequest)(nil),      // 35: persys.cluster.v1.WatchWorkloadsRequest
-	(*WorkloadChange)(nil),             // 36: persys.cluster.v1.WorkloadChange
-	(*WhyRequest)(nil),                 // 37: persys.cluster.v1.WhyRequest
-	(*NodeVerdict)(nil),                // 38: persys.cluster.v1.NodeVerdict
-	(*ReasonCount)(nil),                // 39: persys.cluster.v1.ReasonCount
-	(*WhyResponse)(nil),                // 40: persys.cluster.v1.WhyResponse
-	(*ApplyWorkloadsRequest)(nil),      // 41: persys.cluster.v1.ApplyWorkloadsRequest
-	(*ApplyWorkloadsResponse)(nil),     // 42: persys.cluster.v1.ApplyWorkloadsResponse
-	(*PlanWorkloadsRequest)(nil),       // 43: persys.cluster.v1.PlanWorkloadsRequest
-	(*FieldChange)(nil),                // 44: persys.cluster.v1.FieldChange
-	(*PlannedWorkload)(nil),            // 45: persys.cluster.v1.PlannedWorkload
-	(*PlanWorkloadsResponse)(nil),      // 46: persys.cluster.v1.PlanWorkloadsResponse
-	(*ApplyStreamRequest)(nil),         // 47: persys.cluster.v1.ApplyStreamRequest
-	(*ApplyStreamResponse)(nil),        // 48: persys.cluster.v1.ApplyStreamResponse
-	(*CordonNodeRequest)(nil),          // 49: persys.cluster.v1.CordonNodeRequest
-	(*DrainNodeRequest)(nil),           // 50: persys.cluster.v1.DrainNodeRequest
-	(*RemoveNodeRequest)(nil),          // 51: persys.cluster.v1.RemoveNodeRequest
-	(*FenceNodeRequest)(nil),           // 52: persys.cluster.v1.FenceNodeRequest
-	(*PlannedMove)(nil),                // 53: persys.cluster.v1.PlannedMove
-	(*NodeActionResponse)(nil),         // 54: persys.cluster.v1.NodeActionResponse
-	(*LogsRequest)(nil),                // 55: persys.cluster.v1.LogsRequest
-	(*LogChunk)(nil),                   // 56: persys.cluster.v1.LogChunk
-	(*ExecRequest)(nil),                // 57: persys.cluster.v1.ExecRequest
-	(*ExecOpen)(nil),                   // 58: persys.cluster.v1.ExecOpen
-	(*TerminalSize)(nil),               // 59: persys.cluster.v1.TerminalSize
-	(*ExecResponse)(nil),               // 60: persys.cluster.v1.ExecResponse
-	(*ExecOpened)(nil),                 // 61: persys.cluster.v1.ExecOpened
-	(*ExecExit)(nil),                   // 62: persys.cluster.v1.ExecExit
-	(*RecordSessionRequest)(nil),       // 63: persys.cluster.v1.RecordSessionRequest
-	(*RecordSessionResponse)(nil),      // 64: persys.cluster.v1.RecordSessionResponse
-	(*ListActionsRequest)(nil),         // 65: persys.cluster.v1.ListActionsRequest
-	(*Action)(nil),                     // 66: persys.cluster.v1.Action
-	(*ListActionsResponse)(nil),        // 67: persys.cluster.v1.ListActionsResponse
-	(*ListRevisionsRequest)(nil),       // 68: persys.cluster.v1.ListRevisionsRequest
-	(*WorkloadRevision)(nil),           // 69: persys.cluster.v1.WorkloadRevision
-	(*ListRevisionsResponse)(nil),      // 70: persys.cluster.v1.ListRevisionsResponse
-	(*RollBackRequest)(nil),            // 71: persys.cluster.v1.RollBackRequest
-	(*SetModeRequest)(nil),             // 72: persys.cluster.v1.SetModeRequest
-	(*SetModeResponse)(nil),            // 73: persys.cluster.v1.SetModeResponse
-	(*TransferLeadershipRequest)(nil),  // 74: persys.cluster.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 75: persys.cluster.v1.TransferLeadershipResponse
-	(*RemoveReplicaRequest)(nil),       // 76: persys.cluster.v1.RemoveReplicaRequest
-	(*RemoveReplicaResponse)(nil),      // 77: persys.cluster.v1.RemoveReplicaResponse
-	(*CreateBackupRequest)(nil),        // 78: persys.cluster.v1.CreateBackupRequest
-	(*BackupInfo)(nil),                 // 79: persys.cluster.v1.BackupInfo
-	(*CreateBackupResponse)(nil),       // 80: persys.cluster.v1.CreateBackupResponse
-	(*RestoreBackupRequest)(nil),       // 81: persys.cluster.v1.RestoreBackupRequest
-	(*RestoreBackupResponse)(nil),      // 82: persys.cluster.v1.RestoreBackupResponse
-	(*MirrorContent)(nil),              // 83: persys.cluster.v1.MirrorContent
-	(*MirrorProblem)(nil),              // 84: persys.cluster.v1.MirrorProblem
-	(*RecoveryRequest)(nil),            // 85: persys.cluster.v1.RecoveryRequest
-	(*RecoveryResponse)(nil),           // 86: persys.cluster.v1.RecoveryResponse
-	(*RestoreMirrorRequest)(nil),       // 87: persys.cluster.v1.RestoreMirrorRequest
-	(*RestoreMirrorResponse)(nil),      // 88: persys.cluster.v1.RestoreMirrorResponse
-	(*KeyDifference)(nil),              // 89: persys.cluster.v1.KeyDifference
-	(*ImportMirrorRequest)(nil),        // 90: persys.cluster.v1.ImportMirrorRequest
-	(*ImportMirrorResponse)(nil),       // 91: persys.cluster.v1.ImportMirrorResponse
-	(*ListDriftsRequest)(nil),          // 92: persys.cluster.v1.ListDriftsRequest
-	(*Drift)(nil),                      // 93: persys.cluster.v1.Drift
-	(*ListDriftsResponse)(nil),         // 94: persys.cluster.v1.ListDriftsResponse
-	(*AdoptDriftRequest)(nil),          // 95: persys.cluster.v1.AdoptDriftRequest
-	(*DeleteDriftRequest)(nil),         // 96: persys.cluster.v1.DeleteDriftRequest
-	(*DriftActionResponse)(nil),        // 97: persys.cluster.v1.DriftActionResponse
-	(*CollectGarbageRequest)(nil),      // 98: persys.cluster.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),     // 99: persys.cluster.v1.CollectGarbageResponse
-	(*Garbage)(nil),                    // 100: persys.cluster.v1.Garbage
-	(*ListVolumesRequest)(nil),         // 101: persys.cluster.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 102: persys.cluster.v1.ListVolumesResponse
-	(*Volume)(nil),                     // 103: persys.cluster.v1.Volume
-	(*StorageProblem)(nil),             // 104: persys.cluster.v1.StorageProblem
-	(*DeleteVolumeRequest)(nil),        // 105: persys.cluster.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 106: persys.cluster.v1.DeleteVolumeResponse
-	(*NamespaceAmounts)(nil),           // 107: persys.cluster.v1.NamespaceAmounts
-	(*Namespace)(nil),                  // 108: persys.cluster.v1.Namespace
-	(*ListNamespacesRequest)(nil),      // 109: persys.cluster.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),     // 110: persys.cluster.v1.ListNamespacesResponse
-	(*PutNamespaceRequest)(nil),        // 111: persys.cluster.v1.PutNamespaceRequest
-	(*NamespaceResponse)(nil),          // 112: persys.cluster.v1.NamespaceResponse
-	(*DeleteNamespaceRequest)(nil),     // 113: persys.cluster.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil),    // 114: persys.cluster.v1.DeleteNamespaceResponse
-	(*GetRolloutRequest)(nil),          // 115: persys.cluster.v1.GetRolloutRequest
-	(*GetRolloutResponse)(nil),         // 116: persys.cluster.v1.GetRolloutResponse
-	(*RolloutMember)(nil),              // 117: persys.cluster.v1.RolloutMember
-	(*SetRolloutRequest)(nil),          // 118: persys.cluster.v1.SetRolloutRequest
-	(*SetRolloutResponse)(nil),         // 119: persys.cluster.v1.SetRolloutResponse
-	nil,                                // 120: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 121: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 122: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 123: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 124: persys.control.v1.WorkloadAction
-	(*v1.ApplyWorkloadRequest)(nil),    // 125: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 126: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 127: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 128: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 129: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 130: persys.control.v1.UpdateStrategy
+	(*AuditRequest)(nil),               // 35: persys.cluster.v1.AuditRequest
+	(*AuditRecord)(nil),                // 36: persys.cluster.v1.AuditRecord
+	(*AuditDetail)(nil),                // 37: persys.cluster.v1.AuditDetail
+	(*WatchWorkloadsRequest)(nil),      // 38: persys.cluster.v1.WatchWorkloadsRequest
+	(*WorkloadChange)(nil),             // 39: persys.cluster.v1.WorkloadChange
+	(*WhyRequest)(nil),                 // 40: persys.cluster.v1.WhyRequest
+	(*NodeVerdict)(nil),                // 41: persys.cluster.v1.NodeVerdict
+	(*ReasonCount)(nil),                // 42: persys.cluster.v1.ReasonCount
+	(*WhyResponse)(nil),                // 43: persys.cluster.v1.WhyResponse
+	(*ApplyWorkloadsRequest)(nil),      // 44: persys.cluster.v1.ApplyWorkloadsRequest
+	(*ApplyWorkloadsResponse)(nil),     // 45: persys.cluster.v1.ApplyWorkloadsResponse
+	(*PlanWorkloadsRequest)(nil),       // 46: persys.cluster.v1.PlanWorkloadsRequest
+	(*FieldChange)(nil),                // 47: persys.cluster.v1.FieldChange
+	(*PlannedWorkload)(nil),            // 48: persys.cluster.v1.PlannedWorkload
+	(*PlanWorkloadsResponse)(nil),      // 49: persys.cluster.v1.PlanWorkloadsResponse
+	(*ApplyStreamRequest)(nil),         // 50: persys.cluster.v1.ApplyStreamRequest
+	(*ApplyStreamResponse)(nil),        // 51: persys.cluster.v1.ApplyStreamResponse
+	(*CordonNodeRequest)(nil),          // 52: persys.cluster.v1.CordonNodeRequest
+	(*DrainNodeRequest)(nil),           // 53: persys.cluster.v1.DrainNodeRequest
+	(*RemoveNodeRequest)(nil),          // 54: persys.cluster.v1.RemoveNodeRequest
+	(*FenceNodeRequest)(nil),           // 55: persys.cluster.v1.FenceNodeRequest
+	(*LabelNodeRequest)(nil),           // 56: persys.cluster.v1.LabelNodeRequest
+	(*TaintNodeRequest)(nil),           // 57: persys.cluster.v1.TaintNodeRequest
+	(*PlannedMove)(nil),                // 58: persys.cluster.v1.PlannedMove
+	(*NodeActionResponse)(nil),         // 59: persys.cluster.v1.NodeActionResponse
+	(*LogsRequest)(nil),                // 60: persys.cluster.v1.LogsRequest
+	(*LogChunk)(nil),                   // 61: persys.cluster.v1.LogChunk
+	(*ExecRequest)(nil),                // 62: persys.cluster.v1.ExecRequest
+	(*ExecOpen)(nil),                   // 63: persys.cluster.v1.ExecOpen
+	(*TerminalSize)(nil),               // 64: persys.cluster.v1.TerminalSize
+	(*ExecResponse)(nil),               // 65: persys.cluster.v1.ExecResponse
+	(*ExecOpened)(nil),                 // 66: persys.cluster.v1.ExecOpened
+	(*ExecExit)(nil),                   // 67: persys.cluster.v1.ExecExit
+	(*RecordSessionRequest)(nil),       // 68: persys.cluster.v1.RecordSessionRequest
+	(*RecordSessionResponse)(nil),      // 69: persys.cluster.v1.RecordSessionResponse
+	(*ListActionsRequest)(nil),         // 70: persys.cluster.v1.ListActionsRequest
+	(*Action)(nil),                     // 71: persys.cluster.v1.Action
+	(*ListActionsResponse)(nil),        // 72: persys.cluster.v1.ListActionsResponse
+	(*ListRevisionsRequest)(nil),       // 73: persys.cluster.v1.ListRevisionsRequest
+	(*WorkloadRevision)(nil),           // 74: persys.cluster.v1.WorkloadRevision
+	(*ListRevisionsResponse)(nil),      // 75: persys.cluster.v1.ListRevisionsResponse
+	(*RollBackRequest)(nil),            // 76: persys.cluster.v1.RollBackRequest
+	(*SetModeRequest)(nil),             // 77: persys.cluster.v1.SetModeRequest
+	(*SetModeResponse)(nil),            // 78: persys.cluster.v1.SetModeResponse
+	(*TransferLeadershipRequest)(nil),  // 79: persys.cluster.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 80: persys.cluster.v1.TransferLeadershipResponse
+	(*RemoveReplicaRequest)(nil),       // 81: persys.cluster.v1.RemoveReplicaRequest
+	(*RemoveReplicaResponse)(nil),      // 82: persys.cluster.v1.RemoveReplicaResponse
+	(*CreateBackupRequest)(nil),        // 83: persys.cluster.v1.CreateBackupRequest
+	(*BackupInfo)(nil),                 // 84: persys.cluster.v1.BackupInfo
+	(*CreateBackupResponse)(nil),       // 85: persys.cluster.v1.CreateBackupResponse
+	(*RestoreBackupRequest)(nil),       // 86: persys.cluster.v1.RestoreBackupRequest
+	(*RestoreBackupResponse)(nil),      // 87: persys.cluster.v1.RestoreBackupResponse
+	(*MirrorContent)(nil),              // 88: persys.cluster.v1.MirrorContent
+	(*MirrorProblem)(nil),              // 89: persys.cluster.v1.MirrorProblem
+	(*RecoveryRequest)(nil),            // 90: persys.cluster.v1.RecoveryRequest
+	(*RecoveryResponse)(nil),           // 91: persys.cluster.v1.RecoveryResponse
+	(*RestoreMirrorRequest)(nil),       // 92: persys.cluster.v1.RestoreMirrorRequest
+	(*RestoreMirrorResponse)(nil),      // 93: persys.cluster.v1.RestoreMirrorResponse
+	(*KeyDifference)(nil),              // 94: persys.cluster.v1.KeyDifference
+	(*AttachMirrorRequest)(nil),        // 95: persys.cluster.v1.AttachMirrorRequest
+	(*AttachMirrorResponse)(nil),       // 96: persys.cluster.v1.AttachMirrorResponse
+	(*DetachMirrorRequest)(nil),        // 97: persys.cluster.v1.DetachMirrorRequest
+	(*DetachMirrorResponse)(nil),       // 98: persys.cluster.v1.DetachMirrorResponse
+	(*MirrorStatusRequest)(nil),        // 99: persys.cluster.v1.MirrorStatusRequest
+	(*MirrorStatusResponse)(nil),       // 100: persys.cluster.v1.MirrorStatusResponse
+	(*GetReadIndexRequest)(nil),        // 101: persys.cluster.v1.GetReadIndexRequest
+	(*GetReadIndexResponse)(nil),       // 102: persys.cluster.v1.GetReadIndexResponse
+	(*ProbeMirrorRequest)(nil),         // 103: persys.cluster.v1.ProbeMirrorRequest
+	(*MirrorProbe)(nil),                // 104: persys.cluster.v1.MirrorProbe
+	(*ImportMirrorRequest)(nil),        // 105: persys.cluster.v1.ImportMirrorRequest
+	(*ImportMirrorResponse)(nil),       // 106: persys.cluster.v1.ImportMirrorResponse
+	(*ListDriftsRequest)(nil),          // 107: persys.cluster.v1.ListDriftsRequest
+	(*Drift)(nil),                      // 108: persys.cluster.v1.Drift
+	(*ListDriftsResponse)(nil),         // 109: persys.cluster.v1.ListDriftsResponse
+	(*AdoptDriftRequest)(nil),          // 110: persys.cluster.v1.AdoptDriftRequest
+	(*DeleteDriftRequest)(nil),         // 111: persys.cluster.v1.DeleteDriftRequest
+	(*DriftActionResponse)(nil),        // 112: persys.cluster.v1.DriftActionResponse
+	(*CollectGarbageRequest)(nil),      // 113: persys.cluster.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),     // 114: persys.cluster.v1.CollectGarbageResponse
+	(*Garbage)(nil),                    // 115: persys.cluster.v1.Garbage
+	(*ListVolumesRequest)(nil),         // 116: persys.cluster.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 117: persys.cluster.v1.ListVolumesResponse
+	(*Volume)(nil),                     // 118: persys.cluster.v1.Volume
+	(*StorageProblem)(nil),             // 119: persys.cluster.v1.StorageProblem
+	(*DeleteVolumeRequest)(nil),        // 120: persys.cluster.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 121: persys.cluster.v1.DeleteVolumeResponse
+	(*NamespaceAmounts)(nil),           // 122: persys.cluster.v1.NamespaceAmounts
+	(*Namespace)(nil),                  // 123: persys.cluster.v1.Namespace
+	(*ListNamespacesRequest)(nil),      // 124: persys.cluster.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),     // 125: persys.cluster.v1.ListNamespacesResponse
+	(*PutNamespaceRequest)(nil),        // 126: persys.cluster.v1.PutNamespaceRequest
+	(*NamespaceResponse)(nil),          // 127: persys.cluster.v1.NamespaceResponse
+	(*DeleteNamespaceRequest)(nil),     // 128: persys.cluster.v1.DeleteNamespaceRequest
+	(*Policy)(nil),                     // 129: persys.cluster.v1.Policy
+	(*ListPoliciesRequest)(nil),        // 130: persys.cluster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),       // 131: persys.cluster.v1.ListPoliciesResponse
+	(*PutPolicyRequest)(nil),           // 132: persys.cluster.v1.PutPolicyRequest
+	(*DeletePolicyRequest)(nil),        // 133: persys.cluster.v1.DeletePolicyRequest
+	(*BindPolicyRequest)(nil),          // 134: persys.cluster.v1.BindPolicyRequest
+	(*PolicyResponse)(nil),             // 135: persys.cluster.v1.PolicyResponse
+	(*Role)(nil),                       // 136: persys.cluster.v1.Role
+	(*ListRolesRequest)(nil),           // 137: persys.cluster.v1.ListRolesRequest
+	(*ListRolesResponse)(nil),          // 138: persys.cluster.v1.ListRolesResponse
+	(*PutRoleRequest)(nil),             // 139: persys.cluster.v1.PutRoleRequest
+	(*DeleteRoleRequest)(nil),          // 140: persys.cluster.v1.DeleteRoleRequest
+	(*RoleResponse)(nil),               // 141: persys.cluster.v1.RoleResponse
+	(*Binding)(nil),                    // 142: persys.cluster.v1.Binding
+	(*ListBindingsRequest)(nil),        // 143: persys.cluster.v1.ListBindingsRequest
+	(*ListBindingsResponse)(nil),       // 144: persys.cluster.v1.ListBindingsResponse
+	(*BindRoleRequest)(nil),            // 145: persys.cluster.v1.BindRoleRequest
+	(*Account)(nil),                    // 146: persys.cluster.v1.Account
+	(*ListAccountsRequest)(nil),        // 147: persys.cluster.v1.ListAccountsRequest
+	(*ListAccountsResponse)(nil),       // 148: persys.cluster.v1.ListAccountsResponse
+	(*CreateAccountRequest)(nil),       // 149: persys.cluster.v1.CreateAccountRequest
+	(*RotateAccountRequest)(nil),       // 150: persys.cluster.v1.RotateAccountRequest
+	(*AccountTokenResponse)(nil),       // 151: persys.cluster.v1.AccountTokenResponse
+	(*DeleteAccountRequest)(nil),       // 152: persys.cluster.v1.DeleteAccountRequest
+	(*GetAccessRequest)(nil),           // 153: persys.cluster.v1.GetAccessRequest
+	(*GetAccessResponse)(nil),          // 154: persys.cluster.v1.GetAccessResponse
+	(*Grant)(nil),                      // 155: persys.cluster.v1.Grant
+	(*CheckAccessRequest)(nil),         // 156: persys.cluster.v1.CheckAccessRequest
+	(*CheckAccessResponse)(nil),        // 157: persys.cluster.v1.CheckAccessResponse
+	(*DeleteNamespaceResponse)(nil),    // 158: persys.cluster.v1.DeleteNamespaceResponse
+	(*GetRolloutRequest)(nil),          // 159: persys.cluster.v1.GetRolloutRequest
+	(*GetRolloutResponse)(nil),         // 160: persys.cluster.v1.GetRolloutResponse
+	(*RolloutMember)(nil),              // 161: persys.cluster.v1.RolloutMember
+	(*SetRolloutRequest)(nil),          // 162: persys.cluster.v1.SetRolloutRequest
+	(*SetRolloutResponse)(nil),         // 163: persys.cluster.v1.SetRolloutResponse
+	(*StartRunRequest)(nil),            // 164: persys.cluster.v1.StartRunRequest
+	(*StartRunResponse)(nil),           // 165: persys.cluster.v1.StartRunResponse
+	(*ScaleGroupRequest)(nil),          // 166: persys.cluster.v1.ScaleGroupRequest
+	(*ScaleGroupResponse)(nil),         // 167: persys.cluster.v1.ScaleGroupResponse
+	nil,                                // 168: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 169: persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	nil,                                // 170: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	nil,                                // 171: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 172: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 173: persys.cluster.v1.StartRunRequest.ParametersEntry
+	(*timestamppb.Timestamp)(nil),      // 174: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 175: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 176: persys.control.v1.WorkloadAction
+	(*v1.ApplyWorkloadRequest)(nil),    // 177: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 178: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 179: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 180: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 181: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 182: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 183: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 184: persys.control.v1.UpdateStrategy
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	8,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	122, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	174, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	11,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	122, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	122, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	174, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	174, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	11,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	122, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	122, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	174, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	174, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	17,  // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	8,   // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	122, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	122, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	174, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	174, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	22,  // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	22,  // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	122, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	174, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	31,  // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	122, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	122, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	120, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	123, // 19: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
-	39,  // 20: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
-	38,  // 21: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	124, // 22: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	125, // 23: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	126, // 24: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	125, // 25: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	44,  // 26: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
-	39,  // 27: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
-	38,  // 28: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	45,  // 29: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	125, // 30: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	126, // 31: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	127, // 32: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
-	53,  // 33: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	58,  // 34: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
-	59,  // 35: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
-	59,  // 36: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
-	61,  // 37: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
-	56,  // 38: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
-	62,  // 39: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	121, // 40: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	122, // 41: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	122, // 42: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	122, // 43: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
-	66,  // 44: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	122, // 45: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
-	44,  // 46: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	128, // 47: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
-	69,  // 48: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
-	44,  // 49: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	122, // 50: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
-	79,  // 51: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
-	79,  // 52: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
-	79,  // 53: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	84,  // 54: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	122, // 55: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	83,  // 56: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	79,  // 57: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	89,  // 58: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
-	83,  // 59: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	82,  // 60: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	122, // 61: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
-	93,  // 62: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	125, // 63: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
-	100, // 64: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
-	103, // 65: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
-	104, // 66: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	122, // 67: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	122, // 68: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
-	107, // 69: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	107, // 70: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	122, // 71: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	122, // 72: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	108, // 73: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
-	107, // 74: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	108, // 75: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	129, // 76: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	130, // 77: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
-	117, // 78: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	122, // 79: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	122, // 80: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	30,  // 81: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	34,  // 82: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	35,  // 83: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	37,  // 84: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	41,  // 85: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	43,  // 86: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	47,  // 87: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	49,  // 88: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	50,  // 89: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	51,  // 90: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	52,  // 91: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	55,  // 92: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	57,  // 93: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	63,  // 94: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	65,  // 95: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	68,  // 96: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	71,  // 97: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	72,  // 98: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	74,  // 99: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	76,  // 100: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	78,  // 101: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	81,  // 102: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	28,  // 103: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	85,  // 104: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	87,  // 105: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	90,  // 106: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	92,  // 107: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	95,  // 108: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	96,  // 109: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	98,  // 110: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	101, // 111: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	105, // 112: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	109, // 113: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	111, // 114: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	113, // 115: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	115, // 116: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	118, // 117: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	2,   // 118: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	4,   // 119: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	6,   // 120: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	9,   // 121: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	12,  // 122: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	14,  // 123: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	16,  // 124: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	19,  // 125: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	21,  // 126: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	24,  // 127: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	26,  // 128: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	0,   // 129: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	32,  // 130: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	33,  // 131: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	36,  // 132: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	40,  // 133: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	42,  // 134: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	46,  // 135: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	48,  // 136: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	54,  // 137: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	54,  // 138: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	54,  // 139: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	54,  // 140: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	56,  // 141: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	60,  // 142: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	64,  // 143: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	67,  // 144: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	70,  // 145: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	126, // 146: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	73,  // 147: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	75,  // 148: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	77,  // 149: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	80,  // 150: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	82,  // 151: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	29,  // 152: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	86,  // 153: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	88,  // 154: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	91,  // 155: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	94,  // 156: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	97,  // 157: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	97,  // 158: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	99,  // 159: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	102, // 160: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	106, // 161: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	110, // 162: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	112, // 163: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	114, // 164: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	116, // 165: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	119, // 166: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	3,   // 167: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	5,   // 168: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	7,   // 169: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	10,  // 170: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	13,  // 171: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	15,  // 172: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	18,  // 173: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	20,  // 174: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	23,  // 175: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	25,  // 176: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	27,  // 177: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	1,   // 178: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	130, // [130:179] is the sub-list for method output_type
-	81,  // [81:130] is the sub-list for method input_type
-	81,  // [81:81] is the sub-list for extension type_name
-	81,  // [81:81] is the sub-list for extension extendee
-	0,   // [0:81] is the sub-list for field type_name
+	174, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	174, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	168, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	37,  // 19: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
+	175, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	42,  // 21: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
+	41,  // 22: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	176, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	177, // 24: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	178, // 25: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	177, // 26: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	47,  // 27: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
+	42,  // 28: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
+	41,  // 29: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	179, // 30: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	48,  // 31: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
+	177, // 32: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	178, // 33: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	169, // 34: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	180, // 35: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	181, // 36: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	58,  // 37: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
+	63,  // 38: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
+	64,  // 39: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
+	64,  // 40: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
+	66,  // 41: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
+	61,  // 42: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
+	67,  // 43: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
+	170, // 44: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	174, // 45: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	174, // 46: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	174, // 47: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	71,  // 48: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
+	174, // 49: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	47,  // 50: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
+	182, // 51: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	74,  // 52: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
+	47,  // 53: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
+	174, // 54: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	84,  // 55: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	84,  // 56: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	84,  // 57: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	89,  // 58: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
+	174, // 59: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	88,  // 60: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	84,  // 61: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	94,  // 62: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
+	104, // 63: persys.cluster.v1.AttachMirrorResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
+	104, // 64: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
+	88,  // 65: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	87,  // 66: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
+	174, // 67: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	108, // 68: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
+	177, // 69: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	115, // 70: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
+	118, // 71: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
+	119, // 72: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
+	174, // 73: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	174, // 74: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	122, // 75: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	122, // 76: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
+	174, // 77: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	174, // 78: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	123, // 79: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
+	122, // 80: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	123, // 81: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
+	174, // 82: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	129, // 83: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
+	174, // 84: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	136, // 85: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
+	174, // 86: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	142, // 87: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
+	174, // 88: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	171, // 89: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	174, // 90: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	146, // 91: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
+	172, // 92: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	146, // 93: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
+	155, // 94: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
+	174, // 95: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	183, // 96: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	184, // 97: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	161, // 98: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
+	174, // 99: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	174, // 100: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	173, // 101: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	30,  // 102: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	34,  // 103: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	35,  // 104: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	38,  // 105: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	40,  // 106: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	44,  // 107: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	46,  // 108: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	50,  // 109: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	52,  // 110: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	53,  // 111: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	54,  // 112: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	55,  // 113: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	56,  // 114: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	57,  // 115: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	60,  // 116: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	62,  // 117: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	68,  // 118: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	70,  // 119: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	73,  // 120: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	76,  // 121: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	77,  // 122: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	79,  // 123: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	81,  // 124: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	83,  // 125: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	86,  // 126: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	28,  // 127: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	90,  // 128: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	92,  // 129: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	105, // 130: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	95,  // 131: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	97,  // 132: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	99,  // 133: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	103, // 134: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	101, // 135: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	107, // 136: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	110, // 137: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	111, // 138: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	113, // 139: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	116, // 140: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	120, // 141: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	124, // 142: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	126, // 143: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	128, // 144: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	130, // 145: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	132, // 146: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	133, // 147: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	134, // 148: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	137, // 149: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	139, // 150: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	140, // 151: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	143, // 152: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	145, // 153: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	147, // 154: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	149, // 155: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	150, // 156: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	152, // 157: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	153, // 158: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	156, // 159: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	159, // 160: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	162, // 161: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	164, // 162: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	166, // 163: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	2,   // 164: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	4,   // 165: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	6,   // 166: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	9,   // 167: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	12,  // 168: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	14,  // 169: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	16,  // 170: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	19,  // 171: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	21,  // 172: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	24,  // 173: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	26,  // 174: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	0,   // 175: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	32,  // 176: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	33,  // 177: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	36,  // 178: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	39,  // 179: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	43,  // 180: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	45,  // 181: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	49,  // 182: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	51,  // 183: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	59,  // 184: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 185: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 186: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 187: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 188: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 189: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	61,  // 190: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	65,  // 191: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	69,  // 192: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	72,  // 193: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	75,  // 194: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	178, // 195: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	78,  // 196: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	80,  // 197: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	82,  // 198: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	85,  // 199: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	87,  // 200: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	29,  // 201: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	91,  // 202: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	93,  // 203: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	106, // 204: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	96,  // 205: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	98,  // 206: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	100, // 207: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	104, // 208: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	102, // 209: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	109, // 210: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	112, // 211: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	112, // 212: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	114, // 213: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	117, // 214: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	121, // 215: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	125, // 216: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	127, // 217: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	158, // 218: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	131, // 219: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	135, // 220: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 221: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 222: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	138, // 223: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	141, // 224: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	141, // 225: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	144, // 226: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	141, // 227: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 228: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	151, // 229: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	151, // 230: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	141, // 231: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	154, // 232: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	157, // 233: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	160, // 234: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	163, // 235: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	165, // 236: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	167, // 237: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	3,   // 238: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	5,   // 239: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	7,   // 240: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	10,  // 241: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	13,  // 242: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	15,  // 243: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	18,  // 244: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	20,  // 245: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	23,  // 246: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	25,  // 247: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	27,  // 248: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	1,   // 249: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	176, // [176:250] is the sub-list for method output_type
+	102, // [102:176] is the sub-list for method input_type
+	102, // [102:102] is the sub-list for extension type_name
+	102, // [102:102] is the sub-list for extension extendee
+	0,   // [0:102] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -9531,26 +13320,28 @@ func file_api_cluster_v1_cluster_proto_init() {
 	if File_api_cluster_v1_cluster_proto != nil {
 		return
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[57].OneofWrappers = []any{
+	file_api_cluster_v1_cluster_proto_msgTypes[62].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[60].OneofWrappers = []any{
+	file_api_cluster_v1_cluster_proto_msgTypes[65].OneofWrappers = []any{
 		(*ExecResponse_Opened)(nil),
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[111].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[126].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[132].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[139].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   122,
+			NumMessages:   174,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

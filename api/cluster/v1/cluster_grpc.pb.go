@@ -25,6 +25,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Cluster_Status_FullMethodName             = "/persys.cluster.v1.Cluster/Status"
 	Cluster_Events_FullMethodName             = "/persys.cluster.v1.Cluster/Events"
+	Cluster_Audit_FullMethodName              = "/persys.cluster.v1.Cluster/Audit"
 	Cluster_WatchWorkloads_FullMethodName     = "/persys.cluster.v1.Cluster/WatchWorkloads"
 	Cluster_Why_FullMethodName                = "/persys.cluster.v1.Cluster/Why"
 	Cluster_ApplyWorkloads_FullMethodName     = "/persys.cluster.v1.Cluster/ApplyWorkloads"
@@ -34,6 +35,8 @@ const (
 	Cluster_DrainNode_FullMethodName          = "/persys.cluster.v1.Cluster/DrainNode"
 	Cluster_RemoveNode_FullMethodName         = "/persys.cluster.v1.Cluster/RemoveNode"
 	Cluster_FenceNode_FullMethodName          = "/persys.cluster.v1.Cluster/FenceNode"
+	Cluster_LabelNode_FullMethodName          = "/persys.cluster.v1.Cluster/LabelNode"
+	Cluster_TaintNode_FullMethodName          = "/persys.cluster.v1.Cluster/TaintNode"
 	Cluster_Logs_FullMethodName               = "/persys.cluster.v1.Cluster/Logs"
 	Cluster_Exec_FullMethodName               = "/persys.cluster.v1.Cluster/Exec"
 	Cluster_RecordSession_FullMethodName      = "/persys.cluster.v1.Cluster/RecordSession"
@@ -49,6 +52,11 @@ const (
 	Cluster_Recovery_FullMethodName           = "/persys.cluster.v1.Cluster/Recovery"
 	Cluster_RestoreMirror_FullMethodName      = "/persys.cluster.v1.Cluster/RestoreMirror"
 	Cluster_ImportMirror_FullMethodName       = "/persys.cluster.v1.Cluster/ImportMirror"
+	Cluster_AttachMirror_FullMethodName       = "/persys.cluster.v1.Cluster/AttachMirror"
+	Cluster_DetachMirror_FullMethodName       = "/persys.cluster.v1.Cluster/DetachMirror"
+	Cluster_MirrorStatus_FullMethodName       = "/persys.cluster.v1.Cluster/MirrorStatus"
+	Cluster_ProbeMirror_FullMethodName        = "/persys.cluster.v1.Cluster/ProbeMirror"
+	Cluster_GetReadIndex_FullMethodName       = "/persys.cluster.v1.Cluster/GetReadIndex"
 	Cluster_ListDrifts_FullMethodName         = "/persys.cluster.v1.Cluster/ListDrifts"
 	Cluster_AdoptDrift_FullMethodName         = "/persys.cluster.v1.Cluster/AdoptDrift"
 	Cluster_DeleteDrift_FullMethodName        = "/persys.cluster.v1.Cluster/DeleteDrift"
@@ -58,8 +66,25 @@ const (
 	Cluster_ListNamespaces_FullMethodName     = "/persys.cluster.v1.Cluster/ListNamespaces"
 	Cluster_PutNamespace_FullMethodName       = "/persys.cluster.v1.Cluster/PutNamespace"
 	Cluster_DeleteNamespace_FullMethodName    = "/persys.cluster.v1.Cluster/DeleteNamespace"
+	Cluster_ListPolicies_FullMethodName       = "/persys.cluster.v1.Cluster/ListPolicies"
+	Cluster_PutPolicy_FullMethodName          = "/persys.cluster.v1.Cluster/PutPolicy"
+	Cluster_DeletePolicy_FullMethodName       = "/persys.cluster.v1.Cluster/DeletePolicy"
+	Cluster_BindPolicy_FullMethodName         = "/persys.cluster.v1.Cluster/BindPolicy"
+	Cluster_ListRoles_FullMethodName          = "/persys.cluster.v1.Cluster/ListRoles"
+	Cluster_PutRole_FullMethodName            = "/persys.cluster.v1.Cluster/PutRole"
+	Cluster_DeleteRole_FullMethodName         = "/persys.cluster.v1.Cluster/DeleteRole"
+	Cluster_ListBindings_FullMethodName       = "/persys.cluster.v1.Cluster/ListBindings"
+	Cluster_BindRole_FullMethodName           = "/persys.cluster.v1.Cluster/BindRole"
+	Cluster_ListAccounts_FullMethodName       = "/persys.cluster.v1.Cluster/ListAccounts"
+	Cluster_CreateAccount_FullMethodName      = "/persys.cluster.v1.Cluster/CreateAccount"
+	Cluster_RotateAccount_FullMethodName      = "/persys.cluster.v1.Cluster/RotateAccount"
+	Cluster_DeleteAccount_FullMethodName      = "/persys.cluster.v1.Cluster/DeleteAccount"
+	Cluster_GetAccess_FullMethodName          = "/persys.cluster.v1.Cluster/GetAccess"
+	Cluster_CheckAccess_FullMethodName        = "/persys.cluster.v1.Cluster/CheckAccess"
 	Cluster_GetRollout_FullMethodName         = "/persys.cluster.v1.Cluster/GetRollout"
 	Cluster_SetRollout_FullMethodName         = "/persys.cluster.v1.Cluster/SetRollout"
+	Cluster_StartRun_FullMethodName           = "/persys.cluster.v1.Cluster/StartRun"
+	Cluster_ScaleGroup_FullMethodName         = "/persys.cluster.v1.Cluster/ScaleGroup"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -70,11 +95,14 @@ type ClusterClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// Events streams past events and, with follow, new ones, oldest first.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
+	// Audit streams the records that the audit logs still keep, oldest first. One log has the changes that
+	// users made, the other one the calls that were refused.
+	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditRecord], error)
 	// WatchWorkloads streams the current views, then every change.
 	WatchWorkloads(ctx context.Context, in *WatchWorkloadsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WorkloadChange], error)
 	// Why explains the placement of a workload node by node.
 	Why(ctx context.Context, in *WhyRequest, opts ...grpc.CallOption) (*WhyResponse, error)
-	// ApplyWorkloads applies many workloads in one call, each judged alone.
+	// ApplyWorkloads applies many workloads in one call. Each is accepted or refused separately.
 	ApplyWorkloads(ctx context.Context, in *ApplyWorkloadsRequest, opts ...grpc.CallOption) (*ApplyWorkloadsResponse, error)
 	// PlanWorkloads returns what an apply would change and where each workload would run. It changes
 	// nothing.
@@ -85,6 +113,10 @@ type ClusterClient interface {
 	DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
 	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
 	FenceNode(ctx context.Context, in *FenceNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
+	// LabelNode sets or removes labels of a node. This takes precedence over what the agent reports.
+	LabelNode(ctx context.Context, in *LabelNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
+	// TaintNode sets or removes taints of a node. This takes precedence over what the agent reports.
+	TaintNode(ctx context.Context, in *TaintNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
 	// Logs streams a workload's output through any replica.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
 	// Exec runs a command in a workload, or opens its console, through any replica. The first message
@@ -100,7 +132,8 @@ type ClusterClient interface {
 	// RollBack applies an earlier specification as a new revision.
 	RollBack(ctx context.Context, in *RollBackRequest, opts ...grpc.CallOption) (*v1.ApplyWorkloadResponse, error)
 	SetMode(ctx context.Context, in *SetModeRequest, opts ...grpc.CallOption) (*SetModeResponse, error)
-	// TransferLeadership hands over to the named replica, or to the best one.
+	// TransferLeadership hands leadership over to the named replica or, without a name,
+	// to the most advanced healthy voter.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
 	RemoveReplica(ctx context.Context, in *RemoveReplicaRequest, opts ...grpc.CallOption) (*RemoveReplicaResponse, error)
 	// CreateBackup streams this replica's state: first a description, then the snapshot in pieces. It
@@ -119,7 +152,19 @@ type ClusterClient interface {
 	// ImportMirror imports the records in etcd into a cluster without workloads. With preview it only
 	// returns the changes.
 	ImportMirror(ctx context.Context, in *ImportMirrorRequest, opts ...grpc.CallOption) (*ImportMirrorResponse, error)
-	// Lists the differences between the nodes and the state.
+	// AttachMirror makes an etcd the mirror of this cluster. Every scheduler must reach the same etcd.
+	AttachMirror(ctx context.Context, in *AttachMirrorRequest, opts ...grpc.CallOption) (*AttachMirrorResponse, error)
+	// DetachMirror ends the mirror. The records in etcd stay. If the schedulers have ETCD_ENDPOINTS,
+	// they attach the etcd that it names now.
+	DetachMirror(ctx context.Context, in *DetachMirrorRequest, opts ...grpc.CallOption) (*DetachMirrorResponse, error)
+	// MirrorStatus returns the state of the mirror and which schedulers reach its etcd.
+	MirrorStatus(ctx context.Context, in *MirrorStatusRequest, opts ...grpc.CallOption) (*MirrorStatusResponse, error)
+	// ProbeMirror makes one scheduler contact an etcd. Only schedulers may call it.
+	ProbeMirror(ctx context.Context, in *ProbeMirrorRequest, opts ...grpc.CallOption) (*MirrorProbe, error)
+	// GetReadIndex returns the log index that a state must have reached to show everything that was
+	// committed before the call. Only schedulers may call it.
+	GetReadIndex(ctx context.Context, in *GetReadIndexRequest, opts ...grpc.CallOption) (*GetReadIndexResponse, error)
+	// Lists the differences between nodes and the state (drifts).
 	ListDrifts(ctx context.Context, in *ListDriftsRequest, opts ...grpc.CallOption) (*ListDriftsResponse, error)
 	// Turns an orphan into a workload on its node.
 	AdoptDrift(ctx context.Context, in *AdoptDriftRequest, opts ...grpc.CallOption) (*DriftActionResponse, error)
@@ -137,10 +182,45 @@ type ClusterClient interface {
 	PutNamespace(ctx context.Context, in *PutNamespaceRequest, opts ...grpc.CallOption) (*NamespaceResponse, error)
 	// Deletes a namespace that has no workloads and no users.
 	DeleteNamespace(ctx context.Context, in *DeleteNamespaceRequest, opts ...grpc.CallOption) (*DeleteNamespaceResponse, error)
+	// Lists policies: first the built-in ones.
+	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
+	// Creates a policy, or replaces it. Its bindings stay.
+	PutPolicy(ctx context.Context, in *PutPolicyRequest, opts ...grpc.CallOption) (*PolicyResponse, error)
+	// Deletes a policy that is bound to nothing.
+	DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*PolicyResponse, error)
+	// Binds a policy to a namespace or to the nodes with a label, in place of the present one.
+	BindPolicy(ctx context.Context, in *BindPolicyRequest, opts ...grpc.CallOption) (*PolicyResponse, error)
+	// Lists roles: first the built-in ones.
+	ListRoles(ctx context.Context, in *ListRolesRequest, opts ...grpc.CallOption) (*ListRolesResponse, error)
+	// Creates a role, or replaces it. Its bindings stay. The caller must have all its permissions.
+	PutRole(ctx context.Context, in *PutRoleRequest, opts ...grpc.CallOption) (*RoleResponse, error)
+	// Deletes a role that is bound to nobody.
+	DeleteRole(ctx context.Context, in *DeleteRoleRequest, opts ...grpc.CallOption) (*RoleResponse, error)
+	// Lists the bindings of roles to people, groups and accounts.
+	ListBindings(ctx context.Context, in *ListBindingsRequest, opts ...grpc.CallOption) (*ListBindingsResponse, error)
+	// Binds a role to a person, group or account, in place of the present binding of this role to it. The
+	// caller must have all permissions of the role there.
+	BindRole(ctx context.Context, in *BindRoleRequest, opts ...grpc.CallOption) (*RoleResponse, error)
+	// Lists the accounts of programs, without their tokens.
+	ListAccounts(ctx context.Context, in *ListAccountsRequest, opts ...grpc.CallOption) (*ListAccountsResponse, error)
+	// Creates an account, and its bearer token unless it has an OIDC issuer.
+	CreateAccount(ctx context.Context, in *CreateAccountRequest, opts ...grpc.CallOption) (*AccountTokenResponse, error)
+	// Replaces the bearer token of an account.
+	RotateAccount(ctx context.Context, in *RotateAccountRequest, opts ...grpc.CallOption) (*AccountTokenResponse, error)
+	// Deletes an account with its bindings. Its token is refused from then on.
+	DeleteAccount(ctx context.Context, in *DeleteAccountRequest, opts ...grpc.CallOption) (*RoleResponse, error)
+	// Returns the identity and the roles of the caller.
+	GetAccess(ctx context.Context, in *GetAccessRequest, opts ...grpc.CallOption) (*GetAccessResponse, error)
+	// Returns whether the caller may make a call, by the same rules that the call itself applies.
+	CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*CheckAccessResponse, error)
 	// GetRollout returns the last member-by-member update of a group.
 	GetRollout(ctx context.Context, in *GetRolloutRequest, opts ...grpc.CallOption) (*GetRolloutResponse, error)
 	// SetRollout pauses, resumes or undoes a rollout.
 	SetRollout(ctx context.Context, in *SetRolloutRequest, opts ...grpc.CallOption) (*SetRolloutResponse, error)
+	// StartRun starts one run of a cron or of a parameterized job.
+	StartRun(ctx context.Context, in *StartRunRequest, opts ...grpc.CallOption) (*StartRunResponse, error)
+	// ScaleGroup changes the number of members of a group, without its specification.
+	ScaleGroup(ctx context.Context, in *ScaleGroupRequest, opts ...grpc.CallOption) (*ScaleGroupResponse, error)
 }
 
 type clusterClient struct {
@@ -180,9 +260,28 @@ func (c *clusterClient) Events(ctx context.Context, in *EventsRequest, opts ...g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Cluster_EventsClient = grpc.ServerStreamingClient[Event]
 
+func (c *clusterClient) Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditRecord], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[1], Cluster_Audit_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[AuditRequest, AuditRecord]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_AuditClient = grpc.ServerStreamingClient[AuditRecord]
+
 func (c *clusterClient) WatchWorkloads(ctx context.Context, in *WatchWorkloadsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WorkloadChange], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[1], Cluster_WatchWorkloads_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[2], Cluster_WatchWorkloads_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -231,7 +330,7 @@ func (c *clusterClient) PlanWorkloads(ctx context.Context, in *PlanWorkloadsRequ
 
 func (c *clusterClient) ApplyStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ApplyStreamRequest, ApplyStreamResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[2], Cluster_ApplyStream_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[3], Cluster_ApplyStream_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -282,9 +381,29 @@ func (c *clusterClient) FenceNode(ctx context.Context, in *FenceNodeRequest, opt
 	return out, nil
 }
 
+func (c *clusterClient) LabelNode(ctx context.Context, in *LabelNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeActionResponse)
+	err := c.cc.Invoke(ctx, Cluster_LabelNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) TaintNode(ctx context.Context, in *TaintNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeActionResponse)
+	err := c.cc.Invoke(ctx, Cluster_TaintNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[3], Cluster_Logs_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[4], Cluster_Logs_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -303,7 +422,7 @@ type Cluster_LogsClient = grpc.ServerStreamingClient[LogChunk]
 
 func (c *clusterClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[4], Cluster_Exec_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[5], Cluster_Exec_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -386,7 +505,7 @@ func (c *clusterClient) RemoveReplica(ctx context.Context, in *RemoveReplicaRequ
 
 func (c *clusterClient) CreateBackup(ctx context.Context, in *CreateBackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateBackupResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[5], Cluster_CreateBackup_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[6], Cluster_CreateBackup_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -405,7 +524,7 @@ type Cluster_CreateBackupClient = grpc.ServerStreamingClient[CreateBackupRespons
 
 func (c *clusterClient) RestoreBackup(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[RestoreBackupRequest, RestoreBackupResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[6], Cluster_RestoreBackup_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[7], Cluster_RestoreBackup_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -450,6 +569,56 @@ func (c *clusterClient) ImportMirror(ctx context.Context, in *ImportMirrorReques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ImportMirrorResponse)
 	err := c.cc.Invoke(ctx, Cluster_ImportMirror_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) AttachMirror(ctx context.Context, in *AttachMirrorRequest, opts ...grpc.CallOption) (*AttachMirrorResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AttachMirrorResponse)
+	err := c.cc.Invoke(ctx, Cluster_AttachMirror_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DetachMirror(ctx context.Context, in *DetachMirrorRequest, opts ...grpc.CallOption) (*DetachMirrorResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DetachMirrorResponse)
+	err := c.cc.Invoke(ctx, Cluster_DetachMirror_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) MirrorStatus(ctx context.Context, in *MirrorStatusRequest, opts ...grpc.CallOption) (*MirrorStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MirrorStatusResponse)
+	err := c.cc.Invoke(ctx, Cluster_MirrorStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ProbeMirror(ctx context.Context, in *ProbeMirrorRequest, opts ...grpc.CallOption) (*MirrorProbe, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MirrorProbe)
+	err := c.cc.Invoke(ctx, Cluster_ProbeMirror_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) GetReadIndex(ctx context.Context, in *GetReadIndexRequest, opts ...grpc.CallOption) (*GetReadIndexResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetReadIndexResponse)
+	err := c.cc.Invoke(ctx, Cluster_GetReadIndex_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -546,6 +715,156 @@ func (c *clusterClient) DeleteNamespace(ctx context.Context, in *DeleteNamespace
 	return out, nil
 }
 
+func (c *clusterClient) ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPoliciesResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) PutPolicy(ctx context.Context, in *PutPolicyRequest, opts ...grpc.CallOption) (*PolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyResponse)
+	err := c.cc.Invoke(ctx, Cluster_PutPolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*PolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyResponse)
+	err := c.cc.Invoke(ctx, Cluster_DeletePolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) BindPolicy(ctx context.Context, in *BindPolicyRequest, opts ...grpc.CallOption) (*PolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyResponse)
+	err := c.cc.Invoke(ctx, Cluster_BindPolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ListRoles(ctx context.Context, in *ListRolesRequest, opts ...grpc.CallOption) (*ListRolesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRolesResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListRoles_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) PutRole(ctx context.Context, in *PutRoleRequest, opts ...grpc.CallOption) (*RoleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RoleResponse)
+	err := c.cc.Invoke(ctx, Cluster_PutRole_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DeleteRole(ctx context.Context, in *DeleteRoleRequest, opts ...grpc.CallOption) (*RoleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RoleResponse)
+	err := c.cc.Invoke(ctx, Cluster_DeleteRole_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ListBindings(ctx context.Context, in *ListBindingsRequest, opts ...grpc.CallOption) (*ListBindingsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListBindingsResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListBindings_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) BindRole(ctx context.Context, in *BindRoleRequest, opts ...grpc.CallOption) (*RoleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RoleResponse)
+	err := c.cc.Invoke(ctx, Cluster_BindRole_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ListAccounts(ctx context.Context, in *ListAccountsRequest, opts ...grpc.CallOption) (*ListAccountsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAccountsResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListAccounts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) CreateAccount(ctx context.Context, in *CreateAccountRequest, opts ...grpc.CallOption) (*AccountTokenResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AccountTokenResponse)
+	err := c.cc.Invoke(ctx, Cluster_CreateAccount_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) RotateAccount(ctx context.Context, in *RotateAccountRequest, opts ...grpc.CallOption) (*AccountTokenResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AccountTokenResponse)
+	err := c.cc.Invoke(ctx, Cluster_RotateAccount_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DeleteAccount(ctx context.Context, in *DeleteAccountRequest, opts ...grpc.CallOption) (*RoleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RoleResponse)
+	err := c.cc.Invoke(ctx, Cluster_DeleteAccount_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) GetAccess(ctx context.Context, in *GetAccessRequest, opts ...grpc.CallOption) (*GetAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetAccessResponse)
+	err := c.cc.Invoke(ctx, Cluster_GetAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*CheckAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckAccessResponse)
+	err := c.cc.Invoke(ctx, Cluster_CheckAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterClient) GetRollout(ctx context.Context, in *GetRolloutRequest, opts ...grpc.CallOption) (*GetRolloutResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetRolloutResponse)
@@ -566,6 +885,26 @@ func (c *clusterClient) SetRollout(ctx context.Context, in *SetRolloutRequest, o
 	return out, nil
 }
 
+func (c *clusterClient) StartRun(ctx context.Context, in *StartRunRequest, opts ...grpc.CallOption) (*StartRunResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartRunResponse)
+	err := c.cc.Invoke(ctx, Cluster_StartRun_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ScaleGroup(ctx context.Context, in *ScaleGroupRequest, opts ...grpc.CallOption) (*ScaleGroupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ScaleGroupResponse)
+	err := c.cc.Invoke(ctx, Cluster_ScaleGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -574,11 +913,14 @@ type ClusterServer interface {
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// Events streams past events and, with follow, new ones, oldest first.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
+	// Audit streams the records that the audit logs still keep, oldest first. One log has the changes that
+	// users made, the other one the calls that were refused.
+	Audit(*AuditRequest, grpc.ServerStreamingServer[AuditRecord]) error
 	// WatchWorkloads streams the current views, then every change.
 	WatchWorkloads(*WatchWorkloadsRequest, grpc.ServerStreamingServer[WorkloadChange]) error
 	// Why explains the placement of a workload node by node.
 	Why(context.Context, *WhyRequest) (*WhyResponse, error)
-	// ApplyWorkloads applies many workloads in one call, each judged alone.
+	// ApplyWorkloads applies many workloads in one call. Each is accepted or refused separately.
 	ApplyWorkloads(context.Context, *ApplyWorkloadsRequest) (*ApplyWorkloadsResponse, error)
 	// PlanWorkloads returns what an apply would change and where each workload would run. It changes
 	// nothing.
@@ -589,6 +931,10 @@ type ClusterServer interface {
 	DrainNode(context.Context, *DrainNodeRequest) (*NodeActionResponse, error)
 	RemoveNode(context.Context, *RemoveNodeRequest) (*NodeActionResponse, error)
 	FenceNode(context.Context, *FenceNodeRequest) (*NodeActionResponse, error)
+	// LabelNode sets or removes labels of a node. This takes precedence over what the agent reports.
+	LabelNode(context.Context, *LabelNodeRequest) (*NodeActionResponse, error)
+	// TaintNode sets or removes taints of a node. This takes precedence over what the agent reports.
+	TaintNode(context.Context, *TaintNodeRequest) (*NodeActionResponse, error)
 	// Logs streams a workload's output through any replica.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
 	// Exec runs a command in a workload, or opens its console, through any replica. The first message
@@ -604,7 +950,8 @@ type ClusterServer interface {
 	// RollBack applies an earlier specification as a new revision.
 	RollBack(context.Context, *RollBackRequest) (*v1.ApplyWorkloadResponse, error)
 	SetMode(context.Context, *SetModeRequest) (*SetModeResponse, error)
-	// TransferLeadership hands over to the named replica, or to the best one.
+	// TransferLeadership hands leadership over to the named replica or, without a name,
+	// to the most advanced healthy voter.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
 	RemoveReplica(context.Context, *RemoveReplicaRequest) (*RemoveReplicaResponse, error)
 	// CreateBackup streams this replica's state: first a description, then the snapshot in pieces. It
@@ -623,7 +970,19 @@ type ClusterServer interface {
 	// ImportMirror imports the records in etcd into a cluster without workloads. With preview it only
 	// returns the changes.
 	ImportMirror(context.Context, *ImportMirrorRequest) (*ImportMirrorResponse, error)
-	// Lists the differences between the nodes and the state.
+	// AttachMirror makes an etcd the mirror of this cluster. Every scheduler must reach the same etcd.
+	AttachMirror(context.Context, *AttachMirrorRequest) (*AttachMirrorResponse, error)
+	// DetachMirror ends the mirror. The records in etcd stay. If the schedulers have ETCD_ENDPOINTS,
+	// they attach the etcd that it names now.
+	DetachMirror(context.Context, *DetachMirrorRequest) (*DetachMirrorResponse, error)
+	// MirrorStatus returns the state of the mirror and which schedulers reach its etcd.
+	MirrorStatus(context.Context, *MirrorStatusRequest) (*MirrorStatusResponse, error)
+	// ProbeMirror makes one scheduler contact an etcd. Only schedulers may call it.
+	ProbeMirror(context.Context, *ProbeMirrorRequest) (*MirrorProbe, error)
+	// GetReadIndex returns the log index that a state must have reached to show everything that was
+	// committed before the call. Only schedulers may call it.
+	GetReadIndex(context.Context, *GetReadIndexRequest) (*GetReadIndexResponse, error)
+	// Lists the differences between nodes and the state (drifts).
 	ListDrifts(context.Context, *ListDriftsRequest) (*ListDriftsResponse, error)
 	// Turns an orphan into a workload on its node.
 	AdoptDrift(context.Context, *AdoptDriftRequest) (*DriftActionResponse, error)
@@ -641,10 +1000,45 @@ type ClusterServer interface {
 	PutNamespace(context.Context, *PutNamespaceRequest) (*NamespaceResponse, error)
 	// Deletes a namespace that has no workloads and no users.
 	DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceResponse, error)
+	// Lists policies: first the built-in ones.
+	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
+	// Creates a policy, or replaces it. Its bindings stay.
+	PutPolicy(context.Context, *PutPolicyRequest) (*PolicyResponse, error)
+	// Deletes a policy that is bound to nothing.
+	DeletePolicy(context.Context, *DeletePolicyRequest) (*PolicyResponse, error)
+	// Binds a policy to a namespace or to the nodes with a label, in place of the present one.
+	BindPolicy(context.Context, *BindPolicyRequest) (*PolicyResponse, error)
+	// Lists roles: first the built-in ones.
+	ListRoles(context.Context, *ListRolesRequest) (*ListRolesResponse, error)
+	// Creates a role, or replaces it. Its bindings stay. The caller must have all its permissions.
+	PutRole(context.Context, *PutRoleRequest) (*RoleResponse, error)
+	// Deletes a role that is bound to nobody.
+	DeleteRole(context.Context, *DeleteRoleRequest) (*RoleResponse, error)
+	// Lists the bindings of roles to people, groups and accounts.
+	ListBindings(context.Context, *ListBindingsRequest) (*ListBindingsResponse, error)
+	// Binds a role to a person, group or account, in place of the present binding of this role to it. The
+	// caller must have all permissions of the role there.
+	BindRole(context.Context, *BindRoleRequest) (*RoleResponse, error)
+	// Lists the accounts of programs, without their tokens.
+	ListAccounts(context.Context, *ListAccountsRequest) (*ListAccountsResponse, error)
+	// Creates an account, and its bearer token unless it has an OIDC issuer.
+	CreateAccount(context.Context, *CreateAccountRequest) (*AccountTokenResponse, error)
+	// Replaces the bearer token of an account.
+	RotateAccount(context.Context, *RotateAccountRequest) (*AccountTokenResponse, error)
+	// Deletes an account with its bindings. Its token is refused from then on.
+	DeleteAccount(context.Context, *DeleteAccountRequest) (*RoleResponse, error)
+	// Returns the identity and the roles of the caller.
+	GetAccess(context.Context, *GetAccessRequest) (*GetAccessResponse, error)
+	// Returns whether the caller may make a call, by the same rules that the call itself applies.
+	CheckAccess(context.Context, *CheckAccessRequest) (*CheckAccessResponse, error)
 	// GetRollout returns the last member-by-member update of a group.
 	GetRollout(context.Context, *GetRolloutRequest) (*GetRolloutResponse, error)
 	// SetRollout pauses, resumes or undoes a rollout.
 	SetRollout(context.Context, *SetRolloutRequest) (*SetRolloutResponse, error)
+	// StartRun starts one run of a cron or of a parameterized job.
+	StartRun(context.Context, *StartRunRequest) (*StartRunResponse, error)
+	// ScaleGroup changes the number of members of a group, without its specification.
+	ScaleGroup(context.Context, *ScaleGroupRequest) (*ScaleGroupResponse, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -660,6 +1054,9 @@ func (UnimplementedClusterServer) Status(context.Context, *StatusRequest) (*Stat
 }
 func (UnimplementedClusterServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
+}
+func (UnimplementedClusterServer) Audit(*AuditRequest, grpc.ServerStreamingServer[AuditRecord]) error {
+	return status.Error(codes.Unimplemented, "method Audit not implemented")
 }
 func (UnimplementedClusterServer) WatchWorkloads(*WatchWorkloadsRequest, grpc.ServerStreamingServer[WorkloadChange]) error {
 	return status.Error(codes.Unimplemented, "method WatchWorkloads not implemented")
@@ -687,6 +1084,12 @@ func (UnimplementedClusterServer) RemoveNode(context.Context, *RemoveNodeRequest
 }
 func (UnimplementedClusterServer) FenceNode(context.Context, *FenceNodeRequest) (*NodeActionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FenceNode not implemented")
+}
+func (UnimplementedClusterServer) LabelNode(context.Context, *LabelNodeRequest) (*NodeActionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LabelNode not implemented")
+}
+func (UnimplementedClusterServer) TaintNode(context.Context, *TaintNodeRequest) (*NodeActionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TaintNode not implemented")
 }
 func (UnimplementedClusterServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -733,6 +1136,21 @@ func (UnimplementedClusterServer) RestoreMirror(context.Context, *RestoreMirrorR
 func (UnimplementedClusterServer) ImportMirror(context.Context, *ImportMirrorRequest) (*ImportMirrorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ImportMirror not implemented")
 }
+func (UnimplementedClusterServer) AttachMirror(context.Context, *AttachMirrorRequest) (*AttachMirrorResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AttachMirror not implemented")
+}
+func (UnimplementedClusterServer) DetachMirror(context.Context, *DetachMirrorRequest) (*DetachMirrorResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DetachMirror not implemented")
+}
+func (UnimplementedClusterServer) MirrorStatus(context.Context, *MirrorStatusRequest) (*MirrorStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MirrorStatus not implemented")
+}
+func (UnimplementedClusterServer) ProbeMirror(context.Context, *ProbeMirrorRequest) (*MirrorProbe, error) {
+	return nil, status.Error(codes.Unimplemented, "method ProbeMirror not implemented")
+}
+func (UnimplementedClusterServer) GetReadIndex(context.Context, *GetReadIndexRequest) (*GetReadIndexResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetReadIndex not implemented")
+}
 func (UnimplementedClusterServer) ListDrifts(context.Context, *ListDriftsRequest) (*ListDriftsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDrifts not implemented")
 }
@@ -760,11 +1178,62 @@ func (UnimplementedClusterServer) PutNamespace(context.Context, *PutNamespaceReq
 func (UnimplementedClusterServer) DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteNamespace not implemented")
 }
+func (UnimplementedClusterServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
+}
+func (UnimplementedClusterServer) PutPolicy(context.Context, *PutPolicyRequest) (*PolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutPolicy not implemented")
+}
+func (UnimplementedClusterServer) DeletePolicy(context.Context, *DeletePolicyRequest) (*PolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeletePolicy not implemented")
+}
+func (UnimplementedClusterServer) BindPolicy(context.Context, *BindPolicyRequest) (*PolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BindPolicy not implemented")
+}
+func (UnimplementedClusterServer) ListRoles(context.Context, *ListRolesRequest) (*ListRolesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListRoles not implemented")
+}
+func (UnimplementedClusterServer) PutRole(context.Context, *PutRoleRequest) (*RoleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutRole not implemented")
+}
+func (UnimplementedClusterServer) DeleteRole(context.Context, *DeleteRoleRequest) (*RoleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteRole not implemented")
+}
+func (UnimplementedClusterServer) ListBindings(context.Context, *ListBindingsRequest) (*ListBindingsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListBindings not implemented")
+}
+func (UnimplementedClusterServer) BindRole(context.Context, *BindRoleRequest) (*RoleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BindRole not implemented")
+}
+func (UnimplementedClusterServer) ListAccounts(context.Context, *ListAccountsRequest) (*ListAccountsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAccounts not implemented")
+}
+func (UnimplementedClusterServer) CreateAccount(context.Context, *CreateAccountRequest) (*AccountTokenResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateAccount not implemented")
+}
+func (UnimplementedClusterServer) RotateAccount(context.Context, *RotateAccountRequest) (*AccountTokenResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RotateAccount not implemented")
+}
+func (UnimplementedClusterServer) DeleteAccount(context.Context, *DeleteAccountRequest) (*RoleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteAccount not implemented")
+}
+func (UnimplementedClusterServer) GetAccess(context.Context, *GetAccessRequest) (*GetAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAccess not implemented")
+}
+func (UnimplementedClusterServer) CheckAccess(context.Context, *CheckAccessRequest) (*CheckAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckAccess not implemented")
+}
 func (UnimplementedClusterServer) GetRollout(context.Context, *GetRolloutRequest) (*GetRolloutResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetRollout not implemented")
 }
 func (UnimplementedClusterServer) SetRollout(context.Context, *SetRolloutRequest) (*SetRolloutResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetRollout not implemented")
+}
+func (UnimplementedClusterServer) StartRun(context.Context, *StartRunRequest) (*StartRunResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartRun not implemented")
+}
+func (UnimplementedClusterServer) ScaleGroup(context.Context, *ScaleGroupRequest) (*ScaleGroupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ScaleGroup not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -815,6 +1284,17 @@ func _Cluster_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Cluster_EventsServer = grpc.ServerStreamingServer[Event]
+
+func _Cluster_Audit_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(AuditRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ClusterServer).Audit(m, &grpc.GenericServerStream[AuditRequest, AuditRecord]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_AuditServer = grpc.ServerStreamingServer[AuditRecord]
 
 func _Cluster_WatchWorkloads_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchWorkloadsRequest)
@@ -956,6 +1436,42 @@ func _Cluster_FenceNode_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ClusterServer).FenceNode(ctx, req.(*FenceNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_LabelNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LabelNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).LabelNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_LabelNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).LabelNode(ctx, req.(*LabelNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_TaintNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TaintNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).TaintNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_TaintNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).TaintNode(ctx, req.(*TaintNodeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1194,6 +1710,96 @@ func _Cluster_ImportMirror_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_AttachMirror_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachMirrorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).AttachMirror(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_AttachMirror_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).AttachMirror(ctx, req.(*AttachMirrorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DetachMirror_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachMirrorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DetachMirror(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DetachMirror_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DetachMirror(ctx, req.(*DetachMirrorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_MirrorStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MirrorStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).MirrorStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_MirrorStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).MirrorStatus(ctx, req.(*MirrorStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ProbeMirror_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProbeMirrorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ProbeMirror(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ProbeMirror_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ProbeMirror(ctx, req.(*ProbeMirrorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_GetReadIndex_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetReadIndexRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).GetReadIndex(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_GetReadIndex_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).GetReadIndex(ctx, req.(*GetReadIndexRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cluster_ListDrifts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListDriftsRequest)
 	if err := dec(in); err != nil {
@@ -1356,6 +1962,276 @@ func _Cluster_DeleteNamespace_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_ListPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListPolicies(ctx, req.(*ListPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_PutPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutPolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).PutPolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_PutPolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).PutPolicy(ctx, req.(*PutPolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DeletePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeletePolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DeletePolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DeletePolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DeletePolicy(ctx, req.(*DeletePolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_BindPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BindPolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).BindPolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_BindPolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).BindPolicy(ctx, req.(*BindPolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ListRoles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRolesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListRoles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListRoles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListRoles(ctx, req.(*ListRolesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_PutRole_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutRoleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).PutRole(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_PutRole_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).PutRole(ctx, req.(*PutRoleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DeleteRole_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteRoleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DeleteRole(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DeleteRole_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DeleteRole(ctx, req.(*DeleteRoleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ListBindings_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListBindingsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListBindings(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListBindings_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListBindings(ctx, req.(*ListBindingsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_BindRole_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BindRoleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).BindRole(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_BindRole_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).BindRole(ctx, req.(*BindRoleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ListAccounts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAccountsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListAccounts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListAccounts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListAccounts(ctx, req.(*ListAccountsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_CreateAccount_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateAccountRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).CreateAccount(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_CreateAccount_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).CreateAccount(ctx, req.(*CreateAccountRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_RotateAccount_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RotateAccountRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).RotateAccount(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_RotateAccount_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).RotateAccount(ctx, req.(*RotateAccountRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DeleteAccount_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteAccountRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DeleteAccount(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DeleteAccount_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DeleteAccount(ctx, req.(*DeleteAccountRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_GetAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).GetAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_GetAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).GetAccess(ctx, req.(*GetAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_CheckAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).CheckAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_CheckAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).CheckAccess(ctx, req.(*CheckAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cluster_GetRollout_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetRolloutRequest)
 	if err := dec(in); err != nil {
@@ -1388,6 +2264,42 @@ func _Cluster_SetRollout_Handler(srv interface{}, ctx context.Context, dec func(
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ClusterServer).SetRollout(ctx, req.(*SetRolloutRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_StartRun_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartRunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).StartRun(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_StartRun_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).StartRun(ctx, req.(*StartRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ScaleGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ScaleGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ScaleGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ScaleGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ScaleGroup(ctx, req.(*ScaleGroupRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1430,6 +2342,14 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FenceNode",
 			Handler:    _Cluster_FenceNode_Handler,
+		},
+		{
+			MethodName: "LabelNode",
+			Handler:    _Cluster_LabelNode_Handler,
+		},
+		{
+			MethodName: "TaintNode",
+			Handler:    _Cluster_TaintNode_Handler,
 		},
 		{
 			MethodName: "RecordSession",
@@ -1476,6 +2396,26 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Cluster_ImportMirror_Handler,
 		},
 		{
+			MethodName: "AttachMirror",
+			Handler:    _Cluster_AttachMirror_Handler,
+		},
+		{
+			MethodName: "DetachMirror",
+			Handler:    _Cluster_DetachMirror_Handler,
+		},
+		{
+			MethodName: "MirrorStatus",
+			Handler:    _Cluster_MirrorStatus_Handler,
+		},
+		{
+			MethodName: "ProbeMirror",
+			Handler:    _Cluster_ProbeMirror_Handler,
+		},
+		{
+			MethodName: "GetReadIndex",
+			Handler:    _Cluster_GetReadIndex_Handler,
+		},
+		{
 			MethodName: "ListDrifts",
 			Handler:    _Cluster_ListDrifts_Handler,
 		},
@@ -1512,6 +2452,66 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Cluster_DeleteNamespace_Handler,
 		},
 		{
+			MethodName: "ListPolicies",
+			Handler:    _Cluster_ListPolicies_Handler,
+		},
+		{
+			MethodName: "PutPolicy",
+			Handler:    _Cluster_PutPolicy_Handler,
+		},
+		{
+			MethodName: "DeletePolicy",
+			Handler:    _Cluster_DeletePolicy_Handler,
+		},
+		{
+			MethodName: "BindPolicy",
+			Handler:    _Cluster_BindPolicy_Handler,
+		},
+		{
+			MethodName: "ListRoles",
+			Handler:    _Cluster_ListRoles_Handler,
+		},
+		{
+			MethodName: "PutRole",
+			Handler:    _Cluster_PutRole_Handler,
+		},
+		{
+			MethodName: "DeleteRole",
+			Handler:    _Cluster_DeleteRole_Handler,
+		},
+		{
+			MethodName: "ListBindings",
+			Handler:    _Cluster_ListBindings_Handler,
+		},
+		{
+			MethodName: "BindRole",
+			Handler:    _Cluster_BindRole_Handler,
+		},
+		{
+			MethodName: "ListAccounts",
+			Handler:    _Cluster_ListAccounts_Handler,
+		},
+		{
+			MethodName: "CreateAccount",
+			Handler:    _Cluster_CreateAccount_Handler,
+		},
+		{
+			MethodName: "RotateAccount",
+			Handler:    _Cluster_RotateAccount_Handler,
+		},
+		{
+			MethodName: "DeleteAccount",
+			Handler:    _Cluster_DeleteAccount_Handler,
+		},
+		{
+			MethodName: "GetAccess",
+			Handler:    _Cluster_GetAccess_Handler,
+		},
+		{
+			MethodName: "CheckAccess",
+			Handler:    _Cluster_CheckAccess_Handler,
+		},
+		{
 			MethodName: "GetRollout",
 			Handler:    _Cluster_GetRollout_Handler,
 		},
@@ -1519,11 +2519,24 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "SetRollout",
 			Handler:    _Cluster_SetRollout_Handler,
 		},
+		{
+			MethodName: "StartRun",
+			Handler:    _Cluster_StartRun_Handler,
+		},
+		{
+			MethodName: "ScaleGroup",
+			Handler:    _Cluster_ScaleGroup_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Events",
 			Handler:       _Cluster_Events_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Audit",
+			Handler:       _Cluster_Audit_Handler,
 			ServerStreams: true,
 		},
 		{

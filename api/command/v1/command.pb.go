@@ -204,7 +204,10 @@ type Head struct {
 	Namespaces []string `protobuf:"bytes,110,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	// Identity of the gateway that forwarded the call of the user in by; empty if by called
 	// directly.
-	Via           string `protobuf:"bytes,120,opt,name=via,proto3" json:"via,omitempty"`
+	Via string `protobuf:"bytes,120,opt,name=via,proto3" json:"via,omitempty"`
+	// Hash of the call's method and message; 0 if not known. A request id that comes again with another
+	// hash is refused, because its receipt is the answer to another call.
+	RequestHash   uint64 `protobuf:"fixed64,290,opt,name=request_hash,json=requestHash,proto3" json:"request_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -288,6 +291,13 @@ func (x *Head) GetVia() string {
 	return ""
 }
 
+func (x *Head) GetRequestHash() uint64 {
+	if x != nil {
+		return x.RequestHash
+	}
+	return 0
+}
+
 type Command struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Head  *Head                  `protobuf:"bytes,1,opt,name=head,proto3" json:"head,omitempty"`
@@ -333,6 +343,24 @@ type Command struct {
 	//	*Command_DeleteNamespace
 	//	*Command_AdvanceRollout
 	//	*Command_SetRollout
+	//	*Command_PutPolicy
+	//	*Command_DeletePolicy
+	//	*Command_BindPolicy
+	//	*Command_AttachMirror
+	//	*Command_DetachMirror
+	//	*Command_PutRole
+	//	*Command_DeleteRole
+	//	*Command_BindRole
+	//	*Command_PutAccount
+	//	*Command_DeleteAccount
+	//	*Command_LabelNode
+	//	*Command_TaintNode
+	//	*Command_FinishJobs
+	//	*Command_ExpireJobs
+	//	*Command_CreateRuns
+	//	*Command_StartRun
+	//	*Command_ScaleGroup
+	//	*Command_PlaceMembers
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -742,6 +770,168 @@ func (x *Command) GetSetRollout() *SetRollout {
 	return nil
 }
 
+func (x *Command) GetPutPolicy() *PutPolicy {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutPolicy); ok {
+			return x.PutPolicy
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDeletePolicy() *DeletePolicy {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DeletePolicy); ok {
+			return x.DeletePolicy
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetBindPolicy() *BindPolicy {
+	if x != nil {
+		if x, ok := x.Body.(*Command_BindPolicy); ok {
+			return x.BindPolicy
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAttachMirror() *AttachMirror {
+	if x != nil {
+		if x, ok := x.Body.(*Command_AttachMirror); ok {
+			return x.AttachMirror
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDetachMirror() *DetachMirror {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DetachMirror); ok {
+			return x.DetachMirror
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetPutRole() *PutRole {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutRole); ok {
+			return x.PutRole
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDeleteRole() *DeleteRole {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DeleteRole); ok {
+			return x.DeleteRole
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetBindRole() *BindRole {
+	if x != nil {
+		if x, ok := x.Body.(*Command_BindRole); ok {
+			return x.BindRole
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetPutAccount() *PutAccount {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutAccount); ok {
+			return x.PutAccount
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDeleteAccount() *DeleteAccount {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DeleteAccount); ok {
+			return x.DeleteAccount
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetLabelNode() *LabelNode {
+	if x != nil {
+		if x, ok := x.Body.(*Command_LabelNode); ok {
+			return x.LabelNode
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetTaintNode() *TaintNode {
+	if x != nil {
+		if x, ok := x.Body.(*Command_TaintNode); ok {
+			return x.TaintNode
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetFinishJobs() *FinishJobs {
+	if x != nil {
+		if x, ok := x.Body.(*Command_FinishJobs); ok {
+			return x.FinishJobs
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetExpireJobs() *ExpireJobs {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ExpireJobs); ok {
+			return x.ExpireJobs
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCreateRuns() *CreateRuns {
+	if x != nil {
+		if x, ok := x.Body.(*Command_CreateRuns); ok {
+			return x.CreateRuns
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetStartRun() *StartRun {
+	if x != nil {
+		if x, ok := x.Body.(*Command_StartRun); ok {
+			return x.StartRun
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetScaleGroup() *ScaleGroup {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ScaleGroup); ok {
+			return x.ScaleGroup
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetPlaceMembers() *PlaceMembers {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PlaceMembers); ok {
+			return x.PlaceMembers
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -906,6 +1096,78 @@ type Command_SetRollout struct {
 	SetRollout *SetRollout `protobuf:"bytes,151,opt,name=set_rollout,json=setRollout,proto3,oneof"`
 }
 
+type Command_PutPolicy struct {
+	PutPolicy *PutPolicy `protobuf:"bytes,220,opt,name=put_policy,json=putPolicy,proto3,oneof"`
+}
+
+type Command_DeletePolicy struct {
+	DeletePolicy *DeletePolicy `protobuf:"bytes,221,opt,name=delete_policy,json=deletePolicy,proto3,oneof"`
+}
+
+type Command_BindPolicy struct {
+	BindPolicy *BindPolicy `protobuf:"bytes,222,opt,name=bind_policy,json=bindPolicy,proto3,oneof"`
+}
+
+type Command_AttachMirror struct {
+	AttachMirror *AttachMirror `protobuf:"bytes,250,opt,name=attach_mirror,json=attachMirror,proto3,oneof"`
+}
+
+type Command_DetachMirror struct {
+	DetachMirror *DetachMirror `protobuf:"bytes,251,opt,name=detach_mirror,json=detachMirror,proto3,oneof"`
+}
+
+type Command_PutRole struct {
+	PutRole *PutRole `protobuf:"bytes,280,opt,name=put_role,json=putRole,proto3,oneof"`
+}
+
+type Command_DeleteRole struct {
+	DeleteRole *DeleteRole `protobuf:"bytes,281,opt,name=delete_role,json=deleteRole,proto3,oneof"`
+}
+
+type Command_BindRole struct {
+	BindRole *BindRole `protobuf:"bytes,282,opt,name=bind_role,json=bindRole,proto3,oneof"`
+}
+
+type Command_PutAccount struct {
+	PutAccount *PutAccount `protobuf:"bytes,283,opt,name=put_account,json=putAccount,proto3,oneof"`
+}
+
+type Command_DeleteAccount struct {
+	DeleteAccount *DeleteAccount `protobuf:"bytes,284,opt,name=delete_account,json=deleteAccount,proto3,oneof"`
+}
+
+type Command_LabelNode struct {
+	LabelNode *LabelNode `protobuf:"bytes,290,opt,name=label_node,json=labelNode,proto3,oneof"`
+}
+
+type Command_TaintNode struct {
+	TaintNode *TaintNode `protobuf:"bytes,291,opt,name=taint_node,json=taintNode,proto3,oneof"`
+}
+
+type Command_FinishJobs struct {
+	FinishJobs *FinishJobs `protobuf:"bytes,320,opt,name=finish_jobs,json=finishJobs,proto3,oneof"`
+}
+
+type Command_ExpireJobs struct {
+	ExpireJobs *ExpireJobs `protobuf:"bytes,321,opt,name=expire_jobs,json=expireJobs,proto3,oneof"`
+}
+
+type Command_CreateRuns struct {
+	CreateRuns *CreateRuns `protobuf:"bytes,322,opt,name=create_runs,json=createRuns,proto3,oneof"`
+}
+
+type Command_StartRun struct {
+	StartRun *StartRun `protobuf:"bytes,323,opt,name=start_run,json=startRun,proto3,oneof"`
+}
+
+type Command_ScaleGroup struct {
+	ScaleGroup *ScaleGroup `protobuf:"bytes,357,opt,name=scale_group,json=scaleGroup,proto3,oneof"`
+}
+
+type Command_PlaceMembers struct {
+	PlaceMembers *PlaceMembers `protobuf:"bytes,330,opt,name=place_members,json=placeMembers,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -986,6 +1248,42 @@ func (*Command_AdvanceRollout) isCommand_Body() {}
 
 func (*Command_SetRollout) isCommand_Body() {}
 
+func (*Command_PutPolicy) isCommand_Body() {}
+
+func (*Command_DeletePolicy) isCommand_Body() {}
+
+func (*Command_BindPolicy) isCommand_Body() {}
+
+func (*Command_AttachMirror) isCommand_Body() {}
+
+func (*Command_DetachMirror) isCommand_Body() {}
+
+func (*Command_PutRole) isCommand_Body() {}
+
+func (*Command_DeleteRole) isCommand_Body() {}
+
+func (*Command_BindRole) isCommand_Body() {}
+
+func (*Command_PutAccount) isCommand_Body() {}
+
+func (*Command_DeleteAccount) isCommand_Body() {}
+
+func (*Command_LabelNode) isCommand_Body() {}
+
+func (*Command_TaintNode) isCommand_Body() {}
+
+func (*Command_FinishJobs) isCommand_Body() {}
+
+func (*Command_ExpireJobs) isCommand_Body() {}
+
+func (*Command_CreateRuns) isCommand_Body() {}
+
+func (*Command_StartRun) isCommand_Body() {}
+
+func (*Command_ScaleGroup) isCommand_Body() {}
+
+func (*Command_PlaceMembers) isCommand_Body() {}
+
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -1041,7 +1339,7 @@ func (x *Label) GetValue() string {
 type Constraint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// One of =, !=, in, not-in, exists, not-exists.
+	// Operator: one of =, !=, in, not-in, exists, not-exists.
 	Op            string   `protobuf:"bytes,2,opt,name=op,proto3" json:"op,omitempty"`
 	Values        []string `protobuf:"bytes,3,rep,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1103,8 +1401,12 @@ type Taint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// NoSchedule or PreferNoSchedule.
-	Effect        string `protobuf:"bytes,3,opt,name=effect,proto3" json:"effect,omitempty"`
+	// Effect: NoSchedule, PreferNoSchedule or NoExecute.
+	Effect string `protobuf:"bytes,3,opt,name=effect,proto3" json:"effect,omitempty"`
+	// Only for NoExecute: workloads that do not tolerate the taint leave this number of seconds after since.
+	Seconds uint32 `protobuf:"varint,290,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	// Unix nanoseconds; when the node got the NoExecute taint. The state machine sets it.
+	Since         int64 `protobuf:"varint,291,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1160,12 +1462,28 @@ func (x *Taint) GetEffect() string {
 	return ""
 }
 
+func (x *Taint) GetSeconds() uint32 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *Taint) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
 type Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1..65535.
 	Port uint32 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
 	// tcp or udp.
-	Protocol      string `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Protocol string `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Address of the host; empty = all addresses. Ports at different addresses do not collide.
+	Address       string `protobuf:"bytes,245,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1214,6 +1532,13 @@ func (x *Port) GetProtocol() string {
 	return ""
 }
 
+func (x *Port) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 // Demand is the part of a spec that the planner reads.
 type Demand struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1221,7 +1546,7 @@ type Demand struct {
 	CpuMillicores int64                  `protobuf:"varint,2,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	MemoryMib     int64                  `protobuf:"varint,3,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
 	DiskGb        int64                  `protobuf:"varint,4,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
-	// Empty = the first pool of the node.
+	// Storage pool for the disk; empty = the first pool of the node.
 	StoragePool    string   `protobuf:"bytes,5,opt,name=storage_pool,json=storagePool,proto3" json:"storage_pool,omitempty"`
 	StorageDrivers []string `protobuf:"bytes,6,rep,name=storage_drivers,json=storageDrivers,proto3" json:"storage_drivers,omitempty"`
 	HostPorts      []*Port  `protobuf:"bytes,7,rep,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
@@ -1235,7 +1560,22 @@ type Demand struct {
 	OnLostLease string `protobuf:"bytes,13,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
 	Priority    int32  `protobuf:"varint,14,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Named ports, sorted by name. Only DNS reads them.
-	PortNames     []*PortName `protobuf:"bytes,76,rep,name=port_names,json=portNames,proto3" json:"port_names,omitempty"`
+	PortNames []*PortName `protobuf:"bytes,76,rep,name=port_names,json=portNames,proto3" json:"port_names,omitempty"`
+	// Asks that policies judge, in the order of the specification. Empty for a Git source, which
+	// only the agent can load.
+	Asks []*Ask `protobuf:"bytes,220,rep,name=asks,proto3" json:"asks,omitempty"`
+	// Data that an instance of the workload keeps on its node and that no other node can reach.
+	LocalData []*LocalData `protobuf:"bytes,200,rep,name=local_data,json=localData,proto3" json:"local_data,omitempty"`
+	// Ethernet addresses of a virtual machine, in lower case, sorted. No other workload may have one of them.
+	MacAddresses []string `protobuf:"bytes,290,rep,name=mac_addresses,json=macAddresses,proto3" json:"mac_addresses,omitempty"`
+	// Settings of a job; absent for a workload that does not run to completion.
+	Job *Job `protobuf:"bytes,320,opt,name=job,proto3" json:"job,omitempty"`
+	// Set for a template, from which the state machine creates workloads. A template is never placed itself.
+	Template *Template `protobuf:"bytes,322,opt,name=template,proto3" json:"template,omitempty"`
+	// Set if the workload has rules about its place, or a placement policy of its own.
+	Placement *Placement `protobuf:"bytes,370,opt,name=placement,proto3" json:"placement,omitempty"`
+	// By which the affinity rules of other workloads can name this one, sorted by key.
+	Tags          []*Label `protobuf:"bytes,371,rep,name=tags,proto3" json:"tags,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1375,6 +1715,1501 @@ func (x *Demand) GetPortNames() []*PortName {
 	return nil
 }
 
+func (x *Demand) GetAsks() []*Ask {
+	if x != nil {
+		return x.Asks
+	}
+	return nil
+}
+
+func (x *Demand) GetLocalData() []*LocalData {
+	if x != nil {
+		return x.LocalData
+	}
+	return nil
+}
+
+func (x *Demand) GetMacAddresses() []string {
+	if x != nil {
+		return x.MacAddresses
+	}
+	return nil
+}
+
+func (x *Demand) GetJob() *Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *Demand) GetTemplate() *Template {
+	if x != nil {
+		return x.Template
+	}
+	return nil
+}
+
+func (x *Demand) GetPlacement() *Placement {
+	if x != nil {
+		return x.Placement
+	}
+	return nil
+}
+
+func (x *Demand) GetTags() []*Label {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+// Template says when workloads are created from a template.
+type Template struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// cron: the planner creates a run at each time of the schedule. dispatch: users create the runs.
+	// system: the planner creates one member for each node that matches.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// With cron.
+	Cron          *Cron `protobuf:"bytes,2,opt,name=cron,proto3" json:"cron,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Template) Reset() {
+	*x = Template{}
+	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Template) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Template) ProtoMessage() {}
+
+func (x *Template) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Template.ProtoReflect.Descriptor instead.
+func (*Template) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Template) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Template) GetCron() *Cron {
+	if x != nil {
+		return x.Cron
+	}
+	return nil
+}
+
+// Cron is the schedule of a template. The state machine reads neither schedule nor time_zone.
+type Cron struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Schedule string                 `protobuf:"bytes,1,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	TimeZone string                 `protobuf:"bytes,2,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	// What happens if a run has not ended at the next time: allow, forbid or replace.
+	Concurrency string `protobuf:"bytes,3,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
+	// Nanoseconds after its time within which a run may still start; 0 = no limit.
+	StartingDeadline int64 `protobuf:"varint,4,opt,name=starting_deadline,json=startingDeadline,proto3" json:"starting_deadline,omitempty"`
+	// Finished runs that are kept.
+	KeepSucceeded uint32 `protobuf:"varint,5,opt,name=keep_succeeded,json=keepSucceeded,proto3" json:"keep_succeeded,omitempty"`
+	KeepFailed    uint32 `protobuf:"varint,6,opt,name=keep_failed,json=keepFailed,proto3" json:"keep_failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Cron) Reset() {
+	*x = Cron{}
+	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Cron) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Cron) ProtoMessage() {}
+
+func (x *Cron) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Cron.ProtoReflect.Descriptor instead.
+func (*Cron) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Cron) GetSchedule() string {
+	if x != nil {
+		return x.Schedule
+	}
+	return ""
+}
+
+func (x *Cron) GetTimeZone() string {
+	if x != nil {
+		return x.TimeZone
+	}
+	return ""
+}
+
+func (x *Cron) GetConcurrency() string {
+	if x != nil {
+		return x.Concurrency
+	}
+	return ""
+}
+
+func (x *Cron) GetStartingDeadline() int64 {
+	if x != nil {
+		return x.StartingDeadline
+	}
+	return 0
+}
+
+func (x *Cron) GetKeepSucceeded() uint32 {
+	if x != nil {
+		return x.KeepSucceeded
+	}
+	return 0
+}
+
+func (x *Cron) GetKeepFailed() uint32 {
+	if x != nil {
+		return x.KeepFailed
+	}
+	return 0
+}
+
+// CreateRuns advances templates of kind cron and creates runs of them.
+type CreateRuns struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Steps         []*CronStep            `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateRuns) Reset() {
+	*x = CreateRuns{}
+	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateRuns) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateRuns) ProtoMessage() {}
+
+func (x *CreateRuns) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateRuns.ProtoReflect.Descriptor instead.
+func (*CreateRuns) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CreateRuns) GetSteps() []*CronStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+// CronStep moves the next time of one cron from if_next to next. It is skipped if the record has another
+// next time, so each time of a schedule is handled once.
+type CronStep struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Template     string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	IfGeneration *Generation            `protobuf:"bytes,2,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	// 0 = the record has no next time yet.
+	IfNext int64 `protobuf:"varint,3,opt,name=if_next,json=ifNext,proto3" json:"if_next,omitempty"`
+	// 0 = the schedule has no further time.
+	Next int64 `protobuf:"varint,4,opt,name=next,proto3" json:"next,omitempty"`
+	// Id of the run for the time if_next; empty = no run is created.
+	Run string `protobuf:"bytes,5,opt,name=run,proto3" json:"run,omitempty"`
+	// Cause why the times from if_next to before next get no run: CronMissed or CronSkipped. Their number
+	// is in times.
+	Code          string `protobuf:"bytes,6,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	Times         uint32 `protobuf:"varint,8,opt,name=times,proto3" json:"times,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CronStep) Reset() {
+	*x = CronStep{}
+	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CronStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CronStep) ProtoMessage() {}
+
+func (x *CronStep) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CronStep.ProtoReflect.Descriptor instead.
+func (*CronStep) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CronStep) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *CronStep) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+func (x *CronStep) GetIfNext() int64 {
+	if x != nil {
+		return x.IfNext
+	}
+	return 0
+}
+
+func (x *CronStep) GetNext() int64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *CronStep) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *CronStep) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *CronStep) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *CronStep) GetTimes() uint32 {
+	if x != nil {
+		return x.Times
+	}
+	return 0
+}
+
+// StartRun creates one run of a template at the request of a user. If the run exists already, nothing is
+// changed.
+type StartRun struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Template string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	// The command is refused if the template has another generation by now.
+	IfGeneration *Generation `protobuf:"bytes,2,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	// Id of the run; it follows from template and key.
+	Run string `protobuf:"bytes,3,opt,name=run,proto3" json:"run,omitempty"`
+	// Repeating a request with the same key creates no second run.
+	Key string `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	// Specification of the run; absent = the specification of the template.
+	Put           *WorkloadPut `protobuf:"bytes,5,opt,name=put,proto3" json:"put,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartRun) Reset() {
+	*x = StartRun{}
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartRun) ProtoMessage() {}
+
+func (x *StartRun) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartRun.ProtoReflect.Descriptor instead.
+func (*StartRun) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *StartRun) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *StartRun) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+func (x *StartRun) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *StartRun) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *StartRun) GetPut() *WorkloadPut {
+	if x != nil {
+		return x.Put
+	}
+	return nil
+}
+
+// PlaceMembers creates and deletes members of system workloads.
+type PlaceMembers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*MemberChange        `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceMembers) Reset() {
+	*x = PlaceMembers{}
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceMembers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceMembers) ProtoMessage() {}
+
+func (x *PlaceMembers) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceMembers.ProtoReflect.Descriptor instead.
+func (*PlaceMembers) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PlaceMembers) GetChanges() []*MemberChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// MemberChange creates the member of one node, or deletes it. It is skipped if the template has another
+// generation, or if the node has a member, or none, already.
+type MemberChange struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Template     string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	IfGeneration *Generation            `protobuf:"bytes,2,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	Node         string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	// true = the member is deleted.
+	Delete bool `protobuf:"varint,4,opt,name=delete,proto3" json:"delete,omitempty"`
+	// Cause of a delete, for people.
+	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemberChange) Reset() {
+	*x = MemberChange{}
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemberChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemberChange) ProtoMessage() {}
+
+func (x *MemberChange) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemberChange.ProtoReflect.Descriptor instead.
+func (*MemberChange) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *MemberChange) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *MemberChange) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+func (x *MemberChange) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *MemberChange) GetDelete() bool {
+	if x != nil {
+		return x.Delete
+	}
+	return false
+}
+
+func (x *MemberChange) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// Run is kept in the record of a run or of a member.
+type Run struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unix nanoseconds of the schedule's time; 0 for a run that a user started.
+	ScheduledAt int64  `protobuf:"varint,1,opt,name=scheduled_at,json=scheduledAt,proto3" json:"scheduled_at,omitempty"`
+	Key         string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// Node of a member of a system workload; empty for a run.
+	Node          string `protobuf:"bytes,330,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Run) Reset() {
+	*x = Run{}
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Run) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Run) ProtoMessage() {}
+
+func (x *Run) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Run.ProtoReflect.Descriptor instead.
+func (*Run) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Run) GetScheduledAt() int64 {
+	if x != nil {
+		return x.ScheduledAt
+	}
+	return 0
+}
+
+func (x *Run) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Run) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// TemplateState is kept in the record of a template.
+type TemplateState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unix nanoseconds: the next time of a cron; 0 = none is known.
+	Next int64 `protobuf:"varint,1,opt,name=next,proto3" json:"next,omitempty"`
+	// The newest run and the time for which it was started.
+	Last    int64  `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	LastRun string `protobuf:"bytes,3,opt,name=last_run,json=lastRun,proto3" json:"last_run,omitempty"`
+	// Unix nanoseconds of the newest successful and of the newest failed end of a run; 0 = none.
+	LastSuccess   int64 `protobuf:"varint,4,opt,name=last_success,json=lastSuccess,proto3" json:"last_success,omitempty"`
+	LastFailure   int64 `protobuf:"varint,5,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TemplateState) Reset() {
+	*x = TemplateState{}
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TemplateState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TemplateState) ProtoMessage() {}
+
+func (x *TemplateState) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TemplateState.ProtoReflect.Descriptor instead.
+func (*TemplateState) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *TemplateState) GetNext() int64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *TemplateState) GetLast() int64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *TemplateState) GetLastRun() string {
+	if x != nil {
+		return x.LastRun
+	}
+	return ""
+}
+
+func (x *TemplateState) GetLastSuccess() int64 {
+	if x != nil {
+		return x.LastSuccess
+	}
+	return 0
+}
+
+func (x *TemplateState) GetLastFailure() int64 {
+	if x != nil {
+		return x.LastFailure
+	}
+	return 0
+}
+
+// Placement holds the rules of one workload about its place.
+type Placement struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Spread     []*Spread              `protobuf:"bytes,1,rep,name=spread,proto3" json:"spread,omitempty"`
+	Affinities []*Affinity            `protobuf:"bytes,2,rep,name=affinities,proto3" json:"affinities,omitempty"`
+	// spread or binpack; empty = the policy of the cluster.
+	Policy        string `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Placement) Reset() {
+	*x = Placement{}
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Placement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Placement) ProtoMessage() {}
+
+func (x *Placement) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Placement.ProtoReflect.Descriptor instead.
+func (*Placement) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Placement) GetSpread() []*Spread {
+	if x != nil {
+		return x.Spread
+	}
+	return nil
+}
+
+func (x *Placement) GetAffinities() []*Affinity {
+	if x != nil {
+		return x.Affinities
+	}
+	return nil
+}
+
+func (x *Placement) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+// Spread keeps the members of the workload's group evenly distributed over the values of a node label.
+type Spread struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Key of a node label, or host.
+	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	// Largest difference between the numbers of members at two values.
+	MaxSkew       uint32 `protobuf:"varint,2,opt,name=max_skew,json=maxSkew,proto3" json:"max_skew,omitempty"`
+	Must          bool   `protobuf:"varint,3,opt,name=must,proto3" json:"must,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Spread) Reset() {
+	*x = Spread{}
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Spread) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Spread) ProtoMessage() {}
+
+func (x *Spread) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Spread.ProtoReflect.Descriptor instead.
+func (*Spread) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Spread) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Spread) GetMaxSkew() uint32 {
+	if x != nil {
+		return x.MaxSkew
+	}
+	return 0
+}
+
+func (x *Spread) GetMust() bool {
+	if x != nil {
+		return x.Must
+	}
+	return false
+}
+
+// Affinity draws a workload to nodes or to other workloads of its namespace, or keeps it away from them. It has
+// exactly one target: node, workload, group or tag.
+type Affinity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Keeps away from the target.
+	Anti bool        `protobuf:"varint,1,opt,name=anti,proto3" json:"anti,omitempty"`
+	Node *Constraint `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// Id of another workload.
+	Workload string `protobuf:"bytes,3,opt,name=workload,proto3" json:"workload,omitempty"`
+	Group    string `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	Tag      *Label `protobuf:"bytes,5,opt,name=tag,proto3" json:"tag,omitempty"`
+	// Key of a node label, or host: nodes with the same value are the same place. Empty if the target is node.
+	By   string `protobuf:"bytes,6,opt,name=by,proto3" json:"by,omitempty"`
+	Must bool   `protobuf:"varint,7,opt,name=must,proto3" json:"must,omitempty"`
+	// 1 to 100; 0 if must.
+	Weight        uint32 `protobuf:"varint,8,opt,name=weight,proto3" json:"weight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Affinity) Reset() {
+	*x = Affinity{}
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Affinity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Affinity) ProtoMessage() {}
+
+func (x *Affinity) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Affinity.ProtoReflect.Descriptor instead.
+func (*Affinity) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Affinity) GetAnti() bool {
+	if x != nil {
+		return x.Anti
+	}
+	return false
+}
+
+func (x *Affinity) GetNode() *Constraint {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *Affinity) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *Affinity) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *Affinity) GetTag() *Label {
+	if x != nil {
+		return x.Tag
+	}
+	return nil
+}
+
+func (x *Affinity) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Affinity) GetMust() bool {
+	if x != nil {
+		return x.Must
+	}
+	return false
+}
+
+func (x *Affinity) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+// Job holds what the planner needs to know about a workload that runs to completion.
+type Job struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Members of the group that may have a node at the same time; 0 = all.
+	Parallelism uint32 `protobuf:"varint,1,opt,name=parallelism,proto3" json:"parallelism,omitempty"`
+	// Nanoseconds from the first assignment until a job that has not finished is given up; 0 = no limit.
+	Deadline int64 `protobuf:"varint,2,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// Exit codes that mean success, sorted. Empty = 0 only.
+	SuccessCodes []int32 `protobuf:"varint,3,rep,name=success_codes,json=successCodes,proto3" json:"success_codes,omitempty"`
+	// Nanoseconds from the end of the job until its record is deleted; 0 = the record stays.
+	Ttl           int64 `protobuf:"varint,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Job) Reset() {
+	*x = Job{}
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Job) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Job) ProtoMessage() {}
+
+func (x *Job) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Job.ProtoReflect.Descriptor instead.
+func (*Job) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Job) GetParallelism() uint32 {
+	if x != nil {
+		return x.Parallelism
+	}
+	return 0
+}
+
+func (x *Job) GetDeadline() int64 {
+	if x != nil {
+		return x.Deadline
+	}
+	return 0
+}
+
+func (x *Job) GetSuccessCodes() []int32 {
+	if x != nil {
+		return x.SuccessCodes
+	}
+	return nil
+}
+
+func (x *Job) GetTtl() int64 {
+	if x != nil {
+		return x.Ttl
+	}
+	return 0
+}
+
+// Exit describes how the last instance of a workload ended.
+type Exit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Code  int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	// Unix nanoseconds on the agent's clock; 0 = unknown.
+	StartedAt int64 `protobuf:"varint,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt   int64 `protobuf:"varint,3,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Only for jobs: the end of the output, at most 4096 bytes.
+	Output        string `protobuf:"bytes,4,opt,name=output,proto3" json:"output,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Exit) Reset() {
+	*x = Exit{}
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Exit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Exit) ProtoMessage() {}
+
+func (x *Exit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Exit.ProtoReflect.Descriptor instead.
+func (*Exit) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Exit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *Exit) GetStartedAt() int64 {
+	if x != nil {
+		return x.StartedAt
+	}
+	return 0
+}
+
+func (x *Exit) GetEndedAt() int64 {
+	if x != nil {
+		return x.EndedAt
+	}
+	return 0
+}
+
+func (x *Exit) GetOutput() string {
+	if x != nil {
+		return x.Output
+	}
+	return ""
+}
+
+// FinishJobs ends jobs: their nodes remove the instances, and the records keep the results.
+type FinishJobs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ends          []*JobEnd              `protobuf:"bytes,1,rep,name=ends,proto3" json:"ends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishJobs) Reset() {
+	*x = FinishJobs{}
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishJobs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishJobs) ProtoMessage() {}
+
+func (x *FinishJobs) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishJobs.ProtoReflect.Descriptor instead.
+func (*FinishJobs) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *FinishJobs) GetEnds() []*JobEnd {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+type JobEnd struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Workload     string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	IfGeneration *Generation            `protobuf:"bytes,2,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	Succeeded    bool                   `protobuf:"varint,3,opt,name=succeeded,proto3" json:"succeeded,omitempty"`
+	// Cause of a failure.
+	Code          string `protobuf:"bytes,4,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobEnd) Reset() {
+	*x = JobEnd{}
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobEnd) ProtoMessage() {}
+
+func (x *JobEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobEnd.ProtoReflect.Descriptor instead.
+func (*JobEnd) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *JobEnd) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *JobEnd) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+func (x *JobEnd) GetSucceeded() bool {
+	if x != nil {
+		return x.Succeeded
+	}
+	return false
+}
+
+func (x *JobEnd) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *JobEnd) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// ExpireJobs deletes the records of finished jobs whose ttl has passed.
+type ExpireJobs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Jobs          []*JobExpiry           `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpireJobs) Reset() {
+	*x = ExpireJobs{}
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpireJobs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpireJobs) ProtoMessage() {}
+
+func (x *ExpireJobs) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpireJobs.ProtoReflect.Descriptor instead.
+func (*ExpireJobs) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ExpireJobs) GetJobs() []*JobExpiry {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+type JobExpiry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workload      string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	IfGeneration  *Generation            `protobuf:"bytes,2,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobExpiry) Reset() {
+	*x = JobExpiry{}
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobExpiry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobExpiry) ProtoMessage() {}
+
+func (x *JobExpiry) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobExpiry.ProtoReflect.Descriptor instead.
+func (*JobExpiry) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *JobExpiry) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *JobExpiry) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+// JobResult is kept in the record of a finished job.
+type JobResult struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Succeeded bool                   `protobuf:"varint,1,opt,name=succeeded,proto3" json:"succeeded,omitempty"`
+	// Unix nanoseconds.
+	At int64 `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`
+	// How the last instance ended; absent if no end was reported.
+	Exit *Exit `protobuf:"bytes,3,opt,name=exit,proto3" json:"exit,omitempty"`
+	// Node of the last instance.
+	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	Code          string `protobuf:"bytes,5,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobResult) Reset() {
+	*x = JobResult{}
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobResult) ProtoMessage() {}
+
+func (x *JobResult) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
+func (*JobResult) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *JobResult) GetSucceeded() bool {
+	if x != nil {
+		return x.Succeeded
+	}
+	return false
+}
+
+func (x *JobResult) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *JobResult) GetExit() *Exit {
+	if x != nil {
+		return x.Exit
+	}
+	return nil
+}
+
+func (x *JobResult) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *JobResult) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *JobResult) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// Ask is one thing that a workload asks of the machine that runs it.
+type Ask struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Field of a policy that decides the ask: host_paths, capabilities, images, ...
+	Rule  string `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// Field of the specification.
+	Field         string `protobuf:"bytes,3,opt,name=field,proto3" json:"field,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ask) Reset() {
+	*x = Ask{}
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ask) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ask) ProtoMessage() {}
+
+func (x *Ask) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ask.ProtoReflect.Descriptor instead.
+func (*Ask) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Ask) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *Ask) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *Ask) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+// LocalData names one disk, volume or folder of a workload.
+type LocalData struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name for messages, e.g. "volume data" or "disk vda"; at most 160 bytes.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Storage pool of the data, which is local only if the pool is. Empty = the data is local.
+	Pool          string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocalData) Reset() {
+	*x = LocalData{}
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocalData) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocalData) ProtoMessage() {}
+
+func (x *LocalData) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocalData.ProtoReflect.Descriptor instead.
+func (*LocalData) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *LocalData) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LocalData) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
 // PortName gives a port a service name.
 type PortName struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1390,7 +3225,7 @@ type PortName struct {
 
 func (x *PortName) Reset() {
 	*x = PortName{}
-	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +3237,7 @@ func (x *PortName) String() string {
 func (*PortName) ProtoMessage() {}
 
 func (x *PortName) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +3250,7 @@ func (x *PortName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortName.ProtoReflect.Descriptor instead.
 func (*PortName) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{10}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PortName) GetName() string {
@@ -1459,7 +3294,7 @@ type InitCluster struct {
 
 func (x *InitCluster) Reset() {
 	*x = InitCluster{}
-	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +3306,7 @@ func (x *InitCluster) String() string {
 func (*InitCluster) ProtoMessage() {}
 
 func (x *InitCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +3319,7 @@ func (x *InitCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitCluster.ProtoReflect.Descriptor instead.
 func (*InitCluster) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{11}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InitCluster) GetClusterId() string {
@@ -1522,17 +3357,28 @@ type WorkloadPut struct {
 	Demand         *Demand `protobuf:"bytes,5,opt,name=demand,proto3" json:"demand,omitempty"`
 	// Running or Stopped.
 	Desired string `protobuf:"bytes,6,opt,name=desired,proto3" json:"desired,omitempty"`
-	// Attempts before Failed is final; 0 = the default of the state machine.
+	// Number of attempts until the workload is given up; 0 = the default of the state machine.
 	MaxAttempts int32 `protobuf:"varint,7,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
-	// Empty = the present namespace of the workload, or default for a new workload.
-	Namespace     string `protobuf:"bytes,110,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Namespace; empty = the present namespace of the workload, or default for a new workload.
+	Namespace string `protobuf:"bytes,110,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the policy under which the workload was admitted; empty = it was not judged. The state
+	// machine sets it in its records and ignores it in a put of a user.
+	Policy string `protobuf:"bytes,220,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The workload may leave its node for this change, without its local data.
+	DiscardData bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
+	// Digest of the bundle with the files of a Compose stack; empty = no files. The bundle is in the command
+	// or in the state.
+	Bundle string `protobuf:"bytes,240,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// Condition on the present revision: its number, its etag, or 0 for a workload that does not
+	// exist. Empty = no condition. Not for a group.
+	IfRevision    string `protobuf:"bytes,290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadPut) Reset() {
 	*x = WorkloadPut{}
-	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1544,7 +3390,7 @@ func (x *WorkloadPut) String() string {
 func (*WorkloadPut) ProtoMessage() {}
 
 func (x *WorkloadPut) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1557,7 +3403,7 @@ func (x *WorkloadPut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadPut.ProtoReflect.Descriptor instead.
 func (*WorkloadPut) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{12}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WorkloadPut) GetId() string {
@@ -1616,12 +3462,96 @@ func (x *WorkloadPut) GetNamespace() string {
 	return ""
 }
 
+func (x *WorkloadPut) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *WorkloadPut) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
+}
+
+func (x *WorkloadPut) GetBundle() string {
+	if x != nil {
+		return x.Bundle
+	}
+	return ""
+}
+
+func (x *WorkloadPut) GetIfRevision() string {
+	if x != nil {
+		return x.IfRevision
+	}
+	return ""
+}
+
+// Bundle holds the files that lie beside a Compose file. Workloads, former revisions and updates share
+// it. The state keeps it until nothing refers to it.
+type Bundle struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Keyed digest of the files, 64 hex digits.
+	Digest string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Sealed archive. The state machine does not read it.
+	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Bundle) Reset() {
+	*x = Bundle{}
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Bundle) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Bundle) ProtoMessage() {}
+
+func (x *Bundle) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
+func (*Bundle) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Bundle) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Bundle) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 // PutWorkloads creates or changes workloads: all or none of them, unless each is
 // set.
 type PutWorkloads struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Workloads []*WorkloadPut         `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
-	// Set if the workloads are all members of a group made by `count`. Members of
+	// Id of the group if the workloads are all its members, made by `count`. Members of
 	// the group that are not listed are deleted.
 	GroupOf string `protobuf:"bytes,2,opt,name=group_of,json=groupOf,proto3" json:"group_of,omitempty"`
 	// With group_of: running members are changed a few at a time by this policy;
@@ -1633,14 +3563,18 @@ type PutWorkloads struct {
 	// Each workload is applied as if it were alone in the command, in order. A refused workload
 	// does not affect the others, and each has its own outcome. Not allowed with group_of,
 	// namespace or update.
-	Each          bool `protobuf:"varint,152,opt,name=each,proto3" json:"each,omitempty"`
+	Each bool `protobuf:"varint,152,opt,name=each,proto3" json:"each,omitempty"`
+	// Bundles of the workloads. Bundles that the state has already may be left out.
+	Bundles []*Bundle `protobuf:"bytes,240,rep,name=bundles,proto3" json:"bundles,omitempty"`
+	// The result also lists the members that the command deletes.
+	ListDeleted   bool `protobuf:"varint,290,opt,name=list_deleted,json=listDeleted,proto3" json:"list_deleted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutWorkloads) Reset() {
 	*x = PutWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +3586,7 @@ func (x *PutWorkloads) String() string {
 func (*PutWorkloads) ProtoMessage() {}
 
 func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +3599,7 @@ func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutWorkloads.ProtoReflect.Descriptor instead.
 func (*PutWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{13}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PutWorkloads) GetWorkloads() []*WorkloadPut {
@@ -1703,6 +3637,20 @@ func (x *PutWorkloads) GetEach() bool {
 	return false
 }
 
+func (x *PutWorkloads) GetBundles() []*Bundle {
+	if x != nil {
+		return x.Bundles
+	}
+	return nil
+}
+
+func (x *PutWorkloads) GetListDeleted() bool {
+	if x != nil {
+		return x.ListDeleted
+	}
+	return false
+}
+
 // UpdatePolicy is the policy by which the members of a group are changed.
 type UpdatePolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1720,7 +3668,7 @@ type UpdatePolicy struct {
 
 func (x *UpdatePolicy) Reset() {
 	*x = UpdatePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +3680,7 @@ func (x *UpdatePolicy) String() string {
 func (*UpdatePolicy) ProtoMessage() {}
 
 func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +3693,7 @@ func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePolicy.ProtoReflect.Descriptor instead.
 func (*UpdatePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UpdatePolicy) GetMaxParallel() int32 {
@@ -1780,12 +3728,12 @@ func (x *UpdatePolicy) GetAutoRevert() bool {
 type AdvanceRollout struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// The command is skipped if the group has another update by now.
+	// Id of the update. The command is skipped if the group has another update by now.
 	IfRollout *Generation `protobuf:"bytes,2,opt,name=if_rollout,json=ifRollout,proto3" json:"if_rollout,omitempty"`
-	// Members that have settled, and members that get their new specification.
+	// settled lists members that have settled, and take lists members that get their new specification.
 	Settled []string `protobuf:"bytes,3,rep,name=settled,proto3" json:"settled,omitempty"`
 	Take    []string `protobuf:"bytes,4,rep,name=take,proto3" json:"take,omitempty"`
-	// All members have the new specification.
+	// The update is complete: all members have the new specification.
 	Complete bool `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
 	// Cause of a failure: the update pauses or, with revert, restores the former
 	// members.
@@ -1797,7 +3745,7 @@ type AdvanceRollout struct {
 
 func (x *AdvanceRollout) Reset() {
 	*x = AdvanceRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +3757,7 @@ func (x *AdvanceRollout) String() string {
 func (*AdvanceRollout) ProtoMessage() {}
 
 func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +3770,7 @@ func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRollout.ProtoReflect.Descriptor instead.
 func (*AdvanceRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AdvanceRollout) GetGroup() string {
@@ -1886,7 +3834,7 @@ type SetRollout struct {
 
 func (x *SetRollout) Reset() {
 	*x = SetRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +3846,7 @@ func (x *SetRollout) String() string {
 func (*SetRollout) ProtoMessage() {}
 
 func (x *SetRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +3859,7 @@ func (x *SetRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRollout.ProtoReflect.Descriptor instead.
 func (*SetRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SetRollout) GetGroup() string {
@@ -1928,18 +3876,119 @@ func (x *SetRollout) GetAction() string {
 	return ""
 }
 
+// ScaleGroup changes the number of members of a group, whose present members stay as they are.
+type ScaleGroup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Members that the group has afterwards. With 0 no member runs: the first one is kept, stopped.
+	Count uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	// The command is refused if the group has another number of members by now. Absent = any number.
+	From *uint32 `protobuf:"varint,3,opt,name=from,proto3,oneof" json:"from,omitempty"`
+	// Content of the member that was copied. The command is refused if the first member has another one by now.
+	Content string `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
+	// The members that the group does not have yet.
+	Members []*WorkloadPut `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	// Cause, for the event; empty for a request of a person.
+	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// An automation suggested the change, so the namespace must allow it.
+	Suggested     bool `protobuf:"varint,7,opt,name=suggested,proto3" json:"suggested,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScaleGroup) Reset() {
+	*x = ScaleGroup{}
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScaleGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScaleGroup) ProtoMessage() {}
+
+func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScaleGroup.ProtoReflect.Descriptor instead.
+func (*ScaleGroup) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ScaleGroup) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ScaleGroup) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *ScaleGroup) GetFrom() uint32 {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return 0
+}
+
+func (x *ScaleGroup) GetContent() string {
+	if x != nil {
+		return x.Content
+	}
+	return ""
+}
+
+func (x *ScaleGroup) GetMembers() []*WorkloadPut {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *ScaleGroup) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ScaleGroup) GetSuggested() bool {
+	if x != nil {
+		return x.Suggested
+	}
+	return false
+}
+
 type SetDesired struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Running, Stopped or Deleted.
-	Desired       string `protobuf:"bytes,2,opt,name=desired,proto3" json:"desired,omitempty"`
+	Desired string `protobuf:"bytes,2,opt,name=desired,proto3" json:"desired,omitempty"`
+	// As in WorkloadPut.
+	IfRevision    string `protobuf:"bytes,290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetDesired) Reset() {
 	*x = SetDesired{}
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1951,7 +4000,7 @@ func (x *SetDesired) String() string {
 func (*SetDesired) ProtoMessage() {}
 
 func (x *SetDesired) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1964,7 +4013,7 @@ func (x *SetDesired) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDesired.ProtoReflect.Descriptor instead.
 func (*SetDesired) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetDesired) GetId() string {
@@ -1981,18 +4030,27 @@ func (x *SetDesired) GetDesired() string {
 	return ""
 }
 
+func (x *SetDesired) GetIfRevision() string {
+	if x != nil {
+		return x.IfRevision
+	}
+	return ""
+}
+
 type DeleteWorkload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Remove the record at once, even if its node cannot be reached.
-	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	// As in WorkloadPut.
+	IfRevision    string `protobuf:"bytes,290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteWorkload) Reset() {
 	*x = DeleteWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +4062,7 @@ func (x *DeleteWorkload) String() string {
 func (*DeleteWorkload) ProtoMessage() {}
 
 func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +4075,7 @@ func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkload.ProtoReflect.Descriptor instead.
 func (*DeleteWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteWorkload) GetId() string {
@@ -2034,16 +4092,28 @@ func (x *DeleteWorkload) GetForce() bool {
 	return false
 }
 
+func (x *DeleteWorkload) GetIfRevision() string {
+	if x != nil {
+		return x.IfRevision
+	}
+	return ""
+}
+
 type RetryWorkload struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// If set, do nothing for a workload that is in its desired state, or getting there
+	// without a failure. If not set, restart the instance in any case.
+	IfNeeded bool `protobuf:"varint,2,opt,name=if_needed,json=ifNeeded,proto3" json:"if_needed,omitempty"`
+	// As in WorkloadPut.
+	IfRevision    string `protobuf:"bytes,290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RetryWorkload) Reset() {
 	*x = RetryWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +4125,7 @@ func (x *RetryWorkload) String() string {
 func (*RetryWorkload) ProtoMessage() {}
 
 func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,12 +4138,26 @@ func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkload.ProtoReflect.Descriptor instead.
 func (*RetryWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RetryWorkload) GetId() string {
 	if x != nil {
 		return x.Id
+	}
+	return ""
+}
+
+func (x *RetryWorkload) GetIfNeeded() bool {
+	if x != nil {
+		return x.IfNeeded
+	}
+	return false
+}
+
+func (x *RetryWorkload) GetIfRevision() string {
+	if x != nil {
+		return x.IfRevision
 	}
 	return ""
 }
@@ -2089,7 +4173,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +4185,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +4198,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Pool) GetName() string {
@@ -2154,7 +4238,7 @@ type RegisterNode struct {
 	InstanceId     string                 `protobuf:"bytes,12,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	Protocol       uint32                 `protobuf:"varint,13,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	SelfFencing    bool                   `protobuf:"varint,14,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
-	// Timestamp of the agent, RFC 3339, stored as sent.
+	// Time of the registration as the agent sent it, RFC 3339.
 	Timestamp    string `protobuf:"bytes,15,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
 	LeaseSeconds int64  `protobuf:"varint,16,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
 	// With self_fencing: seconds for which an exclusive workload with on_lost_lease
@@ -2166,7 +4250,7 @@ type RegisterNode struct {
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2178,7 +4262,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2191,7 +4275,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RegisterNode) GetId() string {
@@ -2323,7 +4407,7 @@ type CordonNode struct {
 
 func (x *CordonNode) Reset() {
 	*x = CordonNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2335,7 +4419,7 @@ func (x *CordonNode) String() string {
 func (*CordonNode) ProtoMessage() {}
 
 func (x *CordonNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2348,7 +4432,7 @@ func (x *CordonNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNode.ProtoReflect.Descriptor instead.
 func (*CordonNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CordonNode) GetId() string {
@@ -2365,17 +4449,240 @@ func (x *CordonNode) GetOn() bool {
 	return false
 }
 
-type DrainNode struct {
+// LabelNode sets or removes labels of a node. For its keys, this takes precedence over what the
+// agent reports.
+type LabelNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	On            bool                   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
+	Labels        []*NodeLabel           `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelNode) Reset() {
+	*x = LabelNode{}
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelNode) ProtoMessage() {}
+
+func (x *LabelNode) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelNode.ProtoReflect.Descriptor instead.
+func (*LabelNode) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *LabelNode) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *LabelNode) GetLabels() []*NodeLabel {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+type NodeLabel struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// The label with this key is removed from the node.
+	Removed       bool `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeLabel) Reset() {
+	*x = NodeLabel{}
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeLabel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeLabel) ProtoMessage() {}
+
+func (x *NodeLabel) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeLabel.ProtoReflect.Descriptor instead.
+func (*NodeLabel) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *NodeLabel) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *NodeLabel) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *NodeLabel) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
+}
+
+// TaintNode sets or removes taints of a node, by key, like LabelNode.
+type TaintNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Taints        []*NodeTaint           `protobuf:"bytes,2,rep,name=taints,proto3" json:"taints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaintNode) Reset() {
+	*x = TaintNode{}
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaintNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaintNode) ProtoMessage() {}
+
+func (x *TaintNode) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaintNode.ProtoReflect.Descriptor instead.
+func (*TaintNode) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *TaintNode) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *TaintNode) GetTaints() []*NodeTaint {
+	if x != nil {
+		return x.Taints
+	}
+	return nil
+}
+
+type NodeTaint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Taint *Taint                 `protobuf:"bytes,1,opt,name=taint,proto3" json:"taint,omitempty"`
+	// The taint with this key is removed from the node.
+	Removed       bool `protobuf:"varint,2,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeTaint) Reset() {
+	*x = NodeTaint{}
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeTaint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeTaint) ProtoMessage() {}
+
+func (x *NodeTaint) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
+func (*NodeTaint) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *NodeTaint) GetTaint() *Taint {
+	if x != nil {
+		return x.Taint
+	}
+	return nil
+}
+
+func (x *NodeTaint) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
+}
+
+type DrainNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	On    bool                   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
+	// Workloads with local data leave the node too, without the data.
+	DiscardData   bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2387,7 +4694,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2400,7 +4707,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DrainNode) GetId() string {
@@ -2417,18 +4724,27 @@ func (x *DrainNode) GetOn() bool {
 	return false
 }
 
+func (x *DrainNode) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
+}
+
 type RemoveNode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Remove the node even if it is Ready or still holds workloads.
-	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	// Workloads with local data on the node start elsewhere, without the data.
+	DiscardData   bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2440,7 +4756,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2453,7 +4769,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemoveNode) GetId() string {
@@ -2470,17 +4786,26 @@ func (x *RemoveNode) GetForce() bool {
 	return false
 }
 
+func (x *RemoveNode) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
+}
+
 // FenceNode states that all workloads of the node are known to be dead.
 type FenceNode struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Workloads with local data on the node start elsewhere, without the data.
+	DiscardData   bool `protobuf:"varint,200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2492,7 +4817,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2505,7 +4830,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FenceNode) GetId() string {
@@ -2513,6 +4838,13 @@ func (x *FenceNode) GetId() string {
 		return x.Id
 	}
 	return ""
+}
+
+func (x *FenceNode) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
 }
 
 type NodeState struct {
@@ -2530,7 +4862,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +4874,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +4887,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *NodeState) GetId() string {
@@ -2602,7 +4934,7 @@ type SetNodeStates struct {
 
 func (x *SetNodeStates) Reset() {
 	*x = SetNodeStates{}
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +4946,7 @@ func (x *SetNodeStates) String() string {
 func (*SetNodeStates) ProtoMessage() {}
 
 func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +4959,7 @@ func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStates.ProtoReflect.Descriptor instead.
 func (*SetNodeStates) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetNodeStates) GetNodes() []*NodeState {
@@ -2641,7 +4973,7 @@ type Assignment struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Workload string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
 	Node     string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	// Refused if the workload has another generation by now.
+	// Generation that the leader saw. The command is refused if the workload has another one by now.
 	IfGeneration  *Generation `protobuf:"bytes,3,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
 	Reason        string      `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2650,7 +4982,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +4994,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +5007,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Assignment) GetWorkload() string {
@@ -2715,7 +5047,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +5059,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +5072,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Assign) GetAssignments() []*Assignment {
@@ -2757,15 +5089,17 @@ type Eviction struct {
 	// Reason code: NodeLost, Draining, DoesNotFit, ConstraintChanged, Preempted.
 	Code    string `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"`
 	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
-	// The node can no longer run the workload, so the eviction leaves no residual.
-	Gone          bool `protobuf:"varint,5,opt,name=gone,proto3" json:"gone,omitempty"`
+	// The node runs no instance of the workload any more, so the eviction leaves no residual.
+	Gone bool `protobuf:"varint,5,opt,name=gone,proto3" json:"gone,omitempty"`
+	// With code Preempted: the workload that takes its place.
+	PreemptedBy   string `protobuf:"bytes,202,opt,name=preempted_by,json=preemptedBy,proto3" json:"preempted_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Eviction) Reset() {
 	*x = Eviction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +5111,7 @@ func (x *Eviction) String() string {
 func (*Eviction) ProtoMessage() {}
 
 func (x *Eviction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +5124,7 @@ func (x *Eviction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Eviction.ProtoReflect.Descriptor instead.
 func (*Eviction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Eviction) GetWorkload() string {
@@ -2828,6 +5162,13 @@ func (x *Eviction) GetGone() bool {
 	return false
 }
 
+func (x *Eviction) GetPreemptedBy() string {
+	if x != nil {
+		return x.PreemptedBy
+	}
+	return ""
+}
+
 type Evict struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Evictions     []*Eviction            `protobuf:"bytes,1,rep,name=evictions,proto3" json:"evictions,omitempty"`
@@ -2837,7 +5178,7 @@ type Evict struct {
 
 func (x *Evict) Reset() {
 	*x = Evict{}
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +5190,7 @@ func (x *Evict) String() string {
 func (*Evict) ProtoMessage() {}
 
 func (x *Evict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2862,7 +5203,7 @@ func (x *Evict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evict.ProtoReflect.Descriptor instead.
 func (*Evict) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Evict) GetEvictions() []*Eviction {
@@ -2877,9 +5218,9 @@ type Retry struct {
 	Workload     string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
 	IfGeneration *Generation            `protobuf:"bytes,2,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
 	Attempts     int32                  `protobuf:"varint,3,opt,name=attempts,proto3" json:"attempts,omitempty"`
-	// Unix nanoseconds; 0 = now: a new order is issued at once.
+	// Time of the next attempt, Unix nanoseconds; 0 = a new order is issued at once.
 	NextAt int64 `protobuf:"varint,4,opt,name=next_at,json=nextAt,proto3" json:"next_at,omitempty"`
-	// No attempts are left, or the failure is permanent.
+	// The workload is given up: no attempts are left, or the failure is permanent.
 	Terminal      bool   `protobuf:"varint,5,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	Code          string `protobuf:"bytes,6,opt,name=code,proto3" json:"code,omitempty"`
 	Message       string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
@@ -2889,7 +5230,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2901,7 +5242,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,7 +5255,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -2975,7 +5316,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +5328,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +5341,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -3022,7 +5363,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +5375,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +5388,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -3087,7 +5428,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +5440,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +5453,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -3131,7 +5472,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +5484,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +5497,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Address) GetIp() string {
@@ -3171,13 +5512,15 @@ type PortBinding struct {
 	HostPort      uint32                 `protobuf:"varint,1,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"`
 	ContainerPort uint32                 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
 	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Address of the host at which the port is published; empty = all addresses.
+	Address       string `protobuf:"bytes,246,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +5532,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +5545,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -3226,16 +5569,24 @@ func (x *PortBinding) GetProtocol() string {
 	return ""
 }
 
+func (x *PortBinding) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 // WorkloadReport is the report of a node about one workload.
 type WorkloadReport struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Workload string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
 	Node     string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	// Zero = the peer does not know generations; the report is matched by node only.
+	// Generation of the reported order. Zero = the agent does not know generations, so
+	// the report is matched by node only.
 	Generation *Generation `protobuf:"bytes,3,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Pending, Running, Stopped, Failed, Unknown or Missing.
+	// Reported state: Pending, Running, Stopped, Failed, Unknown or Missing.
 	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
-	// The node holds nothing of this workload and refuses older orders.
+	// The node has no instance of this workload and refuses older orders.
 	Gone bool `protobuf:"varint,5,opt,name=gone,proto3" json:"gone,omitempty"`
 	// The order of this generation was accepted.
 	Acknowledged  bool           `protobuf:"varint,6,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
@@ -3250,15 +5601,19 @@ type WorkloadReport struct {
 	ObservedAt int64 `protobuf:"varint,14,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	// The node refused the order of this generation permanently.
 	Refused bool `protobuf:"varint,15,opt,name=refused,proto3" json:"refused,omitempty"`
-	// healthy, unhealthy or starting; empty without health checks.
-	Health        string `protobuf:"bytes,75,opt,name=health,proto3" json:"health,omitempty"`
+	// Health: healthy, unhealthy or starting; empty without health checks.
+	Health string `protobuf:"bytes,75,opt,name=health,proto3" json:"health,omitempty"`
+	// The agent reports that no retry helps.
+	Terminal bool `protobuf:"varint,290,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	// How the last instance ended; absent if no instance has ended.
+	Exit          *Exit `protobuf:"bytes,320,opt,name=exit,proto3" json:"exit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +5625,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +5638,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -3398,6 +5753,20 @@ func (x *WorkloadReport) GetHealth() string {
 	return ""
 }
 
+func (x *WorkloadReport) GetTerminal() bool {
+	if x != nil {
+		return x.Terminal
+	}
+	return false
+}
+
+func (x *WorkloadReport) GetExit() *Exit {
+	if x != nil {
+		return x.Exit
+	}
+	return nil
+}
+
 type Report struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reports       []*WorkloadReport      `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
@@ -3407,7 +5776,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3419,7 +5788,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3432,7 +5801,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -3449,8 +5818,8 @@ type SetMode struct {
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// A person set the mode. Only a command with pinned or unpin changes it then.
 	Pinned bool `protobuf:"varint,3,opt,name=pinned,proto3" json:"pinned,omitempty"`
-	// Lets the leader choose the mode again. While the mode is pinned, a command
-	// with neither pinned nor unpin is refused.
+	// Let the leader choose the mode again. While the mode is pinned, a command with
+	// neither pinned nor unpin is refused.
 	Unpin         bool `protobuf:"varint,4,opt,name=unpin,proto3" json:"unpin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3458,7 +5827,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +5839,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +5852,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SetMode) GetMode() string {
@@ -3517,22 +5886,26 @@ func (x *SetMode) GetUnpin() bool {
 type PutReplica struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Raft server id, random, stored in the data directory.
-	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	GrpcAddr      string `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
-	HttpAddr      string `protobuf:"bytes,4,opt,name=http_addr,json=httpAddr,proto3" json:"http_addr,omitempty"`
-	RaftAddr      string `protobuf:"bytes,5,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
-	GossipAddr    string `protobuf:"bytes,6,opt,name=gossip_addr,json=gossipAddr,proto3" json:"gossip_addr,omitempty"`
-	DnsAddr       string `protobuf:"bytes,7,opt,name=dns_addr,json=dnsAddr,proto3" json:"dns_addr,omitempty"`
-	Version       string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
-	FeatureLevel  uint32 `protobuf:"varint,9,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	Id           string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name         string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	GrpcAddr     string `protobuf:"bytes,3,opt,name=grpc_addr,json=grpcAddr,proto3" json:"grpc_addr,omitempty"`
+	HttpAddr     string `protobuf:"bytes,4,opt,name=http_addr,json=httpAddr,proto3" json:"http_addr,omitempty"`
+	RaftAddr     string `protobuf:"bytes,5,opt,name=raft_addr,json=raftAddr,proto3" json:"raft_addr,omitempty"`
+	GossipAddr   string `protobuf:"bytes,6,opt,name=gossip_addr,json=gossipAddr,proto3" json:"gossip_addr,omitempty"`
+	DnsAddr      string `protobuf:"bytes,7,opt,name=dns_addr,json=dnsAddr,proto3" json:"dns_addr,omitempty"`
+	Version      string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	FeatureLevel uint32 `protobuf:"varint,9,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	// MiB of memory that the scheduler process may use; 0 = not known. The replica with
+	// the least memory limits the size of the state.
+	MemoryMib     int64          `protobuf:"varint,270,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	Repair        *ReplicaRepair `protobuf:"bytes,300,opt,name=repair,proto3" json:"repair,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +5917,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3557,7 +5930,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PutReplica) GetId() string {
@@ -3623,6 +5996,102 @@ func (x *PutReplica) GetFeatureLevel() uint32 {
 	return 0
 }
 
+func (x *PutReplica) GetMemoryMib() int64 {
+	if x != nil {
+		return x.MemoryMib
+	}
+	return 0
+}
+
+func (x *PutReplica) GetRepair() *ReplicaRepair {
+	if x != nil {
+		return x.Repair
+	}
+	return nil
+}
+
+// ReplicaRepair says how a replica replaced damaged data.
+type ReplicaRepair struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Raft id of the replica before.
+	Of string `protobuf:"bytes,1,opt,name=of,proto3" json:"of,omitempty"`
+	// Description of the damage, with the name of the file; at most 1 KiB.
+	Damage string `protobuf:"bytes,2,opt,name=damage,proto3" json:"damage,omitempty"`
+	// Folder with the damaged data, below the data directory; at most 128 bytes.
+	Aside string `protobuf:"bytes,3,opt,name=aside,proto3" json:"aside,omitempty"`
+	// Time at which the damaged data was moved there, Unix nanoseconds.
+	At int64 `protobuf:"varint,4,opt,name=at,proto3" json:"at,omitempty"`
+	// The replica has caught up and has a vote.
+	Done          bool `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicaRepair) Reset() {
+	*x = ReplicaRepair{}
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicaRepair) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicaRepair) ProtoMessage() {}
+
+func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicaRepair.ProtoReflect.Descriptor instead.
+func (*ReplicaRepair) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *ReplicaRepair) GetOf() string {
+	if x != nil {
+		return x.Of
+	}
+	return ""
+}
+
+func (x *ReplicaRepair) GetDamage() string {
+	if x != nil {
+		return x.Damage
+	}
+	return ""
+}
+
+func (x *ReplicaRepair) GetAside() string {
+	if x != nil {
+		return x.Aside
+	}
+	return ""
+}
+
+func (x *ReplicaRepair) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *ReplicaRepair) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
 type RemoveReplica struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3632,7 +6101,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +6113,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +6126,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -3676,7 +6145,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3688,7 +6157,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3701,7 +6170,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -3720,7 +6189,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +6201,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +6214,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 // MirrorAttached records that an etcd has held the whole mirror. From then on
@@ -3761,7 +6230,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +6242,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +6255,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -3796,11 +6265,103 @@ func (x *MirrorAttached) GetEtcdClusterId() uint64 {
 	return 0
 }
 
+// AttachMirror names the etcd that holds the mirror when ETCD_ENDPOINTS is not set. It is refused
+// while another etcd cluster is attached.
+type AttachMirror struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Endpoints []string               `protobuf:"bytes,1,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	// Cluster id of the etcd, not 0. No other etcd is written until DetachMirror.
+	EtcdClusterId uint64 `protobuf:"varint,2,opt,name=etcd_cluster_id,json=etcdClusterId,proto3" json:"etcd_cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachMirror) Reset() {
+	*x = AttachMirror{}
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachMirror) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachMirror) ProtoMessage() {}
+
+func (x *AttachMirror) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachMirror.ProtoReflect.Descriptor instead.
+func (*AttachMirror) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *AttachMirror) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *AttachMirror) GetEtcdClusterId() uint64 {
+	if x != nil {
+		return x.EtcdClusterId
+	}
+	return 0
+}
+
+// DetachMirror ends the attachment. The records in etcd stay.
+type DetachMirror struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachMirror) Reset() {
+	*x = DetachMirror{}
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachMirror) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachMirror) ProtoMessage() {}
+
+func (x *DetachMirror) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachMirror.ProtoReflect.Descriptor instead.
+func (*DetachMirror) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+}
+
 // SetGossipRing replaces the gossip keys. They are sealed under the cluster key, so the
 // state machine cannot read them.
 type SetGossipRing struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Version that the change was planned for. Refused if the version is another one by now.
+	// Version that the change was planned for. The command is refused if the version has changed since.
 	IfVersion uint64 `protobuf:"varint,1,opt,name=if_version,json=ifVersion,proto3" json:"if_version,omitempty"`
 	Sealed    string `protobuf:"bytes,2,opt,name=sealed,proto3" json:"sealed,omitempty"` // pki.GossipRing, at most 4 KiB
 	// Description of the change, for the event, at most 128 bytes.
@@ -3811,7 +6372,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3823,7 +6384,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3836,7 +6397,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -3872,7 +6433,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +6445,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +6458,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -3913,14 +6474,14 @@ type PutAuthority struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// SHA-256 of cert, lower-case hex.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// DER. root has signed cert. Both may be the same certificate.
+	// Certificates in DER. root has signed cert. Both may be the same certificate.
 	Cert []byte `protobuf:"bytes,2,opt,name=cert,proto3" json:"cert,omitempty"`
 	Root []byte `protobuf:"bytes,3,opt,name=root,proto3" json:"root,omitempty"`
 	// The private key, sealed under the cluster key.
 	SealedKey string `protobuf:"bytes,4,opt,name=sealed_key,json=sealedKey,proto3" json:"sealed_key,omitempty"`
 	// Unix nanoseconds. The active authority with the latest active_at issues.
 	ActiveAt int64 `protobuf:"varint,5,opt,name=active_at,json=activeAt,proto3" json:"active_at,omitempty"`
-	// Unix nanoseconds; end of validity of the authority.
+	// End of validity of the authority, Unix nanoseconds.
 	NotAfter int64 `protobuf:"varint,6,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
 	// SHA-256 of root, lower-case hex.
 	RootId        string `protobuf:"bytes,7,opt,name=root_id,json=rootId,proto3" json:"root_id,omitempty"`
@@ -3930,7 +6491,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +6503,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +6516,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -4016,7 +6577,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4028,7 +6589,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4041,7 +6602,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -4056,22 +6617,24 @@ type PutToken struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Id           string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	SecretSha256 []byte                 `protobuf:"bytes,2,opt,name=secret_sha256,json=secretSha256,proto3" json:"secret_sha256,omitempty"`
-	// scheduler, agent, gateway or user.
+	// Role: scheduler, agent, gateway or user.
 	Role string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
 	// The only name that may join with the token; empty = any new name.
 	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
-	// viewer, operator or admin; users only.
+	// Access level, for users only: viewer, operator, admin or none.
 	Access string `protobuf:"bytes,5,opt,name=access,proto3" json:"access,omitempty"`
 	Uses   uint32 `protobuf:"varint,6,opt,name=uses,proto3" json:"uses,omitempty"`
 	// Unix nanoseconds.
-	ExpiresAt     int64 `protobuf:"varint,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	ExpiresAt int64 `protobuf:"varint,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// DNS names and IP addresses for the certificate of whoever joins with the token. Not for users.
+	Hosts         []string `protobuf:"bytes,250,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4083,7 +6646,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4096,7 +6659,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PutToken) GetId() string {
@@ -4148,6 +6711,13 @@ func (x *PutToken) GetExpiresAt() int64 {
 	return 0
 }
 
+func (x *PutToken) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
 type DropToken struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -4157,7 +6727,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4169,7 +6739,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4182,7 +6752,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *DropToken) GetId() string {
@@ -4206,15 +6776,17 @@ type Admit struct {
 	// SHA-256 of the certificate, lower-case hex.
 	Fingerprint string `protobuf:"bytes,7,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	// Unix nanoseconds.
-	IssuedAt      int64 `protobuf:"varint,8,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
-	NotAfter      int64 `protobuf:"varint,9,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	IssuedAt int64 `protobuf:"varint,8,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
+	NotAfter int64 `protobuf:"varint,9,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	// Hosts that the join token grants and that the certificate contains.
+	Hosts         []string `protobuf:"bytes,250,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4226,7 +6798,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4239,7 +6811,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Admit) GetToken() string {
@@ -4305,6 +6877,13 @@ func (x *Admit) GetNotAfter() int64 {
 	return 0
 }
 
+func (x *Admit) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
 // Revoke revokes every certificate that was issued to an identity until now, or
 // one certificate by its fingerprint.
 type Revoke struct {
@@ -4319,7 +6898,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4331,7 +6910,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4344,7 +6923,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Revoke) GetRole() string {
@@ -4375,6 +6954,380 @@ func (x *Revoke) GetReason() string {
 	return ""
 }
 
+// PutRole creates a role, or replaces it. Its bindings stay.
+type PutRole struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// Names of permissions.
+	Permissions []string `protobuf:"bytes,3,rep,name=permissions,proto3" json:"permissions,omitempty"`
+	// Expected version of the role, 0 if it must not exist yet. If not set, the role is replaced in any case.
+	IfVersion     *uint64 `protobuf:"varint,4,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutRole) Reset() {
+	*x = PutRole{}
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutRole) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutRole) ProtoMessage() {}
+
+func (x *PutRole) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
+func (*PutRole) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *PutRole) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutRole) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *PutRole) GetPermissions() []string {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
+func (x *PutRole) GetIfVersion() uint64 {
+	if x != nil && x.IfVersion != nil {
+		return *x.IfVersion
+	}
+	return 0
+}
+
+type DeleteRole struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteRole) Reset() {
+	*x = DeleteRole{}
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteRole) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteRole) ProtoMessage() {}
+
+func (x *DeleteRole) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
+func (*DeleteRole) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *DeleteRole) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// BindRole binds a role to a subject, in place of the present binding of this role to this subject.
+type BindRole struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Role  string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	// user, group or account.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Name of the subject: a user, an account or a group, or oidc:ISSUER#SUBJECT for a user of an OIDC issuer.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Namespaces in which the role applies. Empty if everywhere is set.
+	Namespaces []string `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// The role applies in all namespaces and to the whole cluster.
+	Everywhere bool `protobuf:"varint,5,opt,name=everywhere,proto3" json:"everywhere,omitempty"`
+	// Remove the binding.
+	Remove bool `protobuf:"varint,6,opt,name=remove,proto3" json:"remove,omitempty"`
+	// Version of the role whose permissions were compared with those of the caller; 0 for a built-in role.
+	RoleVersion   uint64 `protobuf:"varint,7,opt,name=role_version,json=roleVersion,proto3" json:"role_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindRole) Reset() {
+	*x = BindRole{}
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindRole) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindRole) ProtoMessage() {}
+
+func (x *BindRole) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
+func (*BindRole) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *BindRole) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *BindRole) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *BindRole) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BindRole) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *BindRole) GetEverywhere() bool {
+	if x != nil {
+		return x.Everywhere
+	}
+	return false
+}
+
+func (x *BindRole) GetRemove() bool {
+	if x != nil {
+		return x.Remove
+	}
+	return false
+}
+
+func (x *BindRole) GetRoleVersion() uint64 {
+	if x != nil {
+		return x.RoleVersion
+	}
+	return 0
+}
+
+// PutAccount creates an account for a program, or replaces its token.
+type PutAccount struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// SHA-256 of the bearer token; empty for an account without a token.
+	SecretSha256 []byte `protobuf:"bytes,3,opt,name=secret_sha256,json=secretSha256,proto3" json:"secret_sha256,omitempty"`
+	// End of the bearer token in Unix nanoseconds.
+	ExpiresAt int64 `protobuf:"varint,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// OIDC issuer and audience of the tokens that act as this account; empty for none.
+	Issuer   string `protobuf:"bytes,5,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Audience string `protobuf:"bytes,6,opt,name=audience,proto3" json:"audience,omitempty"`
+	// Claims that an OIDC token must have to act as this account, sorted by key.
+	Claims []*Label `protobuf:"bytes,7,rep,name=claims,proto3" json:"claims,omitempty"`
+	// Binding of a role to the new account; absent = no role.
+	Binding *BindRole `protobuf:"bytes,8,opt,name=binding,proto3" json:"binding,omitempty"`
+	// Replace the token of an existing account. Only name, secret_sha256 and expires_at are used then.
+	Rotate        bool `protobuf:"varint,9,opt,name=rotate,proto3" json:"rotate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutAccount) Reset() {
+	*x = PutAccount{}
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutAccount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutAccount) ProtoMessage() {}
+
+func (x *PutAccount) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
+func (*PutAccount) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *PutAccount) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutAccount) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *PutAccount) GetSecretSha256() []byte {
+	if x != nil {
+		return x.SecretSha256
+	}
+	return nil
+}
+
+func (x *PutAccount) GetExpiresAt() int64 {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return 0
+}
+
+func (x *PutAccount) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *PutAccount) GetAudience() string {
+	if x != nil {
+		return x.Audience
+	}
+	return ""
+}
+
+func (x *PutAccount) GetClaims() []*Label {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
+func (x *PutAccount) GetBinding() *BindRole {
+	if x != nil {
+		return x.Binding
+	}
+	return nil
+}
+
+func (x *PutAccount) GetRotate() bool {
+	if x != nil {
+		return x.Rotate
+	}
+	return false
+}
+
+// DeleteAccount deletes an account and its bindings.
+type DeleteAccount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteAccount) Reset() {
+	*x = DeleteAccount{}
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteAccount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteAccount) ProtoMessage() {}
+
+func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
+func (*DeleteAccount) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *DeleteAccount) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Audit adds an event about something other than a command, such as a refused call
 // or a session in a workload.
 type Audit struct {
@@ -4391,7 +7344,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4403,7 +7356,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4416,7 +7369,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Audit) GetType() string {
@@ -4466,7 +7419,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4478,7 +7431,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4491,7 +7444,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -4517,7 +7470,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +7482,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +7495,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -4557,12 +7510,12 @@ type AgentAction struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	TaskId   string                 `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
 	Workload string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
-	// apply_workload or delete_workload.
+	// Type of task: apply_workload or delete_workload.
 	ActionType string `protobuf:"bytes,3,opt,name=action_type,json=actionType,proto3" json:"action_type,omitempty"`
-	// pending, running, completed or failed.
+	// State of the task: pending, running, completed or failed.
 	Status string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
 	Error  string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
-	// Unix seconds on the agent's clock; 0 = not yet.
+	// Unix seconds on the agent's clock; 0 = the task has not reached this point.
 	CreatedAt     int64 `protobuf:"varint,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	StartedAt     int64 `protobuf:"varint,7,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	EndedAt       int64 `protobuf:"varint,8,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
@@ -4572,7 +7525,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4584,7 +7537,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4597,7 +7550,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -4661,8 +7614,9 @@ func (x *AgentAction) GetEndedAt() int64 {
 type RecordActions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// If set, all tasks are of this workload, and its record keeps the newest 20. They
-	// become no events, because they do not show which other tasks ended before them.
+	// If set, all tasks are about this workload, whose record keeps the newest 20. The
+	// tasks become no events, because they do not show which other tasks ended before
+	// them.
 	Workload string `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
 	// Newest first.
 	Actions       []*AgentAction `protobuf:"bytes,3,rep,name=actions,proto3" json:"actions,omitempty"`
@@ -4672,7 +7626,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4684,7 +7638,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4697,7 +7651,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -4726,7 +7680,7 @@ type Drift struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Workload string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
-	// orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent.
+	// Type of drift: orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent.
 	Type            string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
 	SchedulerStatus string `protobuf:"bytes,4,opt,name=scheduler_status,json=schedulerStatus,proto3" json:"scheduler_status,omitempty"`
 	AgentStatus     string `protobuf:"bytes,5,opt,name=agent_status,json=agentStatus,proto3" json:"agent_status,omitempty"`
@@ -4735,15 +7689,17 @@ type Drift struct {
 	// Number of repair orders, and the time of the last one, Unix nanoseconds.
 	Repairs    uint32 `protobuf:"varint,7,opt,name=repairs,proto3" json:"repairs,omitempty"`
 	RepairedAt int64  `protobuf:"varint,8,opt,name=repaired_at,json=repairedAt,proto3" json:"repaired_at,omitempty"`
-	// Unix nanoseconds; set in records only.
-	DetectedAt    int64 `protobuf:"varint,9,opt,name=detected_at,json=detectedAt,proto3" json:"detected_at,omitempty"`
+	// Time at which the drift was recorded, Unix nanoseconds; set only in stored records.
+	DetectedAt int64 `protobuf:"varint,9,opt,name=detected_at,json=detectedAt,proto3" json:"detected_at,omitempty"`
+	// Revision of an orphan on a legacy v1 agent. Empty = unknown.
+	Revision      string `protobuf:"bytes,300,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4755,7 +7711,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4768,7 +7724,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Drift) GetNode() string {
@@ -4834,6 +7790,13 @@ func (x *Drift) GetDetectedAt() int64 {
 	return 0
 }
 
+func (x *Drift) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
 // DriftRepair issues the order of a workload again on its node, at the same
 // revision.
 type DriftRepair struct {
@@ -4847,7 +7810,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4859,7 +7822,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4872,7 +7835,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -4896,20 +7859,91 @@ func (x *DriftRepair) GetIfGeneration() *Generation {
 	return nil
 }
 
+// DriftAdoption sets the adopted revision of an imported workload to the one that its node runs.
+type DriftAdoption struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workload      string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	IfGeneration  *Generation            `protobuf:"bytes,3,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	Revision      string                 `protobuf:"bytes,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DriftAdoption) Reset() {
+	*x = DriftAdoption{}
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriftAdoption) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriftAdoption) ProtoMessage() {}
+
+func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
+func (*DriftAdoption) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *DriftAdoption) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *DriftAdoption) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *DriftAdoption) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+func (x *DriftAdoption) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
 // SetDrifts records the result of a comparison with nodes: drifts that are new or
 // have changed, and drifts that have ended, by node, workload and type.
 type SetDrifts struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Open          []*Drift               `protobuf:"bytes,1,rep,name=open,proto3" json:"open,omitempty"`
-	Closed        []*Drift               `protobuf:"bytes,2,rep,name=closed,proto3" json:"closed,omitempty"`
-	Repairs       []*DriftRepair         `protobuf:"bytes,3,rep,name=repairs,proto3" json:"repairs,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Open    []*Drift               `protobuf:"bytes,1,rep,name=open,proto3" json:"open,omitempty"`
+	Closed  []*Drift               `protobuf:"bytes,2,rep,name=closed,proto3" json:"closed,omitempty"`
+	Repairs []*DriftRepair         `protobuf:"bytes,3,rep,name=repairs,proto3" json:"repairs,omitempty"`
+	// Workloads imported from a legacy v1 etcd, each with the revision under which its node runs it.
+	Adoptions     []*DriftAdoption `protobuf:"bytes,300,rep,name=adoptions,proto3" json:"adoptions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4921,7 +7955,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4934,7 +7968,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -4958,20 +7992,29 @@ func (x *SetDrifts) GetRepairs() []*DriftRepair {
 	return nil
 }
 
+func (x *SetDrifts) GetAdoptions() []*DriftAdoption {
+	if x != nil {
+		return x.Adoptions
+	}
+	return nil
+}
+
 // AdoptDrift turns an orphan into a workload that is assigned to its node.
 type AdoptDrift struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Workload string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
-	// Its specification; optional if the state knows the workload.
-	Put           *WorkloadPut `protobuf:"bytes,3,opt,name=put,proto3" json:"put,omitempty"`
+	// Specification of the workload; optional if the state has the workload.
+	Put *WorkloadPut `protobuf:"bytes,3,opt,name=put,proto3" json:"put,omitempty"`
+	// Bundle of the workload in put, if it has one.
+	Bundle        *Bundle `protobuf:"bytes,240,opt,name=bundle,proto3" json:"bundle,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4983,7 +8026,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4996,7 +8039,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -5020,6 +8063,13 @@ func (x *AdoptDrift) GetPut() *WorkloadPut {
 	return nil
 }
 
+func (x *AdoptDrift) GetBundle() *Bundle {
+	if x != nil {
+		return x.Bundle
+	}
+	return nil
+}
+
 // DropOrphan orders a node to delete an orphan.
 type DropOrphan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5031,7 +8081,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5043,7 +8093,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5056,7 +8106,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -5087,7 +8137,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5099,7 +8149,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5112,7 +8162,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -5155,16 +8205,21 @@ type PutNamespace struct {
 	// Users that may act everywhere after this command. Only users listed here can be removed
 	// from their last namespace.
 	Release []string `protobuf:"bytes,5,rep,name=release,proto3" json:"release,omitempty"`
-	// modify_index of the record that this one replaces; 0 = there must be no record; unset =
-	// any record is replaced.
-	IfVersion     *uint64 `protobuf:"varint,6,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	// Condition: modify_index of the record that is replaced; 0 = there must be no record;
+	// unset = no condition.
+	IfVersion *uint64 `protobuf:"varint,6,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	// Highest priority that callers who are confined to namespaces may give here, and up to which a
+	// priority counts against workloads of other namespaces; 0..1000.
+	MaxPriority int32 `protobuf:"varint,202,opt,name=max_priority,json=maxPriority,proto3" json:"max_priority,omitempty"`
+	// Suggestions of automations may scale the groups of this namespace.
+	AllowScaling  bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5176,7 +8231,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5189,7 +8244,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -5234,6 +8289,20 @@ func (x *PutNamespace) GetIfVersion() uint64 {
 	return 0
 }
 
+func (x *PutNamespace) GetMaxPriority() int32 {
+	if x != nil {
+		return x.MaxPriority
+	}
+	return 0
+}
+
+func (x *PutNamespace) GetAllowScaling() bool {
+	if x != nil {
+		return x.AllowScaling
+	}
+	return false
+}
+
 type DeleteNamespace struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -5243,7 +8312,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5255,7 +8324,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5268,7 +8337,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -5276,6 +8345,485 @@ func (x *DeleteNamespace) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+// Policy says what workloads may ask for. An empty list allows nothing; package policy documents the
+// entries.
+type Policy struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description     string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	Kinds           []string               `protobuf:"bytes,3,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	HostPaths       []*PolicyHostPath      `protobuf:"bytes,4,rep,name=host_paths,json=hostPaths,proto3" json:"host_paths,omitempty"`
+	EngineSocket    bool                   `protobuf:"varint,5,opt,name=engine_socket,json=engineSocket,proto3" json:"engine_socket,omitempty"`
+	Privileged      bool                   `protobuf:"varint,6,opt,name=privileged,proto3" json:"privileged,omitempty"`
+	Capabilities    []string               `protobuf:"bytes,7,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	Devices         []string               `protobuf:"bytes,8,rep,name=devices,proto3" json:"devices,omitempty"`
+	HostNamespaces  []string               `protobuf:"bytes,9,rep,name=host_namespaces,json=hostNamespaces,proto3" json:"host_namespaces,omitempty"`
+	SecurityOptions []string               `protobuf:"bytes,10,rep,name=security_options,json=securityOptions,proto3" json:"security_options,omitempty"`
+	Users           []string               `protobuf:"bytes,11,rep,name=users,proto3" json:"users,omitempty"`
+	Ports           []string               `protobuf:"bytes,12,rep,name=ports,proto3" json:"ports,omitempty"`
+	Addresses       []string               `protobuf:"bytes,13,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Images          []string               `protobuf:"bytes,14,rep,name=images,proto3" json:"images,omitempty"`
+	ImageDigest     bool                   `protobuf:"varint,15,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	Volumes         []string               `protobuf:"bytes,16,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Networks        []string               `protobuf:"bytes,17,rep,name=networks,proto3" json:"networks,omitempty"`
+	Disks           []string               `protobuf:"bytes,18,rep,name=disks,proto3" json:"disks,omitempty"`
+	Requires        []string               `protobuf:"bytes,19,rep,name=requires,proto3" json:"requires,omitempty"`
+	// 0 = no limit.
+	MaxCpuMillicores     int64    `protobuf:"varint,20,opt,name=max_cpu_millicores,json=maxCpuMillicores,proto3" json:"max_cpu_millicores,omitempty"`
+	MaxMemoryMib         int64    `protobuf:"varint,21,opt,name=max_memory_mib,json=maxMemoryMib,proto3" json:"max_memory_mib,omitempty"`
+	MaxDiskGb            int64    `protobuf:"varint,22,opt,name=max_disk_gb,json=maxDiskGb,proto3" json:"max_disk_gb,omitempty"`
+	MaxPids              int64    `protobuf:"varint,23,opt,name=max_pids,json=maxPids,proto3" json:"max_pids,omitempty"`
+	DefaultCpuMillicores int64    `protobuf:"varint,24,opt,name=default_cpu_millicores,json=defaultCpuMillicores,proto3" json:"default_cpu_millicores,omitempty"`
+	DefaultMemoryMib     int64    `protobuf:"varint,25,opt,name=default_memory_mib,json=defaultMemoryMib,proto3" json:"default_memory_mib,omitempty"`
+	MaxWorkloads         int64    `protobuf:"varint,26,opt,name=max_workloads,json=maxWorkloads,proto3" json:"max_workloads,omitempty"`
+	MaxSpecBytes         int64    `protobuf:"varint,27,opt,name=max_spec_bytes,json=maxSpecBytes,proto3" json:"max_spec_bytes,omitempty"`
+	ImageKeys            []string `protobuf:"bytes,28,rep,name=image_keys,json=imageKeys,proto3" json:"image_keys,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *Policy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Policy) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Policy) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *Policy) GetHostPaths() []*PolicyHostPath {
+	if x != nil {
+		return x.HostPaths
+	}
+	return nil
+}
+
+func (x *Policy) GetEngineSocket() bool {
+	if x != nil {
+		return x.EngineSocket
+	}
+	return false
+}
+
+func (x *Policy) GetPrivileged() bool {
+	if x != nil {
+		return x.Privileged
+	}
+	return false
+}
+
+func (x *Policy) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *Policy) GetDevices() []string {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *Policy) GetHostNamespaces() []string {
+	if x != nil {
+		return x.HostNamespaces
+	}
+	return nil
+}
+
+func (x *Policy) GetSecurityOptions() []string {
+	if x != nil {
+		return x.SecurityOptions
+	}
+	return nil
+}
+
+func (x *Policy) GetUsers() []string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *Policy) GetPorts() []string {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Policy) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Policy) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *Policy) GetImageDigest() bool {
+	if x != nil {
+		return x.ImageDigest
+	}
+	return false
+}
+
+func (x *Policy) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *Policy) GetNetworks() []string {
+	if x != nil {
+		return x.Networks
+	}
+	return nil
+}
+
+func (x *Policy) GetDisks() []string {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+func (x *Policy) GetRequires() []string {
+	if x != nil {
+		return x.Requires
+	}
+	return nil
+}
+
+func (x *Policy) GetMaxCpuMillicores() int64 {
+	if x != nil {
+		return x.MaxCpuMillicores
+	}
+	return 0
+}
+
+func (x *Policy) GetMaxMemoryMib() int64 {
+	if x != nil {
+		return x.MaxMemoryMib
+	}
+	return 0
+}
+
+func (x *Policy) GetMaxDiskGb() int64 {
+	if x != nil {
+		return x.MaxDiskGb
+	}
+	return 0
+}
+
+func (x *Policy) GetMaxPids() int64 {
+	if x != nil {
+		return x.MaxPids
+	}
+	return 0
+}
+
+func (x *Policy) GetDefaultCpuMillicores() int64 {
+	if x != nil {
+		return x.DefaultCpuMillicores
+	}
+	return 0
+}
+
+func (x *Policy) GetDefaultMemoryMib() int64 {
+	if x != nil {
+		return x.DefaultMemoryMib
+	}
+	return 0
+}
+
+func (x *Policy) GetMaxWorkloads() int64 {
+	if x != nil {
+		return x.MaxWorkloads
+	}
+	return 0
+}
+
+func (x *Policy) GetMaxSpecBytes() int64 {
+	if x != nil {
+		return x.MaxSpecBytes
+	}
+	return 0
+}
+
+func (x *Policy) GetImageKeys() []string {
+	if x != nil {
+		return x.ImageKeys
+	}
+	return nil
+}
+
+type PolicyHostPath struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyHostPath) Reset() {
+	*x = PolicyHostPath{}
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyHostPath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyHostPath) ProtoMessage() {}
+
+func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
+func (*PolicyHostPath) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *PolicyHostPath) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PolicyHostPath) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+// PutPolicy creates a policy or replaces it. The names of built-in policies are refused.
+type PutPolicy struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Policy *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Condition: modify_index of the record that is replaced; 0 = there must be no record;
+	// unset = no condition.
+	IfVersion     *uint64 `protobuf:"varint,2,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutPolicy) Reset() {
+	*x = PutPolicy{}
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutPolicy) ProtoMessage() {}
+
+func (x *PutPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
+func (*PutPolicy) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+}
+
+func (x *PutPolicy) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *PutPolicy) GetIfVersion() uint64 {
+	if x != nil && x.IfVersion != nil {
+		return *x.IfVersion
+	}
+	return 0
+}
+
+// DeletePolicy deletes a policy that is bound to nothing.
+type DeletePolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletePolicy) Reset() {
+	*x = DeletePolicy{}
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletePolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletePolicy) ProtoMessage() {}
+
+func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
+func (*DeletePolicy) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+}
+
+func (x *DeletePolicy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// BindPolicy binds a policy to a namespace, in place of its present one, or to the nodes that carry a
+// label.
+type BindPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the policy; empty = remove the binding of the namespace or label.
+	Policy string `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Exactly one of both.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	NodeLabel     *Label `protobuf:"bytes,3,opt,name=node_label,json=nodeLabel,proto3" json:"node_label,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindPolicy) Reset() {
+	*x = BindPolicy{}
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindPolicy) ProtoMessage() {}
+
+func (x *BindPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
+func (*BindPolicy) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+}
+
+func (x *BindPolicy) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *BindPolicy) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *BindPolicy) GetNodeLabel() *Label {
+	if x != nil {
+		return x.NodeLabel
+	}
+	return nil
 }
 
 type SnapshotHeader struct {
@@ -5291,7 +8839,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5303,7 +8851,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5316,7 +8864,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -5362,12 +8910,19 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Token
 	//	*SnapshotRecord_Admitted
 	//	*SnapshotRecord_Revocation
-	//	*SnapshotRecord_Grave
+	//	*SnapshotRecord_Tombstone
 	//	*SnapshotRecord_NodeAudit
 	//	*SnapshotRecord_Drift
 	//	*SnapshotRecord_Namespace
 	//	*SnapshotRecord_Revisions
 	//	*SnapshotRecord_Rollout
+	//	*SnapshotRecord_Policy
+	//	*SnapshotRecord_Bundle
+	//	*SnapshotRecord_AuditLog
+	//	*SnapshotRecord_AuditEntry
+	//	*SnapshotRecord_Role
+	//	*SnapshotRecord_RoleBinding
+	//	*SnapshotRecord_Account
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5375,7 +8930,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5387,7 +8942,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5400,7 +8955,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -5509,10 +9064,10 @@ func (x *SnapshotRecord) GetRevocation() *RevocationRecord {
 	return nil
 }
 
-func (x *SnapshotRecord) GetGrave() *GraveRecord {
+func (x *SnapshotRecord) GetTombstone() *TombstoneRecord {
 	if x != nil {
-		if x, ok := x.Record.(*SnapshotRecord_Grave); ok {
-			return x.Grave
+		if x, ok := x.Record.(*SnapshotRecord_Tombstone); ok {
+			return x.Tombstone
 		}
 	}
 	return nil
@@ -5558,6 +9113,69 @@ func (x *SnapshotRecord) GetRollout() *RolloutRecord {
 	if x != nil {
 		if x, ok := x.Record.(*SnapshotRecord_Rollout); ok {
 			return x.Rollout
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetPolicy() *PolicyRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Policy); ok {
+			return x.Policy
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetBundle() *Bundle {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Bundle); ok {
+			return x.Bundle
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetAuditLog() *AuditLogRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_AuditLog); ok {
+			return x.AuditLog
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetAuditEntry() *AuditEntryRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_AuditEntry); ok {
+			return x.AuditEntry
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetRole() *RoleRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Role); ok {
+			return x.Role
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetRoleBinding() *BindingRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_RoleBinding); ok {
+			return x.RoleBinding
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetAccount() *AccountRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Account); ok {
+			return x.Account
 		}
 	}
 	return nil
@@ -5611,8 +9229,8 @@ type SnapshotRecord_Revocation struct {
 	Revocation *RevocationRecord `protobuf:"bytes,23,opt,name=revocation,proto3,oneof"`
 }
 
-type SnapshotRecord_Grave struct {
-	Grave *GraveRecord `protobuf:"bytes,35,opt,name=grave,proto3,oneof"`
+type SnapshotRecord_Tombstone struct {
+	Tombstone *TombstoneRecord `protobuf:"bytes,35,opt,name=tombstone,proto3,oneof"`
 }
 
 type SnapshotRecord_NodeAudit struct {
@@ -5633,6 +9251,35 @@ type SnapshotRecord_Revisions struct {
 
 type SnapshotRecord_Rollout struct {
 	Rollout *RolloutRecord `protobuf:"bytes,150,opt,name=rollout,proto3,oneof"`
+}
+
+type SnapshotRecord_Policy struct {
+	Policy *PolicyRecord `protobuf:"bytes,220,opt,name=policy,proto3,oneof"`
+}
+
+type SnapshotRecord_Bundle struct {
+	// A bundle; written before the records that refer to it.
+	Bundle *Bundle `protobuf:"bytes,240,opt,name=bundle,proto3,oneof"`
+}
+
+type SnapshotRecord_AuditLog struct {
+	AuditLog *AuditLogRecord `protobuf:"bytes,270,opt,name=audit_log,json=auditLog,proto3,oneof"`
+}
+
+type SnapshotRecord_AuditEntry struct {
+	AuditEntry *AuditEntryRecord `protobuf:"bytes,271,opt,name=audit_entry,json=auditEntry,proto3,oneof"`
+}
+
+type SnapshotRecord_Role struct {
+	Role *RoleRecord `protobuf:"bytes,280,opt,name=role,proto3,oneof"`
+}
+
+type SnapshotRecord_RoleBinding struct {
+	RoleBinding *BindingRecord `protobuf:"bytes,281,opt,name=role_binding,json=roleBinding,proto3,oneof"`
+}
+
+type SnapshotRecord_Account struct {
+	Account *AccountRecord `protobuf:"bytes,282,opt,name=account,proto3,oneof"`
 }
 
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
@@ -5657,7 +9304,7 @@ func (*SnapshotRecord_Admitted) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Revocation) isSnapshotRecord_Record() {}
 
-func (*SnapshotRecord_Grave) isSnapshotRecord_Record() {}
+func (*SnapshotRecord_Tombstone) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_NodeAudit) isSnapshotRecord_Record() {}
 
@@ -5669,6 +9316,473 @@ func (*SnapshotRecord_Revisions) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Rollout) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Policy) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Bundle) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_AuditLog) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_AuditEntry) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Role) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_RoleBinding) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Account) isSnapshotRecord_Record() {}
+
+// RoleRecord is a role that is not built in.
+type RoleRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Put   *PutRole               `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
+	// Unix nanoseconds.
+	CreatedAt     int64  `protobuf:"varint,2,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt     int64  `protobuf:"varint,3,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	UpdatedBy     string `protobuf:"bytes,4,opt,name=updated_by,json=updatedBy,proto3" json:"updated_by,omitempty"`
+	CreateIndex   uint64 `protobuf:"varint,5,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	ModifyIndex   uint64 `protobuf:"varint,6,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoleRecord) Reset() {
+	*x = RoleRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoleRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoleRecord) ProtoMessage() {}
+
+func (x *RoleRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
+func (*RoleRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+}
+
+func (x *RoleRecord) GetPut() *PutRole {
+	if x != nil {
+		return x.Put
+	}
+	return nil
+}
+
+func (x *RoleRecord) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *RoleRecord) GetUpdatedAt() int64 {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return 0
+}
+
+func (x *RoleRecord) GetUpdatedBy() string {
+	if x != nil {
+		return x.UpdatedBy
+	}
+	return ""
+}
+
+func (x *RoleRecord) GetCreateIndex() uint64 {
+	if x != nil {
+		return x.CreateIndex
+	}
+	return 0
+}
+
+func (x *RoleRecord) GetModifyIndex() uint64 {
+	if x != nil {
+		return x.ModifyIndex
+	}
+	return 0
+}
+
+type BindingRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Put   *BindRole              `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
+	// Unix nanoseconds.
+	At            int64  `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`
+	By            string `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
+	Index         uint64 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindingRecord) Reset() {
+	*x = BindingRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindingRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindingRecord) ProtoMessage() {}
+
+func (x *BindingRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
+func (*BindingRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+}
+
+func (x *BindingRecord) GetPut() *BindRole {
+	if x != nil {
+		return x.Put
+	}
+	return nil
+}
+
+func (x *BindingRecord) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *BindingRecord) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *BindingRecord) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type AccountRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Put   *PutAccount            `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
+	// Unix nanoseconds.
+	CreatedAt int64  `protobuf:"varint,2,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedBy string `protobuf:"bytes,3,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	// Time at which the present bearer token was made; 0 if the account has none.
+	TokenAt       int64 `protobuf:"varint,4,opt,name=token_at,json=tokenAt,proto3" json:"token_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AccountRecord) Reset() {
+	*x = AccountRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AccountRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AccountRecord) ProtoMessage() {}
+
+func (x *AccountRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
+func (*AccountRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+}
+
+func (x *AccountRecord) GetPut() *PutAccount {
+	if x != nil {
+		return x.Put
+	}
+	return nil
+}
+
+func (x *AccountRecord) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *AccountRecord) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+func (x *AccountRecord) GetTokenAt() int64 {
+	if x != nil {
+		return x.TokenAt
+	}
+	return 0
+}
+
+// PolicyRecord is a policy with its bindings. A built-in policy has a record only while it is bound.
+type PolicyRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The policy; for a built-in policy, only its name.
+	Policy *Policy `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Sorted.
+	Namespaces    []string `protobuf:"bytes,2,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	NodeLabels    []*Label `protobuf:"bytes,3,rep,name=node_labels,json=nodeLabels,proto3" json:"node_labels,omitempty"`
+	CreatedAt     int64    `protobuf:"varint,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt     int64    `protobuf:"varint,5,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	UpdatedBy     string   `protobuf:"bytes,6,opt,name=updated_by,json=updatedBy,proto3" json:"updated_by,omitempty"`
+	CreateIndex   uint64   `protobuf:"varint,7,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	ModifyIndex   uint64   `protobuf:"varint,8,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyRecord) Reset() {
+	*x = PolicyRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyRecord) ProtoMessage() {}
+
+func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
+func (*PolicyRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+}
+
+func (x *PolicyRecord) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *PolicyRecord) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *PolicyRecord) GetNodeLabels() []*Label {
+	if x != nil {
+		return x.NodeLabels
+	}
+	return nil
+}
+
+func (x *PolicyRecord) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *PolicyRecord) GetUpdatedAt() int64 {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return 0
+}
+
+func (x *PolicyRecord) GetUpdatedBy() string {
+	if x != nil {
+		return x.UpdatedBy
+	}
+	return ""
+}
+
+func (x *PolicyRecord) GetCreateIndex() uint64 {
+	if x != nil {
+		return x.CreateIndex
+	}
+	return 0
+}
+
+func (x *PolicyRecord) GetModifyIndex() uint64 {
+	if x != nil {
+		return x.ModifyIndex
+	}
+	return 0
+}
+
+// AuditLogRecord describes one audit log. Its entries follow, oldest first.
+type AuditLogRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// changes or refusals.
+	Log string `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
+	// Number of the newest entry.
+	Last uint64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// Hash of the entry before the oldest kept entry, and hash of the newest entry.
+	Base          []byte `protobuf:"bytes,3,opt,name=base,proto3" json:"base,omitempty"`
+	Head          []byte `protobuf:"bytes,4,opt,name=head,proto3" json:"head,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditLogRecord) Reset() {
+	*x = AuditLogRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditLogRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditLogRecord) ProtoMessage() {}
+
+func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
+func (*AuditLogRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+}
+
+func (x *AuditLogRecord) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
+func (x *AuditLogRecord) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *AuditLogRecord) GetBase() []byte {
+	if x != nil {
+		return x.Base
+	}
+	return nil
+}
+
+func (x *AuditLogRecord) GetHead() []byte {
+	if x != nil {
+		return x.Head
+	}
+	return nil
+}
+
+// AuditEntryRecord is one entry of an audit log. Its number and hash follow from the log.
+type AuditEntryRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Log           string                 `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
+	Event         *EventRecord           `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntryRecord) Reset() {
+	*x = AuditEntryRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntryRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntryRecord) ProtoMessage() {}
+
+func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
+func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+}
+
+func (x *AuditEntryRecord) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
+func (x *AuditEntryRecord) GetEvent() *EventRecord {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
 // RolloutRecord is the last member-by-member update of a group.
 type RolloutRecord struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -5679,8 +9793,8 @@ type RolloutRecord struct {
 	Phase   string           `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
 	Reason  string           `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	Members []*RolloutMember `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`
-	// The members of the group as they were when it last was as its user wanted, and
-	// whether any of them was available then.
+	// Members of the group before the update, for a revert, and whether any of them was
+	// available.
 	Former    []*WorkloadPut `protobuf:"bytes,7,rep,name=former,proto3" json:"former,omitempty"`
 	FormerRan bool           `protobuf:"varint,8,opt,name=former_ran,json=formerRan,proto3" json:"former_ran,omitempty"`
 	// The update restores former.
@@ -5696,7 +9810,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5708,7 +9822,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5721,7 +9835,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -5818,11 +9932,11 @@ func (x *RolloutRecord) GetBy() string {
 type RolloutMember struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Content hash that the update expects. A member with another one is skipped.
+	// Content hash that the update expects in the record of the member. A member with another content is skipped.
 	Content string `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
-	// New specification; absent once the member has it.
+	// New specification of the member; absent once the member has it.
 	Put *WorkloadPut `protobuf:"bytes,3,opt,name=put,proto3" json:"put,omitempty"`
-	// Unix nanoseconds; when the member got the new specification.
+	// Time at which the member got the new specification, Unix nanoseconds.
 	TakenAt int64 `protobuf:"varint,4,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
 	// The member has been available with the new specification for min_healthy.
 	Settled       bool `protobuf:"varint,5,opt,name=settled,proto3" json:"settled,omitempty"`
@@ -5832,7 +9946,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5844,7 +9958,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5857,7 +9971,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -5907,7 +10021,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5919,7 +10033,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5932,7 +10046,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -5952,20 +10066,22 @@ func (x *RevisionsRecord) GetRevisions() []*Revision {
 type Revision struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// Empty for the present revision.
+	// Encoded specification; empty for the present revision.
 	Spec           []byte `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
 	Content        string `protobuf:"bytes,3,opt,name=content,proto3" json:"content,omitempty"`
 	CallerRevision string `protobuf:"bytes,4,opt,name=caller_revision,json=callerRevision,proto3" json:"caller_revision,omitempty"`
-	// Unix nanoseconds, and the caller that applied the revision.
-	At            int64  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`
-	By            string `protobuf:"bytes,6,opt,name=by,proto3" json:"by,omitempty"`
+	// Time of the revision in Unix nanoseconds, and the caller who applied it.
+	At int64  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`
+	By string `protobuf:"bytes,6,opt,name=by,proto3" json:"by,omitempty"`
+	// Digest of its bundle.
+	Bundle        string `protobuf:"bytes,240,opt,name=bundle,proto3" json:"bundle,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5977,7 +10093,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5990,7 +10106,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -6035,14 +10151,21 @@ func (x *Revision) GetBy() string {
 	return ""
 }
 
+func (x *Revision) GetBundle() string {
+	if x != nil {
+		return x.Bundle
+	}
+	return ""
+}
+
 // NodeAuditRecord is the position up to which the tasks of a node have become
 // events.
 type NodeAuditRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Unix seconds on the agent's clock; tasks that ended earlier have become events.
+	// Unix seconds on the agent's clock; all tasks that ended earlier have become events.
 	EndedAt int64 `protobuf:"varint,2,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	// Tasks that ended in this second and have become events.
+	// Ids of the tasks that ended in that second and have become events.
 	Tasks         []string `protobuf:"bytes,3,rep,name=tasks,proto3" json:"tasks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6050,7 +10173,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6062,7 +10185,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6075,7 +10198,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -6114,7 +10237,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6126,7 +10249,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6139,7 +10262,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -6196,7 +10319,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6208,7 +10331,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6221,7 +10344,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -6257,7 +10380,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6269,7 +10392,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6282,7 +10405,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -6317,7 +10440,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6329,7 +10452,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6342,7 +10465,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -6364,7 +10487,7 @@ type MetaRecord struct {
 	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Shard       string                 `protobuf:"bytes,3,opt,name=shard,proto3" json:"shard,omitempty"`
-	// Last generation sequence that was issued.
+	// Sequence number of the newest generation.
 	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Clock of the state, Unix nanoseconds.
 	Clock         int64  `protobuf:"varint,5,opt,name=clock,proto3" json:"clock,omitempty"`
@@ -6385,19 +10508,23 @@ type MetaRecord struct {
 	ModePinned bool   `protobuf:"varint,17,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
 	// Id of the cluster key; empty = not pinned yet.
 	ClusterKeyId string `protobuf:"bytes,20,opt,name=cluster_key_id,json=clusterKeyId,proto3" json:"cluster_key_id,omitempty"`
-	// Advances with every change of authorities, tokens, admissions, revocations or
-	// gossip keys.
+	// Version that advances with every change of authorities, tokens, admissions,
+	// revocations or gossip keys.
 	TrustVersion uint64 `protobuf:"varint,21,opt,name=trust_version,json=trustVersion,proto3" json:"trust_version,omitempty"`
 	// Gossip keys, sealed; empty = the key derived from the cluster key.
 	GossipRing    string `protobuf:"bytes,90,opt,name=gossip_ring,json=gossipRing,proto3" json:"gossip_ring,omitempty"`
 	GossipVersion uint64 `protobuf:"varint,91,opt,name=gossip_version,json=gossipVersion,proto3" json:"gossip_version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The etcd that a person attached: its cluster id, 0 = none, and its endpoints, separated by
+	// commas.
+	MirrorPin       uint64 `protobuf:"varint,250,opt,name=mirror_pin,json=mirrorPin,proto3" json:"mirror_pin,omitempty"`
+	MirrorEndpoints string `protobuf:"bytes,251,opt,name=mirror_endpoints,json=mirrorEndpoints,proto3" json:"mirror_endpoints,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6409,7 +10536,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6422,7 +10549,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -6572,6 +10699,20 @@ func (x *MetaRecord) GetGossipVersion() uint64 {
 	return 0
 }
 
+func (x *MetaRecord) GetMirrorPin() uint64 {
+	if x != nil {
+		return x.MirrorPin
+	}
+	return 0
+}
+
+func (x *MetaRecord) GetMirrorEndpoints() string {
+	if x != nil {
+		return x.MirrorEndpoints
+	}
+	return ""
+}
+
 type WorkloadRecord struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Put             *WorkloadPut           `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
@@ -6599,26 +10740,48 @@ type WorkloadRecord struct {
 	// Host ports that the replaced instance may still bind on its node, until the
 	// present order is carried out.
 	FormerPorts []*Port `protobuf:"bytes,35,rep,name=former_ports,json=formerPorts,proto3" json:"former_ports,omitempty"`
-	// Unix nanoseconds; time since which it runs without interruption after failures
-	// that are not cleared yet.
+	// Time since which the workload has run without interruption after failures that are
+	// not cleared yet, Unix nanoseconds.
 	StableSince int64 `protobuf:"varint,60,opt,name=stable_since,json=stableSince,proto3" json:"stable_since,omitempty"`
-	// Unix nanoseconds; when its node accepted the present order.
+	// Time at which the node accepted the present order, Unix nanoseconds.
 	AcknowledgedAt int64 `protobuf:"varint,61,opt,name=acknowledged_at,json=acknowledgedAt,proto3" json:"acknowledged_at,omitempty"`
 	// Cause for which the planner gave the workload up; kept while terminal is set.
 	VerdictCode    string `protobuf:"bytes,62,opt,name=verdict_code,json=verdictCode,proto3" json:"verdict_code,omitempty"`
 	VerdictMessage string `protobuf:"bytes,63,opt,name=verdict_message,json=verdictMessage,proto3" json:"verdict_message,omitempty"`
 	// Tasks of the agent at the last timeout, newest first.
 	Actions []*AgentAction `protobuf:"bytes,64,rep,name=actions,proto3" json:"actions,omitempty"`
-	// The node may not stop the workload when its lease ends, because it has not
-	// accepted the order that says so.
-	Unguarded     bool `protobuf:"varint,83,opt,name=unguarded,proto3" json:"unguarded,omitempty"`
+	// When its lease ends, the node may leave the workload running, because it has not
+	// accepted an order with on_lost_lease: stop.
+	MayOutliveLease bool `protobuf:"varint,83,opt,name=may_outlive_lease,json=mayOutliveLease,proto3" json:"may_outlive_lease,omitempty"`
+	// Local data on the node, from every specification that the node has accepted.
+	Data []*LocalData `protobuf:"bytes,200,rep,name=data,proto3" json:"data,omitempty"`
+	// A person has allowed the workload to leave its node without this data.
+	DiscardData bool `protobuf:"varint,201,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
+	// Workload for which this workload was evicted from previous_node; empty once this workload has a node again.
+	PreemptedBy string `protobuf:"bytes,202,opt,name=preempted_by,json=preemptedBy,proto3" json:"preempted_by,omitempty"`
+	// Revision under which the node has run the workload since the time of legacy v1 schedulers.
+	// It counts as the present revision until the specification changes or the workload leaves
+	// the node.
+	Adopted string `protobuf:"bytes,300,opt,name=adopted,proto3" json:"adopted,omitempty"`
+	// Unix nanoseconds; the first assignment of a job with its present specification.
+	JobSince int64 `protobuf:"varint,320,opt,name=job_since,json=jobSince,proto3" json:"job_since,omitempty"`
+	// Result of a finished job.
+	JobResult *JobResult `protobuf:"bytes,321,opt,name=job_result,json=jobResult,proto3" json:"job_result,omitempty"`
+	// Template that the workload was created from; empty for other workloads.
+	Owner string `protobuf:"bytes,322,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Id for which the secrets of the specification are sealed; empty = the workload's own id.
+	SealedFor string `protobuf:"bytes,323,opt,name=sealed_for,json=sealedFor,proto3" json:"sealed_for,omitempty"`
+	// Set for a run of a template.
+	Run *Run `protobuf:"bytes,324,opt,name=run,proto3" json:"run,omitempty"`
+	// Set for a template.
+	TemplateState *TemplateState `protobuf:"bytes,325,opt,name=template_state,json=templateState,proto3" json:"template_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6630,7 +10793,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6643,7 +10806,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -6842,11 +11005,81 @@ func (x *WorkloadRecord) GetActions() []*AgentAction {
 	return nil
 }
 
-func (x *WorkloadRecord) GetUnguarded() bool {
+func (x *WorkloadRecord) GetMayOutliveLease() bool {
 	if x != nil {
-		return x.Unguarded
+		return x.MayOutliveLease
 	}
 	return false
+}
+
+func (x *WorkloadRecord) GetData() []*LocalData {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *WorkloadRecord) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
+}
+
+func (x *WorkloadRecord) GetPreemptedBy() string {
+	if x != nil {
+		return x.PreemptedBy
+	}
+	return ""
+}
+
+func (x *WorkloadRecord) GetAdopted() string {
+	if x != nil {
+		return x.Adopted
+	}
+	return ""
+}
+
+func (x *WorkloadRecord) GetJobSince() int64 {
+	if x != nil {
+		return x.JobSince
+	}
+	return 0
+}
+
+func (x *WorkloadRecord) GetJobResult() *JobResult {
+	if x != nil {
+		return x.JobResult
+	}
+	return nil
+}
+
+func (x *WorkloadRecord) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *WorkloadRecord) GetSealedFor() string {
+	if x != nil {
+		return x.SealedFor
+	}
+	return ""
+}
+
+func (x *WorkloadRecord) GetRun() *Run {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+func (x *WorkloadRecord) GetTemplateState() *TemplateState {
+	if x != nil {
+		return x.TemplateState
+	}
+	return nil
 }
 
 type NodeRecord struct {
@@ -6865,14 +11098,17 @@ type NodeRecord struct {
 	ModifyIndex   uint64                 `protobuf:"varint,12,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	// Workload types that the node offers but has refused since it registered,
 	// sorted.
-	Lacks         []string `protobuf:"bytes,35,rep,name=lacks,proto3" json:"lacks,omitempty"`
+	Lacks []string `protobuf:"bytes,35,rep,name=lacks,proto3" json:"lacks,omitempty"`
+	// Labels and taints that people set or removed on the node, sorted by key.
+	Labels        []*NodeLabel `protobuf:"bytes,290,rep,name=labels,proto3" json:"labels,omitempty"`
+	Taints        []*NodeTaint `protobuf:"bytes,291,rep,name=taints,proto3" json:"taints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6884,7 +11120,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6897,7 +11133,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -6991,6 +11227,20 @@ func (x *NodeRecord) GetLacks() []string {
 	return nil
 }
 
+func (x *NodeRecord) GetLabels() []*NodeLabel {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *NodeRecord) GetTaints() []*NodeTaint {
+	if x != nil {
+		return x.Taints
+	}
+	return nil
+}
+
 // ResidualRecord is a workload that was evicted, moved or deleted and that its
 // former node may still run.
 type ResidualRecord struct {
@@ -7008,7 +11258,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7020,7 +11270,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7033,7 +11283,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -7085,10 +11335,10 @@ func (x *ResidualRecord) GetReason() string {
 	return ""
 }
 
-// GraveRecord is the tombstone of a deleted workload. A node that returns with the
+// TombstoneRecord is the tombstone of a deleted workload. A node that returns with the
 // workload is told to remove it (fsm/DESIGN.md, "How does a deleted workload stay
 // deleted?").
-type GraveRecord struct {
+type TombstoneRecord struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Workload string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
 	// Last generation that was issued for the workload.
@@ -7096,31 +11346,33 @@ type GraveRecord struct {
 	// Last node of the workload, or the last node that held a residual of it; empty
 	// if there was none.
 	Node string `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
-	// The part of its demand that reserves something on a node: amounts, storage
-	// pool and host ports.
+	// The part of the workload's demand that reserves something on a node: amounts,
+	// storage pool and host ports.
 	Claims *Demand `protobuf:"bytes,4,opt,name=claims,proto3" json:"claims,omitempty"`
 	// Time of the deletion in Unix nanoseconds, and its log index.
-	At            int64  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`
-	Index         uint64 `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"`
+	At    int64  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`
+	Index uint64 `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"`
+	// Number of its last revision.
+	Revision      uint64 `protobuf:"varint,290,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *GraveRecord) Reset() {
-	*x = GraveRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+func (x *TombstoneRecord) Reset() {
+	*x = TombstoneRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *GraveRecord) String() string {
+func (x *TombstoneRecord) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*GraveRecord) ProtoMessage() {}
+func (*TombstoneRecord) ProtoMessage() {}
 
-func (x *GraveRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7131,49 +11383,56 @@ func (x *GraveRecord) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use GraveRecord.ProtoReflect.Descriptor instead.
-func (*GraveRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
+// Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
+func (*TombstoneRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
 }
 
-func (x *GraveRecord) GetWorkload() string {
+func (x *TombstoneRecord) GetWorkload() string {
 	if x != nil {
 		return x.Workload
 	}
 	return ""
 }
 
-func (x *GraveRecord) GetGeneration() *Generation {
+func (x *TombstoneRecord) GetGeneration() *Generation {
 	if x != nil {
 		return x.Generation
 	}
 	return nil
 }
 
-func (x *GraveRecord) GetNode() string {
+func (x *TombstoneRecord) GetNode() string {
 	if x != nil {
 		return x.Node
 	}
 	return ""
 }
 
-func (x *GraveRecord) GetClaims() *Demand {
+func (x *TombstoneRecord) GetClaims() *Demand {
 	if x != nil {
 		return x.Claims
 	}
 	return nil
 }
 
-func (x *GraveRecord) GetAt() int64 {
+func (x *TombstoneRecord) GetAt() int64 {
 	if x != nil {
 		return x.At
 	}
 	return 0
 }
 
-func (x *GraveRecord) GetIndex() uint64 {
+func (x *TombstoneRecord) GetIndex() uint64 {
 	if x != nil {
 		return x.Index
+	}
+	return 0
+}
+
+func (x *TombstoneRecord) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
 	}
 	return 0
 }
@@ -7190,7 +11449,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7202,7 +11461,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7215,7 +11474,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -7248,18 +11507,20 @@ func (x *ReceiptRecord) GetOutcome() *Outcome {
 
 // Outcome is the stored answer to a mutation.
 type Outcome struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
-	Items         []*ItemOutcome         `protobuf:"bytes,4,rep,name=items,proto3" json:"items,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Kind   uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Reason string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Index  uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	Items  []*ItemOutcome         `protobuf:"bytes,4,rep,name=items,proto3" json:"items,omitempty"`
+	// Head.request_hash of the call.
+	RequestHash   uint64 `protobuf:"fixed64,290,opt,name=request_hash,json=requestHash,proto3" json:"request_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7271,7 +11532,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7284,7 +11545,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -7315,6 +11576,13 @@ func (x *Outcome) GetItems() []*ItemOutcome {
 	return nil
 }
 
+func (x *Outcome) GetRequestHash() uint64 {
+	if x != nil {
+		return x.RequestHash
+	}
+	return 0
+}
+
 type ItemOutcome struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -7322,15 +11590,17 @@ type ItemOutcome struct {
 	Revision   string                 `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	Unchanged  bool                   `protobuf:"varint,4,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	// Result and cause for this workload, in a PutWorkloads command with each set.
-	Kind          uint32 `protobuf:"varint,5,opt,name=kind,proto3" json:"kind,omitempty"`
-	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Kind   uint32 `protobuf:"varint,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The command deleted this member of its group.
+	Deleted       bool `protobuf:"varint,290,opt,name=deleted,proto3" json:"deleted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7342,7 +11612,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7355,7 +11625,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -7400,6 +11670,13 @@ func (x *ItemOutcome) GetReason() string {
 	return ""
 }
 
+func (x *ItemOutcome) GetDeleted() bool {
+	if x != nil {
+		return x.Deleted
+	}
+	return false
+}
+
 type EventRecord struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Seq      uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -7412,7 +11689,7 @@ type EventRecord struct {
 	Message  string                 `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
 	By       string                 `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`
 	Details  []*Label               `protobuf:"bytes,10,rep,name=details,proto3" json:"details,omitempty"`
-	// Namespace of its workload, or that the event is about; empty = default, or none.
+	// Namespace of the event's workload, or namespace that the event is about; empty = the default namespace, or none.
 	Namespace     string `protobuf:"bytes,110,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7420,7 +11697,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7432,7 +11709,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7445,7 +11722,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -7538,7 +11815,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"Generation\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xb6\x01\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xda\x01\n" +
 	"\x04Head\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
@@ -7548,7 +11825,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18n \x03(\tR\n" +
 	"namespaces\x12\x10\n" +
-	"\x03via\x18x \x01(\tR\x03via\"\xe1\x15\n" +
+	"\x03via\x18x \x01(\tR\x03via\x12\"\n" +
+	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\x9a\x1f\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -7602,7 +11880,35 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x10delete_namespace\x18o \x01(\v2\".persys.command.v1.DeleteNamespaceH\x00R\x0fdeleteNamespace\x12M\n" +
 	"\x0fadvance_rollout\x18\x96\x01 \x01(\v2!.persys.command.v1.AdvanceRolloutH\x00R\x0eadvanceRollout\x12A\n" +
 	"\vset_rollout\x18\x97\x01 \x01(\v2\x1d.persys.command.v1.SetRolloutH\x00R\n" +
-	"setRolloutB\x06\n" +
+	"setRollout\x12>\n" +
+	"\n" +
+	"put_policy\x18\xdc\x01 \x01(\v2\x1c.persys.command.v1.PutPolicyH\x00R\tputPolicy\x12G\n" +
+	"\rdelete_policy\x18\xdd\x01 \x01(\v2\x1f.persys.command.v1.DeletePolicyH\x00R\fdeletePolicy\x12A\n" +
+	"\vbind_policy\x18\xde\x01 \x01(\v2\x1d.persys.command.v1.BindPolicyH\x00R\n" +
+	"bindPolicy\x12G\n" +
+	"\rattach_mirror\x18\xfa\x01 \x01(\v2\x1f.persys.command.v1.AttachMirrorH\x00R\fattachMirror\x12G\n" +
+	"\rdetach_mirror\x18\xfb\x01 \x01(\v2\x1f.persys.command.v1.DetachMirrorH\x00R\fdetachMirror\x128\n" +
+	"\bput_role\x18\x98\x02 \x01(\v2\x1a.persys.command.v1.PutRoleH\x00R\aputRole\x12A\n" +
+	"\vdelete_role\x18\x99\x02 \x01(\v2\x1d.persys.command.v1.DeleteRoleH\x00R\n" +
+	"deleteRole\x12;\n" +
+	"\tbind_role\x18\x9a\x02 \x01(\v2\x1b.persys.command.v1.BindRoleH\x00R\bbindRole\x12A\n" +
+	"\vput_account\x18\x9b\x02 \x01(\v2\x1d.persys.command.v1.PutAccountH\x00R\n" +
+	"putAccount\x12J\n" +
+	"\x0edelete_account\x18\x9c\x02 \x01(\v2 .persys.command.v1.DeleteAccountH\x00R\rdeleteAccount\x12>\n" +
+	"\n" +
+	"label_node\x18\xa2\x02 \x01(\v2\x1c.persys.command.v1.LabelNodeH\x00R\tlabelNode\x12>\n" +
+	"\n" +
+	"taint_node\x18\xa3\x02 \x01(\v2\x1c.persys.command.v1.TaintNodeH\x00R\ttaintNode\x12A\n" +
+	"\vfinish_jobs\x18\xc0\x02 \x01(\v2\x1d.persys.command.v1.FinishJobsH\x00R\n" +
+	"finishJobs\x12A\n" +
+	"\vexpire_jobs\x18\xc1\x02 \x01(\v2\x1d.persys.command.v1.ExpireJobsH\x00R\n" +
+	"expireJobs\x12A\n" +
+	"\vcreate_runs\x18\xc2\x02 \x01(\v2\x1d.persys.command.v1.CreateRunsH\x00R\n" +
+	"createRuns\x12;\n" +
+	"\tstart_run\x18\xc3\x02 \x01(\v2\x1b.persys.command.v1.StartRunH\x00R\bstartRun\x12A\n" +
+	"\vscale_group\x18\xe5\x02 \x01(\v2\x1d.persys.command.v1.ScaleGroupH\x00R\n" +
+	"scaleGroup\x12G\n" +
+	"\rplace_members\x18\xca\x02 \x01(\v2\x1f.persys.command.v1.PlaceMembersH\x00R\fplaceMembersB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -7611,14 +11917,17 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"Constraint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
 	"\x02op\x18\x02 \x01(\tR\x02op\x12\x16\n" +
-	"\x06values\x18\x03 \x03(\tR\x06values\"G\n" +
+	"\x06values\x18\x03 \x03(\tR\x06values\"y\n" +
 	"\x05Taint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
-	"\x06effect\x18\x03 \x01(\tR\x06effect\"6\n" +
+	"\x06effect\x18\x03 \x01(\tR\x06effect\x12\x19\n" +
+	"\aseconds\x18\xa2\x02 \x01(\rR\aseconds\x12\x15\n" +
+	"\x05since\x18\xa3\x02 \x01(\x03R\x05since\"Q\n" +
 	"\x04Port\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
-	"\bprotocol\x18\x02 \x01(\tR\bprotocol\"\xde\x04\n" +
+	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x19\n" +
+	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xc0\a\n" +
 	"\x06Demand\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12%\n" +
 	"\x0ecpu_millicores\x18\x02 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
@@ -7638,7 +11947,121 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\ron_lost_lease\x18\r \x01(\tR\vonLostLease\x12\x1a\n" +
 	"\bpriority\x18\x0e \x01(\x05R\bpriority\x12:\n" +
 	"\n" +
-	"port_names\x18L \x03(\v2\x1b.persys.command.v1.PortNameR\tportNames\"~\n" +
+	"port_names\x18L \x03(\v2\x1b.persys.command.v1.PortNameR\tportNames\x12+\n" +
+	"\x04asks\x18\xdc\x01 \x03(\v2\x16.persys.command.v1.AskR\x04asks\x12<\n" +
+	"\n" +
+	"local_data\x18\xc8\x01 \x03(\v2\x1c.persys.command.v1.LocalDataR\tlocalData\x12$\n" +
+	"\rmac_addresses\x18\xa2\x02 \x03(\tR\fmacAddresses\x12)\n" +
+	"\x03job\x18\xc0\x02 \x01(\v2\x16.persys.command.v1.JobR\x03job\x128\n" +
+	"\btemplate\x18\xc2\x02 \x01(\v2\x1b.persys.command.v1.TemplateR\btemplate\x12;\n" +
+	"\tplacement\x18\xf2\x02 \x01(\v2\x1c.persys.command.v1.PlacementR\tplacement\x12-\n" +
+	"\x04tags\x18\xf3\x02 \x03(\v2\x18.persys.command.v1.LabelR\x04tags\"K\n" +
+	"\bTemplate\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12+\n" +
+	"\x04cron\x18\x02 \x01(\v2\x17.persys.command.v1.CronR\x04cron\"\xd6\x01\n" +
+	"\x04Cron\x12\x1a\n" +
+	"\bschedule\x18\x01 \x01(\tR\bschedule\x12\x1b\n" +
+	"\ttime_zone\x18\x02 \x01(\tR\btimeZone\x12 \n" +
+	"\vconcurrency\x18\x03 \x01(\tR\vconcurrency\x12+\n" +
+	"\x11starting_deadline\x18\x04 \x01(\x03R\x10startingDeadline\x12%\n" +
+	"\x0ekeep_succeeded\x18\x05 \x01(\rR\rkeepSucceeded\x12\x1f\n" +
+	"\vkeep_failed\x18\x06 \x01(\rR\n" +
+	"keepFailed\"?\n" +
+	"\n" +
+	"CreateRuns\x121\n" +
+	"\x05steps\x18\x01 \x03(\v2\x1b.persys.command.v1.CronStepR\x05steps\"\xed\x01\n" +
+	"\bCronStep\x12\x1a\n" +
+	"\btemplate\x18\x01 \x01(\tR\btemplate\x12B\n" +
+	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x17\n" +
+	"\aif_next\x18\x03 \x01(\x03R\x06ifNext\x12\x12\n" +
+	"\x04next\x18\x04 \x01(\x03R\x04next\x12\x10\n" +
+	"\x03run\x18\x05 \x01(\tR\x03run\x12\x12\n" +
+	"\x04code\x18\x06 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\a \x01(\tR\amessage\x12\x14\n" +
+	"\x05times\x18\b \x01(\rR\x05times\"\xc0\x01\n" +
+	"\bStartRun\x12\x1a\n" +
+	"\btemplate\x18\x01 \x01(\tR\btemplate\x12B\n" +
+	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x10\n" +
+	"\x03run\x18\x03 \x01(\tR\x03run\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\tR\x03key\x120\n" +
+	"\x03put\x18\x05 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\"I\n" +
+	"\fPlaceMembers\x129\n" +
+	"\achanges\x18\x01 \x03(\v2\x1f.persys.command.v1.MemberChangeR\achanges\"\xb4\x01\n" +
+	"\fMemberChange\x12\x1a\n" +
+	"\btemplate\x18\x01 \x01(\tR\btemplate\x12B\n" +
+	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x16\n" +
+	"\x06delete\x18\x04 \x01(\bR\x06delete\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\"O\n" +
+	"\x03Run\x12!\n" +
+	"\fscheduled_at\x18\x01 \x01(\x03R\vscheduledAt\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x13\n" +
+	"\x04node\x18\xca\x02 \x01(\tR\x04node\"\x98\x01\n" +
+	"\rTemplateState\x12\x12\n" +
+	"\x04next\x18\x01 \x01(\x03R\x04next\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x03R\x04last\x12\x19\n" +
+	"\blast_run\x18\x03 \x01(\tR\alastRun\x12!\n" +
+	"\flast_success\x18\x04 \x01(\x03R\vlastSuccess\x12!\n" +
+	"\flast_failure\x18\x05 \x01(\x03R\vlastFailure\"\x93\x01\n" +
+	"\tPlacement\x121\n" +
+	"\x06spread\x18\x01 \x03(\v2\x19.persys.command.v1.SpreadR\x06spread\x12;\n" +
+	"\n" +
+	"affinities\x18\x02 \x03(\v2\x1b.persys.command.v1.AffinityR\n" +
+	"affinities\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\"G\n" +
+	"\x06Spread\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x12\x19\n" +
+	"\bmax_skew\x18\x02 \x01(\rR\amaxSkew\x12\x12\n" +
+	"\x04must\x18\x03 \x01(\bR\x04must\"\xeb\x01\n" +
+	"\bAffinity\x12\x12\n" +
+	"\x04anti\x18\x01 \x01(\bR\x04anti\x121\n" +
+	"\x04node\x18\x02 \x01(\v2\x1d.persys.command.v1.ConstraintR\x04node\x12\x1a\n" +
+	"\bworkload\x18\x03 \x01(\tR\bworkload\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\tR\x05group\x12*\n" +
+	"\x03tag\x18\x05 \x01(\v2\x18.persys.command.v1.LabelR\x03tag\x12\x0e\n" +
+	"\x02by\x18\x06 \x01(\tR\x02by\x12\x12\n" +
+	"\x04must\x18\a \x01(\bR\x04must\x12\x16\n" +
+	"\x06weight\x18\b \x01(\rR\x06weight\"~\n" +
+	"\x03Job\x12 \n" +
+	"\vparallelism\x18\x01 \x01(\rR\vparallelism\x12\x1a\n" +
+	"\bdeadline\x18\x02 \x01(\x03R\bdeadline\x12'\n" +
+	"\rsuccess_codes\x18\x03 \x03(\x05B\x02\x10\x00R\fsuccessCodes\x12\x10\n" +
+	"\x03ttl\x18\x04 \x01(\x03R\x03ttl\"l\n" +
+	"\x04Exit\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x1d\n" +
+	"\n" +
+	"started_at\x18\x02 \x01(\x03R\tstartedAt\x12\x19\n" +
+	"\bended_at\x18\x03 \x01(\x03R\aendedAt\x12\x16\n" +
+	"\x06output\x18\x04 \x01(\tR\x06output\";\n" +
+	"\n" +
+	"FinishJobs\x12-\n" +
+	"\x04ends\x18\x01 \x03(\v2\x19.persys.command.v1.JobEndR\x04ends\"\xb4\x01\n" +
+	"\x06JobEnd\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
+	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x1c\n" +
+	"\tsucceeded\x18\x03 \x01(\bR\tsucceeded\x12\x12\n" +
+	"\x04code\x18\x04 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\">\n" +
+	"\n" +
+	"ExpireJobs\x120\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x1c.persys.command.v1.JobExpiryR\x04jobs\"k\n" +
+	"\tJobExpiry\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
+	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\"\xa8\x01\n" +
+	"\tJobResult\x12\x1c\n" +
+	"\tsucceeded\x18\x01 \x01(\bR\tsucceeded\x12\x0e\n" +
+	"\x02at\x18\x02 \x01(\x03R\x02at\x12+\n" +
+	"\x04exit\x18\x03 \x01(\v2\x17.persys.command.v1.ExitR\x04exit\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x12\n" +
+	"\x04code\x18\x05 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\"E\n" +
+	"\x03Ask\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x14\n" +
+	"\x05field\x18\x03 \x01(\tR\x05field\"3\n" +
+	"\tLocalData\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\"~\n" +
 	"\bPortName\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
@@ -7648,7 +12071,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
-	"\x05shard\x18\x03 \x01(\tR\x05shard\"\x82\x02\n" +
+	"\x05shard\x18\x03 \x01(\tR\x05shard\"\xfa\x02\n" +
 	"\vWorkloadPut\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x12\x18\n" +
@@ -7657,13 +12080,23 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06demand\x18\x05 \x01(\v2\x19.persys.command.v1.DemandR\x06demand\x12\x18\n" +
 	"\adesired\x18\x06 \x01(\tR\adesired\x12!\n" +
 	"\fmax_attempts\x18\a \x01(\x05R\vmaxAttempts\x12\x1c\n" +
-	"\tnamespace\x18n \x01(\tR\tnamespace\"\xd5\x01\n" +
+	"\tnamespace\x18n \x01(\tR\tnamespace\x12\x17\n" +
+	"\x06policy\x18\xdc\x01 \x01(\tR\x06policy\x12\"\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\x12\x17\n" +
+	"\x06bundle\x18\xf0\x01 \x01(\tR\x06bundle\x12 \n" +
+	"\vif_revision\x18\xa2\x02 \x01(\tR\n" +
+	"ifRevision\"4\n" +
+	"\x06Bundle\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"\xaf\x02\n" +
 	"\fPutWorkloads\x12<\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\tworkloads\x12\x19\n" +
 	"\bgroup_of\x18\x02 \x01(\tR\agroupOf\x128\n" +
 	"\x06update\x18\x96\x01 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\x12\x1d\n" +
 	"\tnamespace\x18\x97\x01 \x01(\tR\tnamespace\x12\x13\n" +
-	"\x04each\x18\x98\x01 \x01(\bR\x04each\"\x9e\x01\n" +
+	"\x04each\x18\x98\x01 \x01(\bR\x04each\x124\n" +
+	"\abundles\x18\xf0\x01 \x03(\v2\x19.persys.command.v1.BundleR\abundles\x12\"\n" +
+	"\flist_deleted\x18\xa2\x02 \x01(\bR\vlistDeleted\"\x9e\x01\n" +
 	"\fUpdatePolicy\x12!\n" +
 	"\fmax_parallel\x18\x01 \x01(\x05R\vmaxParallel\x12\x1f\n" +
 	"\vmin_healthy\x18\x02 \x01(\x03R\n" +
@@ -7683,16 +12116,33 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"SetRollout\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
-	"\x06action\x18\x02 \x01(\tR\x06action\"6\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\"\xe4\x01\n" +
+	"\n" +
+	"ScaleGroup\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x17\n" +
+	"\x04from\x18\x03 \x01(\rH\x00R\x04from\x88\x01\x01\x12\x18\n" +
+	"\acontent\x18\x04 \x01(\tR\acontent\x128\n" +
+	"\amembers\x18\x05 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\amembers\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x1c\n" +
+	"\tsuggested\x18\a \x01(\bR\tsuggestedB\a\n" +
+	"\x05_from\"X\n" +
 	"\n" +
 	"SetDesired\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
-	"\adesired\x18\x02 \x01(\tR\adesired\"6\n" +
+	"\adesired\x18\x02 \x01(\tR\adesired\x12 \n" +
+	"\vif_revision\x18\xa2\x02 \x01(\tR\n" +
+	"ifRevision\"X\n" +
 	"\x0eDeleteWorkload\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"\x1f\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12 \n" +
+	"\vif_revision\x18\xa2\x02 \x01(\tR\n" +
+	"ifRevision\"^\n" +
 	"\rRetryWorkload\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"I\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
+	"\tif_needed\x18\x02 \x01(\bR\bifNeeded\x12 \n" +
+	"\vif_revision\x18\xa2\x02 \x01(\tR\n" +
+	"ifRevision\"I\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
@@ -7721,16 +12171,32 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"CordonNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
-	"\x02on\x18\x02 \x01(\bR\x02on\"+\n" +
+	"\x02on\x18\x02 \x01(\bR\x02on\"Q\n" +
+	"\tLabelNode\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
+	"\x06labels\x18\x02 \x03(\v2\x1c.persys.command.v1.NodeLabelR\x06labels\"M\n" +
+	"\tNodeLabel\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x18\n" +
+	"\aremoved\x18\x03 \x01(\bR\aremoved\"Q\n" +
+	"\tTaintNode\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
+	"\x06taints\x18\x02 \x03(\v2\x1c.persys.command.v1.NodeTaintR\x06taints\"U\n" +
+	"\tNodeTaint\x12.\n" +
+	"\x05taint\x18\x01 \x01(\v2\x18.persys.command.v1.TaintR\x05taint\x12\x18\n" +
+	"\aremoved\x18\x02 \x01(\bR\aremoved\"O\n" +
 	"\tDrainNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
-	"\x02on\x18\x02 \x01(\bR\x02on\"2\n" +
+	"\x02on\x18\x02 \x01(\bR\x02on\x12\"\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\"V\n" +
 	"\n" +
 	"RemoveNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"\x1b\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\"\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\"?\n" +
 	"\tFenceNode\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x89\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\"\n" +
+	"\fdiscard_data\x18\xc8\x01 \x01(\bR\vdiscardData\"\x89\x01\n" +
 	"\tNodeState\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
 	"\x02up\x18\x02 \x01(\bR\x02up\x12\x16\n" +
@@ -7747,13 +12213,14 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rif_generation\x18\x03 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\"I\n" +
 	"\x06Assign\x12?\n" +
-	"\vassignments\x18\x01 \x03(\v2\x1d.persys.command.v1.AssignmentR\vassignments\"\xac\x01\n" +
+	"\vassignments\x18\x01 \x03(\v2\x1d.persys.command.v1.AssignmentR\vassignments\"\xd0\x01\n" +
 	"\bEviction\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
 	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12\x12\n" +
-	"\x04gone\x18\x05 \x01(\bR\x04gone\"B\n" +
+	"\x04gone\x18\x05 \x01(\bR\x04gone\x12\"\n" +
+	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\"B\n" +
 	"\x05Evict\x129\n" +
 	"\tevictions\x18\x01 \x03(\v2\x1b.persys.command.v1.EvictionR\tevictions\"\xe6\x01\n" +
 	"\x05Retry\x12\x1a\n" +
@@ -7774,11 +12241,12 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0fExplainUnplaced\x129\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1b.persys.command.v1.UnplacedR\tworkloads\"\x19\n" +
 	"\aAddress\x12\x0e\n" +
-	"\x02ip\x18\x01 \x01(\tR\x02ip\"m\n" +
+	"\x02ip\x18\x01 \x01(\tR\x02ip\"\x88\x01\n" +
 	"\vPortBinding\x12\x1b\n" +
 	"\thost_port\x18\x01 \x01(\rR\bhostPort\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\x8c\x04\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x19\n" +
+	"\aaddress\x18\xf6\x01 \x01(\tR\aaddress\"\xd7\x04\n" +
 	"\x0eWorkloadReport\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12=\n" +
@@ -7799,14 +12267,16 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vobserved_at\x18\x0e \x01(\x03R\n" +
 	"observedAt\x12\x18\n" +
 	"\arefused\x18\x0f \x01(\bR\arefused\x12\x16\n" +
-	"\x06health\x18K \x01(\tR\x06health\"E\n" +
+	"\x06health\x18K \x01(\tR\x06health\x12\x1b\n" +
+	"\bterminal\x18\xa2\x02 \x01(\bR\bterminal\x12,\n" +
+	"\x04exit\x18\xc0\x02 \x01(\v2\x17.persys.command.v1.ExitR\x04exit\"E\n" +
 	"\x06Report\x12;\n" +
 	"\areports\x18\x01 \x03(\v2!.persys.command.v1.WorkloadReportR\areports\"c\n" +
 	"\aSetMode\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06pinned\x18\x03 \x01(\bR\x06pinned\x12\x14\n" +
-	"\x05unpin\x18\x04 \x01(\bR\x05unpin\"\x82\x02\n" +
+	"\x05unpin\x18\x04 \x01(\bR\x05unpin\"\xdd\x02\n" +
 	"\n" +
 	"PutReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -7818,14 +12288,27 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"gossipAddr\x12\x19\n" +
 	"\bdns_addr\x18\a \x01(\tR\adnsAddr\x12\x18\n" +
 	"\aversion\x18\b \x01(\tR\aversion\x12#\n" +
-	"\rfeature_level\x18\t \x01(\rR\ffeatureLevel\"\x1f\n" +
+	"\rfeature_level\x18\t \x01(\rR\ffeatureLevel\x12\x1e\n" +
+	"\n" +
+	"memory_mib\x18\x8e\x02 \x01(\x03R\tmemoryMib\x129\n" +
+	"\x06repair\x18\xac\x02 \x01(\v2 .persys.command.v1.ReplicaRepairR\x06repair\"q\n" +
+	"\rReplicaRepair\x12\x0e\n" +
+	"\x02of\x18\x01 \x01(\tR\x02of\x12\x16\n" +
+	"\x06damage\x18\x02 \x01(\tR\x06damage\x12\x14\n" +
+	"\x05aside\x18\x03 \x01(\tR\x05aside\x12\x0e\n" +
+	"\x02at\x18\x04 \x01(\x03R\x02at\x12\x12\n" +
+	"\x04done\x18\x05 \x01(\bR\x04done\"\x1f\n" +
 	"\rRemoveReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"'\n" +
 	"\x0fSetFeatureLevel\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\"\t\n" +
 	"\aBarrier\"8\n" +
 	"\x0eMirrorAttached\x12&\n" +
-	"\x0fetcd_cluster_id\x18\x01 \x01(\x04R\retcdClusterId\"Z\n" +
+	"\x0fetcd_cluster_id\x18\x01 \x01(\x04R\retcdClusterId\"T\n" +
+	"\fAttachMirror\x12\x1c\n" +
+	"\tendpoints\x18\x01 \x03(\tR\tendpoints\x12&\n" +
+	"\x0fetcd_cluster_id\x18\x02 \x01(\x04R\retcdClusterId\"\x0e\n" +
+	"\fDetachMirror\"Z\n" +
 	"\rSetGossipRing\x12\x1d\n" +
 	"\n" +
 	"if_version\x18\x01 \x01(\x04R\tifVersion\x12\x16\n" +
@@ -7843,7 +12326,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\tnot_after\x18\x06 \x01(\x03R\bnotAfter\x12\x17\n" +
 	"\aroot_id\x18\a \x01(\tR\x06rootId\"\x1f\n" +
 	"\rDropAuthority\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xb2\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xc9\x01\n" +
 	"\bPutToken\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\x12\x12\n" +
@@ -7852,9 +12335,10 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06access\x18\x05 \x01(\tR\x06access\x12\x12\n" +
 	"\x04uses\x18\x06 \x01(\rR\x04uses\x12\x1d\n" +
 	"\n" +
-	"expires_at\x18\a \x01(\x03R\texpiresAt\"\x1b\n" +
+	"expires_at\x18\a \x01(\x03R\texpiresAt\x12\x15\n" +
+	"\x05hosts\x18\xfa\x01 \x03(\tR\x05hosts\"\x1b\n" +
 	"\tDropToken\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xfd\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x94\x02\n" +
 	"\x05Admit\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12#\n" +
 	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\x12\x12\n" +
@@ -7865,12 +12349,49 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"key_sha256\x18\x06 \x01(\fR\tkeySha256\x12 \n" +
 	"\vfingerprint\x18\a \x01(\tR\vfingerprint\x12\x1b\n" +
 	"\tissued_at\x18\b \x01(\x03R\bissuedAt\x12\x1b\n" +
-	"\tnot_after\x18\t \x01(\x03R\bnotAfter\"j\n" +
+	"\tnot_after\x18\t \x01(\x03R\bnotAfter\x12\x15\n" +
+	"\x05hosts\x18\xfa\x01 \x03(\tR\x05hosts\"j\n" +
 	"\x06Revoke\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
 	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x99\x01\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x94\x01\n" +
+	"\aPutRole\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12 \n" +
+	"\vpermissions\x18\x03 \x03(\tR\vpermissions\x12\"\n" +
+	"\n" +
+	"if_version\x18\x04 \x01(\x04H\x00R\tifVersion\x88\x01\x01B\r\n" +
+	"\v_if_version\" \n" +
+	"\n" +
+	"DeleteRole\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xc1\x01\n" +
+	"\bBindRole\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x04 \x03(\tR\n" +
+	"namespaces\x12\x1e\n" +
+	"\n" +
+	"everywhere\x18\x05 \x01(\bR\n" +
+	"everywhere\x12\x16\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\x12!\n" +
+	"\frole_version\x18\a \x01(\x04R\vroleVersion\"\xbb\x02\n" +
+	"\n" +
+	"PutAccount\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12#\n" +
+	"\rsecret_sha256\x18\x03 \x01(\fR\fsecretSha256\x12\x1d\n" +
+	"\n" +
+	"expires_at\x18\x04 \x01(\x03R\texpiresAt\x12\x16\n" +
+	"\x06issuer\x18\x05 \x01(\tR\x06issuer\x12\x1a\n" +
+	"\baudience\x18\x06 \x01(\tR\baudience\x120\n" +
+	"\x06claims\x18\a \x03(\v2\x18.persys.command.v1.LabelR\x06claims\x125\n" +
+	"\abinding\x18\b \x01(\v2\x1b.persys.command.v1.BindRoleR\abinding\x12\x16\n" +
+	"\x06rotate\x18\t \x01(\bR\x06rotate\"#\n" +
+	"\rDeleteAccount\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x99\x01\n" +
 	"\x05Audit\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x122\n" +
@@ -7897,7 +12418,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rRecordActions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
 	"\bworkload\x18\x02 \x01(\tR\bworkload\x128\n" +
-	"\aactions\x18\x03 \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"\x8d\x02\n" +
+	"\aactions\x18\x03 \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"\xaa\x02\n" +
 	"\x05Drift\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
 	"\bworkload\x18\x02 \x01(\tR\bworkload\x12\x12\n" +
@@ -7909,20 +12430,28 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vrepaired_at\x18\b \x01(\x03R\n" +
 	"repairedAt\x12\x1f\n" +
 	"\vdetected_at\x18\t \x01(\x03R\n" +
-	"detectedAt\"\x81\x01\n" +
+	"detectedAt\x12\x1b\n" +
+	"\brevision\x18\xac\x02 \x01(\tR\brevision\"\x81\x01\n" +
 	"\vDriftRepair\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12B\n" +
-	"\rif_generation\x18\x03 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\"\xa5\x01\n" +
+	"\rif_generation\x18\x03 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\"\x9f\x01\n" +
+	"\rDriftAdoption\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12B\n" +
+	"\rif_generation\x18\x03 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\tR\brevision\"\xe6\x01\n" +
 	"\tSetDrifts\x12,\n" +
 	"\x04open\x18\x01 \x03(\v2\x18.persys.command.v1.DriftR\x04open\x120\n" +
 	"\x06closed\x18\x02 \x03(\v2\x18.persys.command.v1.DriftR\x06closed\x128\n" +
-	"\arepairs\x18\x03 \x03(\v2\x1e.persys.command.v1.DriftRepairR\arepairs\"n\n" +
+	"\arepairs\x18\x03 \x03(\v2\x1e.persys.command.v1.DriftRepairR\arepairs\x12?\n" +
+	"\tadoptions\x18\xac\x02 \x03(\v2 .persys.command.v1.DriftAdoptionR\tadoptions\"\xa2\x01\n" +
 	"\n" +
 	"AdoptDrift\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
 	"\bworkload\x18\x02 \x01(\tR\bworkload\x120\n" +
-	"\x03put\x18\x03 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\"<\n" +
+	"\x03put\x18\x03 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x122\n" +
+	"\x06bundle\x18\xf0\x01 \x01(\v2\x19.persys.command.v1.BundleR\x06bundle\"<\n" +
 	"\n" +
 	"DropOrphan\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
@@ -7932,7 +12461,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\x1c\n" +
-	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\xd7\x01\n" +
+	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\xa1\x02\n" +
 	"\fPutNamespace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12.\n" +
@@ -7940,15 +12469,67 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05users\x18\x04 \x03(\tR\x05users\x12\x18\n" +
 	"\arelease\x18\x05 \x03(\tR\arelease\x12\"\n" +
 	"\n" +
-	"if_version\x18\x06 \x01(\x04H\x00R\tifVersion\x88\x01\x01B\r\n" +
+	"if_version\x18\x06 \x01(\x04H\x00R\tifVersion\x88\x01\x01\x12\"\n" +
+	"\fmax_priority\x18\xca\x01 \x01(\x05R\vmaxPriority\x12$\n" +
+	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScalingB\r\n" +
 	"\v_if_version\"%\n" +
 	"\x0fDeleteNamespace\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"h\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xb7\a\n" +
+	"\x06Policy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
+	"\x05kinds\x18\x03 \x03(\tR\x05kinds\x12@\n" +
+	"\n" +
+	"host_paths\x18\x04 \x03(\v2!.persys.command.v1.PolicyHostPathR\thostPaths\x12#\n" +
+	"\rengine_socket\x18\x05 \x01(\bR\fengineSocket\x12\x1e\n" +
+	"\n" +
+	"privileged\x18\x06 \x01(\bR\n" +
+	"privileged\x12\"\n" +
+	"\fcapabilities\x18\a \x03(\tR\fcapabilities\x12\x18\n" +
+	"\adevices\x18\b \x03(\tR\adevices\x12'\n" +
+	"\x0fhost_namespaces\x18\t \x03(\tR\x0ehostNamespaces\x12)\n" +
+	"\x10security_options\x18\n" +
+	" \x03(\tR\x0fsecurityOptions\x12\x14\n" +
+	"\x05users\x18\v \x03(\tR\x05users\x12\x14\n" +
+	"\x05ports\x18\f \x03(\tR\x05ports\x12\x1c\n" +
+	"\taddresses\x18\r \x03(\tR\taddresses\x12\x16\n" +
+	"\x06images\x18\x0e \x03(\tR\x06images\x12!\n" +
+	"\fimage_digest\x18\x0f \x01(\bR\vimageDigest\x12\x18\n" +
+	"\avolumes\x18\x10 \x03(\tR\avolumes\x12\x1a\n" +
+	"\bnetworks\x18\x11 \x03(\tR\bnetworks\x12\x14\n" +
+	"\x05disks\x18\x12 \x03(\tR\x05disks\x12\x1a\n" +
+	"\brequires\x18\x13 \x03(\tR\brequires\x12,\n" +
+	"\x12max_cpu_millicores\x18\x14 \x01(\x03R\x10maxCpuMillicores\x12$\n" +
+	"\x0emax_memory_mib\x18\x15 \x01(\x03R\fmaxMemoryMib\x12\x1e\n" +
+	"\vmax_disk_gb\x18\x16 \x01(\x03R\tmaxDiskGb\x12\x19\n" +
+	"\bmax_pids\x18\x17 \x01(\x03R\amaxPids\x124\n" +
+	"\x16default_cpu_millicores\x18\x18 \x01(\x03R\x14defaultCpuMillicores\x12,\n" +
+	"\x12default_memory_mib\x18\x19 \x01(\x03R\x10defaultMemoryMib\x12#\n" +
+	"\rmax_workloads\x18\x1a \x01(\x03R\fmaxWorkloads\x12$\n" +
+	"\x0emax_spec_bytes\x18\x1b \x01(\x03R\fmaxSpecBytes\x12\x1d\n" +
+	"\n" +
+	"image_keys\x18\x1c \x03(\tR\timageKeys\"A\n" +
+	"\x0ePolicyHostPath\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
+	"\tread_only\x18\x02 \x01(\bR\breadOnly\"q\n" +
+	"\tPutPolicy\x121\n" +
+	"\x06policy\x18\x01 \x01(\v2\x19.persys.command.v1.PolicyR\x06policy\x12\"\n" +
+	"\n" +
+	"if_version\x18\x02 \x01(\x04H\x00R\tifVersion\x88\x01\x01B\r\n" +
+	"\v_if_version\"\"\n" +
+	"\fDeletePolicy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"{\n" +
+	"\n" +
+	"BindPolicy\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x127\n" +
+	"\n" +
+	"node_label\x18\x03 \x01(\v2\x18.persys.command.v1.LabelR\tnodeLabel\"h\n" +
 	"\x0eSnapshotHeader\x12\x14\n" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xa6\b\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xed\v\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -7962,15 +12543,69 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\badmitted\x18\x16 \x01(\v2\x18.persys.command.v1.AdmitH\x00R\badmitted\x12E\n" +
 	"\n" +
 	"revocation\x18\x17 \x01(\v2#.persys.command.v1.RevocationRecordH\x00R\n" +
-	"revocation\x126\n" +
-	"\x05grave\x18# \x01(\v2\x1e.persys.command.v1.GraveRecordH\x00R\x05grave\x12C\n" +
+	"revocation\x12B\n" +
+	"\ttombstone\x18# \x01(\v2\".persys.command.v1.TombstoneRecordH\x00R\ttombstone\x12C\n" +
 	"\n" +
 	"node_audit\x18< \x01(\v2\".persys.command.v1.NodeAuditRecordH\x00R\tnodeAudit\x120\n" +
 	"\x05drift\x18= \x01(\v2\x18.persys.command.v1.DriftH\x00R\x05drift\x12B\n" +
 	"\tnamespace\x18n \x01(\v2\".persys.command.v1.NamespaceRecordH\x00R\tnamespace\x12C\n" +
 	"\trevisions\x18\x82\x01 \x01(\v2\".persys.command.v1.RevisionsRecordH\x00R\trevisions\x12=\n" +
-	"\arollout\x18\x96\x01 \x01(\v2 .persys.command.v1.RolloutRecordH\x00R\arolloutB\b\n" +
-	"\x06record\"\xd7\x03\n" +
+	"\arollout\x18\x96\x01 \x01(\v2 .persys.command.v1.RolloutRecordH\x00R\arollout\x12:\n" +
+	"\x06policy\x18\xdc\x01 \x01(\v2\x1f.persys.command.v1.PolicyRecordH\x00R\x06policy\x124\n" +
+	"\x06bundle\x18\xf0\x01 \x01(\v2\x19.persys.command.v1.BundleH\x00R\x06bundle\x12A\n" +
+	"\taudit_log\x18\x8e\x02 \x01(\v2!.persys.command.v1.AuditLogRecordH\x00R\bauditLog\x12G\n" +
+	"\vaudit_entry\x18\x8f\x02 \x01(\v2#.persys.command.v1.AuditEntryRecordH\x00R\n" +
+	"auditEntry\x124\n" +
+	"\x04role\x18\x98\x02 \x01(\v2\x1d.persys.command.v1.RoleRecordH\x00R\x04role\x12F\n" +
+	"\frole_binding\x18\x99\x02 \x01(\v2 .persys.command.v1.BindingRecordH\x00R\vroleBinding\x12=\n" +
+	"\aaccount\x18\x9a\x02 \x01(\v2 .persys.command.v1.AccountRecordH\x00R\aaccountB\b\n" +
+	"\x06record\"\xdd\x01\n" +
+	"\n" +
+	"RoleRecord\x12,\n" +
+	"\x03put\x18\x01 \x01(\v2\x1a.persys.command.v1.PutRoleR\x03put\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x02 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"updated_at\x18\x03 \x01(\x03R\tupdatedAt\x12\x1d\n" +
+	"\n" +
+	"updated_by\x18\x04 \x01(\tR\tupdatedBy\x12!\n" +
+	"\fcreate_index\x18\x05 \x01(\x04R\vcreateIndex\x12!\n" +
+	"\fmodify_index\x18\x06 \x01(\x04R\vmodifyIndex\"t\n" +
+	"\rBindingRecord\x12-\n" +
+	"\x03put\x18\x01 \x01(\v2\x1b.persys.command.v1.BindRoleR\x03put\x12\x0e\n" +
+	"\x02at\x18\x02 \x01(\x03R\x02at\x12\x0e\n" +
+	"\x02by\x18\x03 \x01(\tR\x02by\x12\x14\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\x99\x01\n" +
+	"\rAccountRecord\x12/\n" +
+	"\x03put\x18\x01 \x01(\v2\x1d.persys.command.v1.PutAccountR\x03put\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x02 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\x03 \x01(\tR\tcreatedBy\x12\x19\n" +
+	"\btoken_at\x18\x04 \x01(\x03R\atokenAt\"\xbf\x02\n" +
+	"\fPolicyRecord\x121\n" +
+	"\x06policy\x18\x01 \x01(\v2\x19.persys.command.v1.PolicyR\x06policy\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x02 \x03(\tR\n" +
+	"namespaces\x129\n" +
+	"\vnode_labels\x18\x03 \x03(\v2\x18.persys.command.v1.LabelR\n" +
+	"nodeLabels\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x04 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"updated_at\x18\x05 \x01(\x03R\tupdatedAt\x12\x1d\n" +
+	"\n" +
+	"updated_by\x18\x06 \x01(\tR\tupdatedBy\x12!\n" +
+	"\fcreate_index\x18\a \x01(\x04R\vcreateIndex\x12!\n" +
+	"\fmodify_index\x18\b \x01(\x04R\vmodifyIndex\"^\n" +
+	"\x0eAuditLogRecord\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\tR\x03log\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x04R\x04last\x12\x12\n" +
+	"\x04base\x18\x03 \x01(\fR\x04base\x12\x12\n" +
+	"\x04head\x18\x04 \x01(\fR\x04head\"Z\n" +
+	"\x10AuditEntryRecord\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\tR\x03log\x124\n" +
+	"\x05event\x18\x02 \x01(\v2\x1e.persys.command.v1.EventRecordR\x05event\"\xd7\x03\n" +
 	"\rRolloutRecord\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12-\n" +
 	"\x02id\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\x02id\x127\n" +
@@ -7997,14 +12632,15 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\asettled\x18\x05 \x01(\bR\asettled\"h\n" +
 	"\x0fRevisionsRecord\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x129\n" +
-	"\trevisions\x18\x02 \x03(\v2\x1b.persys.command.v1.RevisionR\trevisions\"\x99\x01\n" +
+	"\trevisions\x18\x02 \x03(\v2\x1b.persys.command.v1.RevisionR\trevisions\"\xb2\x01\n" +
 	"\bRevision\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x12\x18\n" +
 	"\acontent\x18\x03 \x01(\tR\acontent\x12'\n" +
 	"\x0fcaller_revision\x18\x04 \x01(\tR\x0ecallerRevision\x12\x0e\n" +
 	"\x02at\x18\x05 \x01(\x03R\x02at\x12\x0e\n" +
-	"\x02by\x18\x06 \x01(\tR\x02by\"V\n" +
+	"\x02by\x18\x06 \x01(\tR\x02by\x12\x17\n" +
+	"\x06bundle\x18\xf0\x01 \x01(\tR\x06bundle\"V\n" +
 	"\x0fNodeAuditRecord\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x19\n" +
 	"\bended_at\x18\x02 \x01(\x03R\aendedAt\x12\x14\n" +
@@ -8031,7 +12667,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x02by\x18\x03 \x01(\tR\x02by\"G\n" +
 	"\x0fSnapshotTrailer\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x1a\n" +
-	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xa2\x05\n" +
+	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xee\x05\n" +
 	"\n" +
 	"MetaRecord\x12\x1d\n" +
 	"\n" +
@@ -8061,7 +12697,10 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\x12\x1f\n" +
 	"\vgossip_ring\x18Z \x01(\tR\n" +
 	"gossipRing\x12%\n" +
-	"\x0egossip_version\x18[ \x01(\x04R\rgossipVersion\"\xdb\b\n" +
+	"\x0egossip_version\x18[ \x01(\x04R\rgossipVersion\x12\x1e\n" +
+	"\n" +
+	"mirror_pin\x18\xfa\x01 \x01(\x04R\tmirrorPin\x12*\n" +
+	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\"\x87\f\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -8097,8 +12736,20 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0facknowledged_at\x18= \x01(\x03R\x0eacknowledgedAt\x12!\n" +
 	"\fverdict_code\x18> \x01(\tR\vverdictCode\x12'\n" +
 	"\x0fverdict_message\x18? \x01(\tR\x0everdictMessage\x128\n" +
-	"\aactions\x18@ \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\x12\x1c\n" +
-	"\tunguarded\x18S \x01(\bR\tunguarded\"\xa1\x03\n" +
+	"\aactions\x18@ \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\x12*\n" +
+	"\x11may_outlive_lease\x18S \x01(\bR\x0fmayOutliveLease\x121\n" +
+	"\x04data\x18\xc8\x01 \x03(\v2\x1c.persys.command.v1.LocalDataR\x04data\x12\"\n" +
+	"\fdiscard_data\x18\xc9\x01 \x01(\bR\vdiscardData\x12\"\n" +
+	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\x12\x19\n" +
+	"\aadopted\x18\xac\x02 \x01(\tR\aadopted\x12\x1c\n" +
+	"\tjob_since\x18\xc0\x02 \x01(\x03R\bjobSince\x12<\n" +
+	"\n" +
+	"job_result\x18\xc1\x02 \x01(\v2\x1c.persys.command.v1.JobResultR\tjobResult\x12\x15\n" +
+	"\x05owner\x18\xc2\x02 \x01(\tR\x05owner\x12\x1e\n" +
+	"\n" +
+	"sealed_for\x18\xc3\x02 \x01(\tR\tsealedFor\x12)\n" +
+	"\x03run\x18\xc4\x02 \x01(\v2\x16.persys.command.v1.RunR\x03run\x12H\n" +
+	"\x0etemplate_state\x18\xc5\x02 \x01(\v2 .persys.command.v1.TemplateStateR\rtemplateState\"\x8f\x04\n" +
 	"\n" +
 	"NodeRecord\x125\n" +
 	"\x05facts\x18\x01 \x01(\v2\x1f.persys.command.v1.RegisterNodeR\x05facts\x12\x0e\n" +
@@ -8116,7 +12767,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	" \x01(\x03R\fregisteredAt\x12!\n" +
 	"\fcreate_index\x18\v \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\f \x01(\x04R\vmodifyIndex\x12\x14\n" +
-	"\x05lacks\x18# \x03(\tR\x05lacks\"\xfd\x01\n" +
+	"\x05lacks\x18# \x03(\tR\x05lacks\x125\n" +
+	"\x06labels\x18\xa2\x02 \x03(\v2\x1c.persys.command.v1.NodeLabelR\x06labels\x125\n" +
+	"\x06taints\x18\xa3\x02 \x03(\v2\x1c.persys.command.v1.NodeTaintR\x06taints\"\xfd\x01\n" +
 	"\x0eResidualRecord\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
 	"\bworkload\x18\x02 \x01(\tR\bworkload\x12=\n" +
@@ -8126,8 +12779,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\tengine_id\x18\x04 \x01(\tR\bengineId\x121\n" +
 	"\x06demand\x18\x05 \x01(\v2\x19.persys.command.v1.DemandR\x06demand\x12\x14\n" +
 	"\x05since\x18\x06 \x01(\x03R\x05since\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reason\"\xd5\x01\n" +
-	"\vGraveRecord\x12\x1a\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\xf6\x01\n" +
+	"\x0fTombstoneRecord\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12=\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\n" +
@@ -8135,17 +12788,19 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x121\n" +
 	"\x06claims\x18\x04 \x01(\v2\x19.persys.command.v1.DemandR\x06claims\x12\x0e\n" +
 	"\x02at\x18\x05 \x01(\x03R\x02at\x12\x14\n" +
-	"\x05index\x18\x06 \x01(\x04R\x05index\"\x81\x01\n" +
+	"\x05index\x18\x06 \x01(\x04R\x05index\x12\x1b\n" +
+	"\brevision\x18\xa2\x02 \x01(\x04R\brevision\"\x81\x01\n" +
 	"\rReceiptRecord\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x03R\x02at\x124\n" +
-	"\aoutcome\x18\x04 \x01(\v2\x1a.persys.command.v1.OutcomeR\aoutcome\"\x81\x01\n" +
+	"\aoutcome\x18\x04 \x01(\v2\x1a.persys.command.v1.OutcomeR\aoutcome\"\xa5\x01\n" +
 	"\aOutcome\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x124\n" +
-	"\x05items\x18\x04 \x03(\v2\x1e.persys.command.v1.ItemOutcomeR\x05items\"\xc2\x01\n" +
+	"\x05items\x18\x04 \x03(\v2\x1e.persys.command.v1.ItemOutcomeR\x05items\x12\"\n" +
+	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xdd\x01\n" +
 	"\vItemOutcome\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12=\n" +
 	"\n" +
@@ -8154,7 +12809,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\brevision\x18\x03 \x01(\tR\brevision\x12\x1c\n" +
 	"\tunchanged\x18\x04 \x01(\bR\tunchanged\x12\x12\n" +
 	"\x04kind\x18\x05 \x01(\rR\x04kind\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\x9d\x02\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x19\n" +
+	"\adeleted\x18\xa2\x02 \x01(\bR\adeleted\"\x9d\x02\n" +
 	"\vEventRecord\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x0e\n" +
@@ -8181,7 +12837,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 134)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -8193,207 +12849,328 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*Taint)(nil),            // 7: persys.command.v1.Taint
 	(*Port)(nil),             // 8: persys.command.v1.Port
 	(*Demand)(nil),           // 9: persys.command.v1.Demand
-	(*PortName)(nil),         // 10: persys.command.v1.PortName
-	(*InitCluster)(nil),      // 11: persys.command.v1.InitCluster
-	(*WorkloadPut)(nil),      // 12: persys.command.v1.WorkloadPut
-	(*PutWorkloads)(nil),     // 13: persys.command.v1.PutWorkloads
-	(*UpdatePolicy)(nil),     // 14: persys.command.v1.UpdatePolicy
-	(*AdvanceRollout)(nil),   // 15: persys.command.v1.AdvanceRollout
-	(*SetRollout)(nil),       // 16: persys.command.v1.SetRollout
-	(*SetDesired)(nil),       // 17: persys.command.v1.SetDesired
-	(*DeleteWorkload)(nil),   // 18: persys.command.v1.DeleteWorkload
-	(*RetryWorkload)(nil),    // 19: persys.command.v1.RetryWorkload
-	(*Pool)(nil),             // 20: persys.command.v1.Pool
-	(*RegisterNode)(nil),     // 21: persys.command.v1.RegisterNode
-	(*CordonNode)(nil),       // 22: persys.command.v1.CordonNode
-	(*DrainNode)(nil),        // 23: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),       // 24: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),        // 25: persys.command.v1.FenceNode
-	(*NodeState)(nil),        // 26: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),    // 27: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),       // 28: persys.command.v1.Assignment
-	(*Assign)(nil),           // 29: persys.command.v1.Assign
-	(*Eviction)(nil),         // 30: persys.command.v1.Eviction
-	(*Evict)(nil),            // 31: persys.command.v1.Evict
-	(*Retry)(nil),            // 32: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),  // 33: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),         // 34: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),  // 35: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),          // 36: persys.command.v1.Address
-	(*PortBinding)(nil),      // 37: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),   // 38: persys.command.v1.WorkloadReport
-	(*Report)(nil),           // 39: persys.command.v1.Report
-	(*SetMode)(nil),          // 40: persys.command.v1.SetMode
-	(*PutReplica)(nil),       // 41: persys.command.v1.PutReplica
-	(*RemoveReplica)(nil),    // 42: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),  // 43: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),          // 44: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),   // 45: persys.command.v1.MirrorAttached
-	(*SetGossipRing)(nil),    // 46: persys.command.v1.SetGossipRing
-	(*PinClusterKey)(nil),    // 47: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 48: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 49: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 50: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 51: persys.command.v1.DropToken
-	(*Admit)(nil),            // 52: persys.command.v1.Admit
-	(*Revoke)(nil),           // 53: persys.command.v1.Revoke
-	(*Audit)(nil),            // 54: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 55: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 56: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 57: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 58: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 59: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 60: persys.command.v1.DriftRepair
-	(*SetDrifts)(nil),        // 61: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 62: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 63: persys.command.v1.DropOrphan
-	(*Quota)(nil),            // 64: persys.command.v1.Quota
-	(*PutNamespace)(nil),     // 65: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),  // 66: persys.command.v1.DeleteNamespace
-	(*SnapshotHeader)(nil),   // 67: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 68: persys.command.v1.SnapshotRecord
-	(*RolloutRecord)(nil),    // 69: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),    // 70: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),  // 71: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),         // 72: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),  // 73: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),  // 74: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),      // 75: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 76: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 77: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 78: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 79: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),       // 80: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 81: persys.command.v1.ResidualRecord
-	(*GraveRecord)(nil),      // 82: persys.command.v1.GraveRecord
-	(*ReceiptRecord)(nil),    // 83: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 84: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 85: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 86: persys.command.v1.EventRecord
+	(*Template)(nil),         // 10: persys.command.v1.Template
+	(*Cron)(nil),             // 11: persys.command.v1.Cron
+	(*CreateRuns)(nil),       // 12: persys.command.v1.CreateRuns
+	(*CronStep)(nil),         // 13: persys.command.v1.CronStep
+	(*StartRun)(nil),         // 14: persys.command.v1.StartRun
+	(*PlaceMembers)(nil),     // 15: persys.command.v1.PlaceMembers
+	(*MemberChange)(nil),     // 16: persys.command.v1.MemberChange
+	(*Run)(nil),              // 17: persys.command.v1.Run
+	(*TemplateState)(nil),    // 18: persys.command.v1.TemplateState
+	(*Placement)(nil),        // 19: persys.command.v1.Placement
+	(*Spread)(nil),           // 20: persys.command.v1.Spread
+	(*Affinity)(nil),         // 21: persys.command.v1.Affinity
+	(*Job)(nil),              // 22: persys.command.v1.Job
+	(*Exit)(nil),             // 23: persys.command.v1.Exit
+	(*FinishJobs)(nil),       // 24: persys.command.v1.FinishJobs
+	(*JobEnd)(nil),           // 25: persys.command.v1.JobEnd
+	(*ExpireJobs)(nil),       // 26: persys.command.v1.ExpireJobs
+	(*JobExpiry)(nil),        // 27: persys.command.v1.JobExpiry
+	(*JobResult)(nil),        // 28: persys.command.v1.JobResult
+	(*Ask)(nil),              // 29: persys.command.v1.Ask
+	(*LocalData)(nil),        // 30: persys.command.v1.LocalData
+	(*PortName)(nil),         // 31: persys.command.v1.PortName
+	(*InitCluster)(nil),      // 32: persys.command.v1.InitCluster
+	(*WorkloadPut)(nil),      // 33: persys.command.v1.WorkloadPut
+	(*Bundle)(nil),           // 34: persys.command.v1.Bundle
+	(*PutWorkloads)(nil),     // 35: persys.command.v1.PutWorkloads
+	(*UpdatePolicy)(nil),     // 36: persys.command.v1.UpdatePolicy
+	(*AdvanceRollout)(nil),   // 37: persys.command.v1.AdvanceRollout
+	(*SetRollout)(nil),       // 38: persys.command.v1.SetRollout
+	(*ScaleGroup)(nil),       // 39: persys.command.v1.ScaleGroup
+	(*SetDesired)(nil),       // 40: persys.command.v1.SetDesired
+	(*DeleteWorkload)(nil),   // 41: persys.command.v1.DeleteWorkload
+	(*RetryWorkload)(nil),    // 42: persys.command.v1.RetryWorkload
+	(*Pool)(nil),             // 43: persys.command.v1.Pool
+	(*RegisterNode)(nil),     // 44: persys.command.v1.RegisterNode
+	(*CordonNode)(nil),       // 45: persys.command.v1.CordonNode
+	(*LabelNode)(nil),        // 46: persys.command.v1.LabelNode
+	(*NodeLabel)(nil),        // 47: persys.command.v1.NodeLabel
+	(*TaintNode)(nil),        // 48: persys.command.v1.TaintNode
+	(*NodeTaint)(nil),        // 49: persys.command.v1.NodeTaint
+	(*DrainNode)(nil),        // 50: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),       // 51: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),        // 52: persys.command.v1.FenceNode
+	(*NodeState)(nil),        // 53: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),    // 54: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),       // 55: persys.command.v1.Assignment
+	(*Assign)(nil),           // 56: persys.command.v1.Assign
+	(*Eviction)(nil),         // 57: persys.command.v1.Eviction
+	(*Evict)(nil),            // 58: persys.command.v1.Evict
+	(*Retry)(nil),            // 59: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 60: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 61: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 62: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 63: persys.command.v1.Address
+	(*PortBinding)(nil),      // 64: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 65: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 66: persys.command.v1.Report
+	(*SetMode)(nil),          // 67: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 68: persys.command.v1.PutReplica
+	(*ReplicaRepair)(nil),    // 69: persys.command.v1.ReplicaRepair
+	(*RemoveReplica)(nil),    // 70: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 71: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 72: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 73: persys.command.v1.MirrorAttached
+	(*AttachMirror)(nil),     // 74: persys.command.v1.AttachMirror
+	(*DetachMirror)(nil),     // 75: persys.command.v1.DetachMirror
+	(*SetGossipRing)(nil),    // 76: persys.command.v1.SetGossipRing
+	(*PinClusterKey)(nil),    // 77: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 78: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 79: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 80: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 81: persys.command.v1.DropToken
+	(*Admit)(nil),            // 82: persys.command.v1.Admit
+	(*Revoke)(nil),           // 83: persys.command.v1.Revoke
+	(*PutRole)(nil),          // 84: persys.command.v1.PutRole
+	(*DeleteRole)(nil),       // 85: persys.command.v1.DeleteRole
+	(*BindRole)(nil),         // 86: persys.command.v1.BindRole
+	(*PutAccount)(nil),       // 87: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),    // 88: persys.command.v1.DeleteAccount
+	(*Audit)(nil),            // 89: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 90: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 91: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 92: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 93: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 94: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 95: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),    // 96: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),        // 97: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 98: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 99: persys.command.v1.DropOrphan
+	(*Quota)(nil),            // 100: persys.command.v1.Quota
+	(*PutNamespace)(nil),     // 101: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),  // 102: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),           // 103: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),   // 104: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),        // 105: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),     // 106: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),       // 107: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),   // 108: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 109: persys.command.v1.SnapshotRecord
+	(*RoleRecord)(nil),       // 110: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),    // 111: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),    // 112: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),     // 113: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),   // 114: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil), // 115: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),    // 116: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),    // 117: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),  // 118: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),         // 119: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),  // 120: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),  // 121: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),      // 122: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 123: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 124: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 125: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 126: persys.command.v1.WorkloadRecord
+	(*NodeRecord)(nil),       // 127: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 128: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),  // 129: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),    // 130: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 131: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 132: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 133: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
 	1,   // 1: persys.command.v1.Head.epoch:type_name -> persys.command.v1.Epoch
 	3,   // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
-	11,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
-	13,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
-	17,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
-	18,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
-	19,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
-	21,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	22,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	23,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	24,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	25,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	27,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	29,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	31,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	33,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	35,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	39,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	40,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	41,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	42,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	43,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	44,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	45,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	47,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	48,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	49,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	50,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	51,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	52,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	53,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	54,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	56,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	58,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	61,  // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	62,  // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	63,  // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	46,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	65,  // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	66,  // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
-	15,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
-	16,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	8,   // 43: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,   // 44: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,   // 45: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,   // 46: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	10,  // 47: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	9,   // 48: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	12,  // 49: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	14,  // 50: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	2,   // 51: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	20,  // 52: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 53: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 54: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	26,  // 55: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 56: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	28,  // 57: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 58: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	30,  // 59: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,   // 60: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	32,  // 61: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 62: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	34,  // 63: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 64: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	37,  // 65: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	38,  // 66: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	5,   // 67: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 68: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	55,  // 69: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	57,  // 70: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 71: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	59,  // 72: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	59,  // 73: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	60,  // 74: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	12,  // 75: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	64,  // 76: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	78,  // 77: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	79,  // 78: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	80,  // 79: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	81,  // 80: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	83,  // 81: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	86,  // 82: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	41,  // 83: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	48,  // 84: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	75,  // 85: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	52,  // 86: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	76,  // 87: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	82,  // 88: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
-	73,  // 89: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	59,  // 90: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	74,  // 91: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	71,  // 92: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	69,  // 93: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	2,   // 94: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	14,  // 95: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	70,  // 96: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	12,  // 97: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	12,  // 98: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	72,  // 99: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	65,  // 100: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	50,  // 101: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	53,  // 102: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	12,  // 103: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 104: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	38,  // 105: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 106: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	57,  // 107: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	21,  // 108: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,   // 109: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 110: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 111: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 112: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
-	84,  // 113: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	85,  // 114: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 115: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 116: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	117, // [117:117] is the sub-list for method output_type
-	117, // [117:117] is the sub-list for method input_type
-	117, // [117:117] is the sub-list for extension type_name
-	117, // [117:117] is the sub-list for extension extendee
-	0,   // [0:117] is the sub-list for field type_name
+	32,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
+	35,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
+	40,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
+	41,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
+	42,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
+	44,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
+	45,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	50,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	51,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	52,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	54,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	56,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	58,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	60,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	62,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	66,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	67,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	68,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	70,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	71,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	72,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	73,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	77,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	78,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	79,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	80,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	81,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	82,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	83,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	89,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	91,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	93,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	97,  // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	98,  // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	99,  // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	76,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	101, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	102, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	37,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
+	38,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
+	105, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	106, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	107, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	74,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
+	75,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
+	84,  // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	85,  // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	86,  // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	87,  // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	88,  // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	46,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
+	48,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
+	24,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
+	26,  // 56: persys.command.v1.Command.expire_jobs:type_name -> persys.command.v1.ExpireJobs
+	12,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
+	14,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
+	39,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
+	15,  // 60: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
+	8,   // 61: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 62: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 63: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 64: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	31,  // 65: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	29,  // 66: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	30,  // 67: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	22,  // 68: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	10,  // 69: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	19,  // 70: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	5,   // 71: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
+	11,  // 72: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	13,  // 73: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 74: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 75: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	33,  // 76: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	16,  // 77: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 78: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	20,  // 79: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	21,  // 80: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 81: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 82: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	25,  // 83: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 84: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	27,  // 85: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 86: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	23,  // 87: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 88: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	33,  // 89: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	36,  // 90: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	34,  // 91: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	2,   // 92: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	33,  // 93: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	43,  // 94: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 95: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 96: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	47,  // 97: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	49,  // 98: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 99: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	53,  // 100: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 101: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	55,  // 102: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 103: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	57,  // 104: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,   // 105: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	59,  // 106: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 107: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	61,  // 108: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 109: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	64,  // 110: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	23,  // 111: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	65,  // 112: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	69,  // 113: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	5,   // 114: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	86,  // 115: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 116: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 117: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	90,  // 118: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	92,  // 119: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 120: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 121: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	94,  // 122: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	94,  // 123: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	95,  // 124: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	96,  // 125: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	33,  // 126: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	34,  // 127: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	100, // 128: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	104, // 129: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	103, // 130: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 131: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	125, // 132: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	126, // 133: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	127, // 134: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	128, // 135: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	130, // 136: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	133, // 137: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	68,  // 138: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	78,  // 139: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	122, // 140: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	82,  // 141: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	123, // 142: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	129, // 143: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	120, // 144: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	94,  // 145: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	121, // 146: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	118, // 147: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	116, // 148: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	113, // 149: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	34,  // 150: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	114, // 151: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	115, // 152: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	110, // 153: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	111, // 154: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	112, // 155: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	84,  // 156: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	86,  // 157: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	87,  // 158: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	103, // 159: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 160: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	133, // 161: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 162: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	36,  // 163: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	117, // 164: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	33,  // 165: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	33,  // 166: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	119, // 167: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	101, // 168: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	80,  // 169: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	83,  // 170: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	33,  // 171: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 172: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	65,  // 173: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 174: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	92,  // 175: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	30,  // 176: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	28,  // 177: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	17,  // 178: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	18,  // 179: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	44,  // 180: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	47,  // 181: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	49,  // 182: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 183: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 184: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 185: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 186: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	131, // 187: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	132, // 188: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 189: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 190: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	191, // [191:191] is the sub-list for method output_type
+	191, // [191:191] is the sub-list for method input_type
+	191, // [191:191] is the sub-list for extension type_name
+	191, // [191:191] is the sub-list for extension extendee
+	0,   // [0:191] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -8442,9 +13219,30 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_DeleteNamespace)(nil),
 		(*Command_AdvanceRollout)(nil),
 		(*Command_SetRollout)(nil),
+		(*Command_PutPolicy)(nil),
+		(*Command_DeletePolicy)(nil),
+		(*Command_BindPolicy)(nil),
+		(*Command_AttachMirror)(nil),
+		(*Command_DetachMirror)(nil),
+		(*Command_PutRole)(nil),
+		(*Command_DeleteRole)(nil),
+		(*Command_BindRole)(nil),
+		(*Command_PutAccount)(nil),
+		(*Command_DeleteAccount)(nil),
+		(*Command_LabelNode)(nil),
+		(*Command_TaintNode)(nil),
+		(*Command_FinishJobs)(nil),
+		(*Command_ExpireJobs)(nil),
+		(*Command_CreateRuns)(nil),
+		(*Command_StartRun)(nil),
+		(*Command_ScaleGroup)(nil),
+		(*Command_PlaceMembers)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[65].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[68].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[39].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[84].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[101].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[105].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[109].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -8456,12 +13254,19 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_Token)(nil),
 		(*SnapshotRecord_Admitted)(nil),
 		(*SnapshotRecord_Revocation)(nil),
-		(*SnapshotRecord_Grave)(nil),
+		(*SnapshotRecord_Tombstone)(nil),
 		(*SnapshotRecord_NodeAudit)(nil),
 		(*SnapshotRecord_Drift)(nil),
 		(*SnapshotRecord_Namespace)(nil),
 		(*SnapshotRecord_Revisions)(nil),
 		(*SnapshotRecord_Rollout)(nil),
+		(*SnapshotRecord_Policy)(nil),
+		(*SnapshotRecord_Bundle)(nil),
+		(*SnapshotRecord_AuditLog)(nil),
+		(*SnapshotRecord_AuditEntry)(nil),
+		(*SnapshotRecord_Role)(nil),
+		(*SnapshotRecord_RoleBinding)(nil),
+		(*SnapshotRecord_Account)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -8469,7 +13274,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   87,
+			NumMessages:   134,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

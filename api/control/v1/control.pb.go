@@ -18,6 +18,7 @@ package controlv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -219,14 +220,14 @@ type AutomationSuggestion struct {
 	SuggestionId string                 `protobuf:"bytes,1,opt,name=suggestion_id,json=suggestionId,proto3" json:"suggestion_id,omitempty"`
 	PolicyId     string                 `protobuf:"bytes,2,opt,name=policy_id,json=policyId,proto3" json:"policy_id,omitempty"`
 	PolicyName   string                 `protobuf:"bytes,3,opt,name=policy_name,json=policyName,proto3" json:"policy_name,omitempty"`
-	// Workload id. Blank is rejected.
+	// Id of the workload; a blank id is rejected.
 	TargetWorkload string               `protobuf:"bytes,4,opt,name=target_workload,json=targetWorkload,proto3" json:"target_workload,omitempty"`
 	ActionType     AutomationActionType `protobuf:"varint,5,opt,name=action_type,json=actionType,proto3,enum=persys.control.v1.AutomationActionType" json:"action_type,omitempty"`
-	// For SET_DESIRED_STATE; empty means Running.
+	// Only for SET_DESIRED_STATE: the wanted state; empty means Running.
 	DesiredState string `protobuf:"bytes,6,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
-	// For SCALE_REPLICAS, which is always rejected: a workload is one instance.
+	// For SCALE_REPLICAS: the number of members of the group target_workload, 1 or more.
 	DesiredReplicas int32 `protobuf:"varint,7,opt,name=desired_replicas,json=desiredReplicas,proto3" json:"desired_replicas,omitempty"`
-	// As desired_replicas.
+	// For SCALE_REPLICAS without desired_replicas: members to add, or to remove if negative.
 	ReplicaDelta  int32                  `protobuf:"varint,8,opt,name=replica_delta,json=replicaDelta,proto3" json:"replica_delta,omitempty"`
 	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	SuggestedAt   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=suggested_at,json=suggestedAt,proto3" json:"suggested_at,omitempty"`
@@ -338,8 +339,9 @@ type SubmitAutomationSuggestionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	Suggestion *AutomationSuggestion `protobuf:"bytes,1,opt,name=suggestion,proto3" json:"suggestion,omitempty"`
-	// UUIDv7 minted by the caller; a repeat gets the first answer again instead of a second
-	// execution. Empty: the first replica mints one, and a repeat is a new request.
+	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns
+	// the first answer and changes nothing. Empty: the called replica makes an id, and a
+	// repeated call is a new request.
 	RequestId     string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -395,7 +397,7 @@ type SubmitAutomationSuggestionResponse struct {
 	// accepted or rejected.
 	Decision string `protobuf:"bytes,2,opt,name=decision,proto3" json:"decision,omitempty"`
 	Reason   string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// set_desired_state, retry_workload, delete_workload, or empty when nothing was done.
+	// set_desired_state, retry_workload, delete_workload, scale_replicas, or empty when nothing was done.
 	AppliedAction string                 `protobuf:"bytes,4,opt,name=applied_action,json=appliedAction,proto3" json:"applied_action,omitempty"`
 	DecidedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -470,23 +472,23 @@ func (x *SubmitAutomationSuggestionResponse) GetDecidedAt() *timestamppb.Timesta
 // Registration of a node. Sent at start, after a lease was lost, and when a heartbeat fails.
 type RegisterNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
+	// Id, required, of the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Required; CPU and memory totals must be above 0.
+	// Capabilities of the node, required; the totals of CPU and memory must be above 0.
 	Capabilities *NodeCapabilities `protobuf:"bytes,2,opt,name=capabilities,proto3" json:"capabilities,omitempty"`
-	// For placement. The scheduler adds scheduler_shard; storage.<driver>=true also counts as a
-	// supported storage driver.
+	// Labels of the node, for placement. The scheduler adds scheduler_shard. A label
+	// storage.<driver>=true also counts as a supported storage driver.
 	Labels       map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	AgentVersion string            `protobuf:"bytes,4,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	// host:port of the agent's own API. Required; split at the last colon; an empty host means
-	// 127.0.0.1.
+	// host:port of the agent's own API, required. It is split at the last colon; an empty host
+	// means 127.0.0.1.
 	GrpcEndpoint string `protobuf:"bytes,5,opt,name=grpc_endpoint,json=grpcEndpoint,proto3" json:"grpc_endpoint,omitempty"`
-	// Checked if not empty; legacy v1 agents leave it empty.
+	// Cluster of the node, checked if it is not empty; legacy v1 agents leave it empty.
 	ClusterId string `protobuf:"bytes,6,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	// The agent's clock, for display only.
+	// Time on the agent's clock, for display only.
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
-	// Random, created once per agent data directory. It distinguishes two machines with the same node
-	// id.
+	// Random id, created once for each data directory of an agent. It distinguishes two machines with
+	// the same node id.
 	InstanceId string `protobuf:"bytes,1000,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// Highest feature level of the log that the agent's release supports; for rolling upgrades.
 	FeatureLevel uint32 `protobuf:"varint,1001,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
@@ -604,10 +606,11 @@ type NodeCapabilities struct {
 	// MiB, above 0.
 	MemoryTotalMb int64          `protobuf:"varint,2,opt,name=memory_total_mb,json=memoryTotalMb,proto3" json:"memory_total_mb,omitempty"`
 	StoragePools  []*StoragePool `protobuf:"bytes,3,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
-	// container, compose, vm; docker-container and docker-compose are aliases. Empty, from agents
-	// that predate the field, means everything except vm. The value none means nothing (no engine).
+	// Workload types that the node can run: container, compose, vm; docker-container and
+	// docker-compose are aliases. An empty list, from agents that predate the field, means all
+	// types except vm. The value none means no type, because there is no engine.
 	SupportedWorkloadTypes []string `protobuf:"bytes,4,rep,name=supported_workload_types,json=supportedWorkloadTypes,proto3" json:"supported_workload_types,omitempty"`
-	// local, nfs, ceph-rbd (alias ceph_rbd). local is always assumed.
+	// Storage drivers of the node: local, nfs, ceph-rbd (alias ceph_rbd). local is always assumed.
 	SupportedStorageDrivers []string `protobuf:"bytes,5,rep,name=supported_storage_drivers,json=supportedStorageDrivers,proto3" json:"supported_storage_drivers,omitempty"`
 	// Id of the container engine. Host ports are reserved per engine, because agents may share one.
 	EngineId string `protobuf:"bytes,1000,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
@@ -616,11 +619,12 @@ type NodeCapabilities struct {
 	// A fencer process stops workloads at the end of the lease even if the agent has died. Required
 	// for on_lost_lease: stop.
 	SelfFencing bool `protobuf:"varint,1002,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
-	// Millicores reserved for the machine itself; placement uses the total less this.
+	// Millicores reserved for the machine itself, which are not available for workloads.
 	CpuReservedMillicores int64 `protobuf:"varint,1003,opt,name=cpu_reserved_millicores,json=cpuReservedMillicores,proto3" json:"cpu_reserved_millicores,omitempty"`
-	// MiB reserved for the machine itself.
+	// MiB of memory reserved for the machine itself, which are not available for workloads.
 	MemoryReservedMb int64 `protobuf:"varint,1004,opt,name=memory_reserved_mb,json=memoryReservedMb,proto3" json:"memory_reserved_mb,omitempty"`
-	// 0: a legacy v1 peer. 1: understands epochs, generations and our lease lengths.
+	// Protocol version of the agent. 0: a legacy v1 peer. 1: the agent understands
+	// epochs, generations and our lease lengths.
 	Protocol uint32 `protobuf:"varint,1005,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// With self_fencing: upper bound, in seconds after the end of the lease, until the fencer has
 	// stopped the workloads.
@@ -828,7 +832,7 @@ func (x *StoragePool) GetTotalGb() int64 {
 type RegisterNodeResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Accepted bool                   `protobuf:"varint,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// "registered", or the reason of the refusal.
+	// The text "registered", or the reason of a refusal.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Interval of heartbeats in seconds; 0 means 10.
 	HeartbeatIntervalSeconds int32 `protobuf:"varint,3,opt,name=heartbeat_interval_seconds,json=heartbeatIntervalSeconds,proto3" json:"heartbeat_interval_seconds,omitempty"`
@@ -944,19 +948,19 @@ type HeartbeatRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// If absent, the last usage stays valid.
+	// Measured usage; if absent, the last usage stays valid.
 	Usage *NodeUsage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
-	// All workloads of the agent; only the changed ones if full (1001) is false and protocol is 1.
+	// Statuses of all workloads of the agent; if full (1001) is false and protocol is 1, only of the changed ones.
 	WorkloadStatuses []*WorkloadStatus `protobuf:"bytes,3,rep,name=workload_statuses,json=workloadStatuses,proto3" json:"workload_statuses,omitempty"`
-	// The agent's clock, for display only.
+	// Time on the agent's clock, for display only.
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
-	// Applied after workload_statuses.
+	// Further workload statuses, applied after workload_statuses.
 	WorkloadUsage []*WorkloadUsageSnapshot `protobuf:"bytes,5,rep,name=workload_usage,json=workloadUsage,proto3" json:"workload_usage,omitempty"`
 	// Number of the heartbeat within its registration. A heartbeat with a lower number than an
 	// earlier one is stale and ignored.
 	Sequence uint64 `protobuf:"varint,1000,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// workload_statuses is the complete list, and not the changes since the last acknowledged
-	// heartbeat.
+	// If set, workload_statuses is the complete list; otherwise it has the changes since the
+	// last acknowledged heartbeat.
 	Full bool `protobuf:"varint,1001,opt,name=full,proto3" json:"full,omitempty"`
 	// The node's cluster. Schedulers of another cluster refuse the heartbeat, even if they have a
 	// node with this id. Empty from legacy v1 agents.
@@ -1116,7 +1120,7 @@ func (x *StoragePoolUsage) GetTotalGb() int64 {
 // Usage of the node, measured by the agent.
 type NodeUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Legacy v1 agents always send 0. Not used for placement.
+	// Disk use, not used for placement. Legacy v1 agents always send 0.
 	CpuAllocatedMillicores int64 `protobuf:"varint,1,opt,name=cpu_allocated_millicores,json=cpuAllocatedMillicores,proto3" json:"cpu_allocated_millicores,omitempty"`
 	CpuUsedMillicores      int64 `protobuf:"varint,2,opt,name=cpu_used_millicores,json=cpuUsedMillicores,proto3" json:"cpu_used_millicores,omitempty"`
 	// As cpu_allocated_millicores.
@@ -1228,17 +1232,17 @@ func (x *NodeUsage) GetNetTxBytes() int64 {
 
 type HeartbeatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Also true while the cluster is frozen.
+	// The node is draining, or the cluster is frozen.
 	Acknowledged bool `protobuf:"varint,1,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
-	// True while the cluster is frozen or the node is draining. Running workloads must not be stopped
-	// because of it.
+	// The node takes no new workloads, because the cluster is frozen or the node is draining. Running
+	// workloads must not be stopped because of this.
 	DrainNode bool `protobuf:"varint,2,opt,name=drain_node,json=drainNode,proto3" json:"drain_node,omitempty"`
 	// The end of the lease by the scheduler's clock. Unchanged if the leader could not confirm its
 	// leadership.
 	LeaseExpiresAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=lease_expires_at,json=leaseExpiresAt,proto3" json:"lease_expires_at,omitempty"`
-	// Seconds; may change as the cluster grows.
+	// Interval of heartbeats in seconds; may change as the cluster grows.
 	HeartbeatIntervalSeconds int32 `protobuf:"varint,1000,opt,name=heartbeat_interval_seconds,json=heartbeatIntervalSeconds,proto3" json:"heartbeat_interval_seconds,omitempty"`
-	// As in RegisterNodeResponse. 0: the lease was not extended.
+	// Duration of the lease, as in RegisterNodeResponse. 0: the lease was not extended.
 	LeaseSeconds int32 `protobuf:"varint,1001,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
 	// Epoch of the leader that answered.
 	Epoch *Epoch `protobuf:"bytes,1002,opt,name=epoch,proto3" json:"epoch,omitempty"`
@@ -1347,19 +1351,29 @@ func (x *HeartbeatResponse) GetSendFull() bool {
 
 type ApplyWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
+	// Id, required, of the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// If absent, only desired_state is changed.
+	// Specification of the workload; if absent, only desired_state is changed.
 	Spec *WorkloadSpec `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
 	// The caller's own name for this revision; stored and returned. Content, not this name, decides
 	// whether a workload has changed.
 	RevisionId string `protobuf:"bytes,10,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	// In any case: stopped or stop, deleted or delete. Any other text, also an empty one, means
-	// Running.
+	// Wanted state, in upper or lower case: stopped or stop, deleted or delete. Any other text,
+	// even an empty one, means Running.
 	DesiredState string `protobuf:"bytes,11,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
-	// UUIDv7 minted by the caller; a repeat gets the first answer again instead of a second
-	// execution. Empty: the first replica mints one, and a repeat is a new request.
-	RequestId     string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns
+	// the first answer and changes nothing. Empty: the called replica makes an id, and a
+	// repeated call is a new request.
+	RequestId string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The workload may leave its node for this change without its local data. Volumes stay on the node; the
+	// disks of a virtual machine are deleted.
+	DiscardData bool `protobuf:"varint,1200,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
+	// Files that lie beside the Compose file of an inline stack and that it refers to: a gzip stream of a
+	// tar file with at most 1000 regular files and 2 MiB; at most 512 KiB compressed.
+	Files []byte `protobuf:"bytes,1240,opt,name=files,proto3" json:"files,omitempty"`
+	// The change is refused (FAILED_PRECONDITION) unless this is the present revision of the workload: its
+	// number, its etag, or 0 for a workload that does not exist. Empty means no condition. Not with a count.
+	IfRevision    string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1429,28 +1443,55 @@ func (x *ApplyWorkloadRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *ApplyWorkloadRequest) GetDiscardData() bool {
+	if x != nil {
+		return x.DiscardData
+	}
+	return false
+}
+
+func (x *ApplyWorkloadRequest) GetFiles() []byte {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *ApplyWorkloadRequest) GetIfRevision() string {
+	if x != nil {
+		return x.IfRevision
+	}
+	return ""
+}
+
 type ApplyWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A majority of the replicas has committed the change. The workload need not run yet.
 	Success bool `protobuf:"varint,1,opt,name=success,proto3" json:"success,omitempty"`
 	// Set if success is false.
 	FailureReason FailureReason `protobuf:"varint,2,opt,name=failure_reason,json=failureReason,proto3,enum=persys.control.v1.FailureReason" json:"failure_reason,omitempty"`
-	// Names the field, the rule and the value.
+	// Text of the refusal, which names the field, the rule and the value.
 	ErrorMessage string `protobuf:"bytes,3,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
 	// Generation after the change.
 	Generation *Generation `protobuf:"bytes,1000,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Log index at which the change is committed; pass it as min_index to read it back.
+	// Log index at which the change is committed. A read with this min_index shows the change.
 	Index uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
-	// The revision derived from the content.
+	// Revision of the workload, derived from its content.
 	RevisionId string `protobuf:"bytes,1002,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	// The ids of the members of a count, in order; otherwise the one id.
+	// Ids of the applied workloads: the members of a count in order, or the single id.
 	WorkloadIds []string `protobuf:"bytes,1003,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
-	// The same content and desired state were already recorded; nothing was done.
+	// Nothing was done: the workload already has this content and desired state.
 	Unchanged bool `protobuf:"varint,1004,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	// Id of the rollout (GetRollout) if members of the group are updated one after another.
-	Rollout       *Generation `protobuf:"bytes,1050,opt,name=rollout,proto3" json:"rollout,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Rollout *Generation `protobuf:"bytes,1050,opt,name=rollout,proto3" json:"rollout,omitempty"`
+	// Etag of the present revision of the workload, for if_revision. Empty for a group.
+	Etag string `protobuf:"bytes,1290,opt,name=etag,proto3" json:"etag,omitempty"`
+	// Fields that the change sets back to values of earlier revisions.
+	TakesBack []*TakenBack `protobuf:"bytes,1291,rep,name=takes_back,json=takesBack,proto3" json:"takes_back,omitempty"`
+	// The members of the group that the change deletes.
+	RemovedWorkloadIds []string `protobuf:"bytes,1390,rep,name=removed_workload_ids,json=removedWorkloadIds,proto3" json:"removed_workload_ids,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *ApplyWorkloadResponse) Reset() {
@@ -1546,22 +1587,135 @@ func (x *ApplyWorkloadResponse) GetRollout() *Generation {
 	return nil
 }
 
+func (x *ApplyWorkloadResponse) GetEtag() string {
+	if x != nil {
+		return x.Etag
+	}
+	return ""
+}
+
+func (x *ApplyWorkloadResponse) GetTakesBack() []*TakenBack {
+	if x != nil {
+		return x.TakesBack
+	}
+	return nil
+}
+
+func (x *ApplyWorkloadResponse) GetRemovedWorkloadIds() []string {
+	if x != nil {
+		return x.RemovedWorkloadIds
+	}
+	return nil
+}
+
+// A field that an apply sets back: it gets the value that it had before another revision changed it.
+type TakenBack struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Path below the specification, e.g. container.image; or desired_state.
+	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	// The present value. Secrets are redacted.
+	Before string `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	After  string `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	// Number of the revision that set the present value; 0 if it is not recorded.
+	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	// User who applied the revision that set the present value, and when.
+	By            string                 `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
+	AppliedAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=applied_at,json=appliedAt,proto3" json:"applied_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakenBack) Reset() {
+	*x = TakenBack{}
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakenBack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakenBack) ProtoMessage() {}
+
+func (x *TakenBack) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakenBack.ProtoReflect.Descriptor instead.
+func (*TakenBack) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *TakenBack) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *TakenBack) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+func (x *TakenBack) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *TakenBack) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *TakenBack) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *TakenBack) GetAppliedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AppliedAt
+	}
+	return nil
+}
+
 type DeleteWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// UUIDv7 minted by the caller; a repeat gets the first answer again instead of a second
-	// execution. Empty: the first replica mints one, and a repeat is a new request.
+	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns
+	// the first answer and changes nothing. Empty: the called replica makes an id, and a
+	// repeated call is a new request.
 	RequestId string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Removes the record without the agent's confirmation, for nodes that never come back.
-	Force         bool `protobuf:"varint,1001,opt,name=force,proto3" json:"force,omitempty"`
+	// Remove the record without the agent's confirmation, for nodes that never come back.
+	Force bool `protobuf:"varint,1001,opt,name=force,proto3" json:"force,omitempty"`
+	// Condition on the present revision, as in ApplyWorkloadRequest. Not for a group.
+	IfRevision    string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteWorkloadRequest) Reset() {
 	*x = DeleteWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1727,7 @@ func (x *DeleteWorkloadRequest) String() string {
 func (*DeleteWorkloadRequest) ProtoMessage() {}
 
 func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1740,7 @@ func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteWorkloadRequest) GetWorkloadId() string {
@@ -1610,9 +1764,16 @@ func (x *DeleteWorkloadRequest) GetForce() bool {
 	return false
 }
 
+func (x *DeleteWorkloadRequest) GetIfRevision() string {
+	if x != nil {
+		return x.IfRevision
+	}
+	return ""
+}
+
 type DeleteWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Marked for deletion, not yet gone.
+	// The workload is marked for deletion, but not yet gone.
 	Success      bool   `protobuf:"varint,1,opt,name=success,proto3" json:"success,omitempty"`
 	ErrorMessage string `protobuf:"bytes,2,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
 	// Log index at which the change is committed.
@@ -1623,7 +1784,7 @@ type DeleteWorkloadResponse struct {
 
 func (x *DeleteWorkloadResponse) Reset() {
 	*x = DeleteWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1796,7 @@ func (x *DeleteWorkloadResponse) String() string {
 func (*DeleteWorkloadResponse) ProtoMessage() {}
 
 func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1809,7 @@ func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteWorkloadResponse) GetSuccess() bool {
@@ -1675,7 +1836,7 @@ func (x *DeleteWorkloadResponse) GetIndex() uint64 {
 // Specification of a workload. At most 512 KiB encoded.
 type WorkloadSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// container, compose or vm; no aliases here.
+	// Type of the workload: container, compose or vm, without aliases.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// Resources that placement reserves.
 	Resources *ResourceRequirements `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
@@ -1685,40 +1846,60 @@ type WorkloadSpec struct {
 	//	*WorkloadSpec_Compose
 	//	*WorkloadSpec_Vm
 	Workload isWorkloadSpec_Workload `protobuf_oneof:"workload"`
-	// Becomes labels on the container, never placement constraints. The key persys.vm_spec_b64 may
-	// hold a whole VM spec (base64 of JSON in the agent API's field names) which then replaces vm.
+	// Metadata that becomes labels on the container, never placement constraints. The key
+	// persys.vm_spec_b64 may hold a whole VM spec (base64 of JSON in the agent API's field names)
+	// which then replaces vm.
 	Metadata map[string]string `protobuf:"bytes,20,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Placement spreads the workloads of a group over nodes. Empty means no group.
 	Group string `protobuf:"bytes,1000,opt,name=group,proto3" json:"group,omitempty"`
-	// n > 0 makes workloads <id>-0 to <id>-(n-1) in group <id>, in one command; 0 means one workload
-	// <id>.
-	Count int32 `protobuf:"varint,1001,opt,name=count,proto3" json:"count,omitempty"`
+	// n makes workloads <id>-0 to <id>-(n-1) in group <id>, in one command. 0 means that none runs: <id>-0
+	// is kept, stopped, and the others are deleted. If absent, there is one workload <id> without a group.
+	Count *int32 `protobuf:"varint,1001,opt,name=count,proto3,oneof" json:"count,omitempty"`
 	// All constraints must hold.
 	Constraints []*Constraint `protobuf:"bytes,1002,rep,name=constraints,proto3" json:"constraints,omitempty"`
 	// Labels that a node must have for this workload; all must match.
 	Labels map[string]string `protobuf:"bytes,1003,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Never runs on two nodes at once, even if a node is cut off. Always set for virtual machines.
+	// The workload must never run on two nodes at once, even if a node is cut off. Always set for virtual machines.
 	Exclusive bool `protobuf:"varint,1004,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
-	// keep (default) or stop; only for exclusive workloads.
+	// What happens when the lease of the node ends: keep (default) or stop; only for exclusive workloads.
 	OnLostLease string `protobuf:"bytes,1005,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
-	// Higher is placed first; default 0.
+	// Priority: workloads with a higher one are placed first; default 0.
 	Priority int32 `protobuf:"varint,1006,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Taints that the workload accepts.
 	Tolerations []*Toleration `protobuf:"bytes,1007,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
-	// If absent, a running workload counts as healthy.
+	// Health check; if absent, a running workload counts as healthy.
 	HealthCheck *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
 	// Namespace, created with PutNamespace. Empty means the present one, or "default" for a new
 	// workload. It cannot be changed later.
 	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// How the members of a count are updated to a new specification. If absent, all at once.
-	Update        *UpdateStrategy `protobuf:"bytes,1050,opt,name=update,proto3" json:"update,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Update *UpdateStrategy `protobuf:"bytes,1050,opt,name=update,proto3" json:"update,omitempty"`
+	// service (default), job, cron or system. A job runs to completion, a cron creates jobs by a schedule, a system
+	// workload has one member on every node that matches; none of these three is for virtual machines.
+	Kind string `protobuf:"bytes,1320,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Settings of a job. Only for kind job.
+	Job *JobSpec `protobuf:"bytes,1321,opt,name=job,proto3" json:"job,omitempty"`
+	// Schedule of a cron. Only for kind cron; job then has the settings of its runs.
+	Cron *CronSpec `protobuf:"bytes,1322,opt,name=cron,proto3" json:"cron,omitempty"`
+	// What happens when the workload becomes unhealthy: keep (default) or restart. Not for jobs.
+	OnUnhealthy string `protobuf:"bytes,1380,opt,name=on_unhealthy,json=onUnhealthy,proto3" json:"on_unhealthy,omitempty"`
+	// How the members of the workload's group are distributed over the nodes. All rules count.
+	Spread []*SpreadRule `protobuf:"bytes,1400,rep,name=spread,proto3" json:"spread,omitempty"`
+	// Nodes and workloads that the workload should be near to.
+	Affinity []*AffinityRule `protobuf:"bytes,1401,rep,name=affinity,proto3" json:"affinity,omitempty"`
+	// Nodes and workloads that the workload should stay away from.
+	AntiAffinity []*AffinityRule `protobuf:"bytes,1402,rep,name=anti_affinity,json=antiAffinity,proto3" json:"anti_affinity,omitempty"`
+	// By which the rules of other workloads can name this one.
+	Tags map[string]string `protobuf:"bytes,1403,rep,name=tags,proto3" json:"tags,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// spread or binpack; empty means the policy of the cluster.
+	PlacementPolicy string `protobuf:"bytes,1404,opt,name=placement_policy,json=placementPolicy,proto3" json:"placement_policy,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *WorkloadSpec) Reset() {
 	*x = WorkloadSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +1911,7 @@ func (x *WorkloadSpec) String() string {
 func (*WorkloadSpec) ProtoMessage() {}
 
 func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +1924,7 @@ func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadSpec.ProtoReflect.Descriptor instead.
 func (*WorkloadSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WorkloadSpec) GetType() string {
@@ -1809,8 +1990,8 @@ func (x *WorkloadSpec) GetGroup() string {
 }
 
 func (x *WorkloadSpec) GetCount() int32 {
-	if x != nil {
-		return x.Count
+	if x != nil && x.Count != nil {
+		return *x.Count
 	}
 	return 0
 }
@@ -1878,6 +2059,69 @@ func (x *WorkloadSpec) GetUpdate() *UpdateStrategy {
 	return nil
 }
 
+func (x *WorkloadSpec) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *WorkloadSpec) GetJob() *JobSpec {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetCron() *CronSpec {
+	if x != nil {
+		return x.Cron
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetOnUnhealthy() string {
+	if x != nil {
+		return x.OnUnhealthy
+	}
+	return ""
+}
+
+func (x *WorkloadSpec) GetSpread() []*SpreadRule {
+	if x != nil {
+		return x.Spread
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetAffinity() []*AffinityRule {
+	if x != nil {
+		return x.Affinity
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetAntiAffinity() []*AffinityRule {
+	if x != nil {
+		return x.AntiAffinity
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetTags() map[string]string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetPlacementPolicy() string {
+	if x != nil {
+		return x.PlacementPolicy
+	}
+	return ""
+}
+
 type isWorkloadSpec_Workload interface {
 	isWorkloadSpec_Workload()
 }
@@ -1900,6 +2144,734 @@ func (*WorkloadSpec_Compose) isWorkloadSpec_Workload() {}
 
 func (*WorkloadSpec_Vm) isWorkloadSpec_Workload() {}
 
+// Distributes the members of a group evenly over the values of a node label.
+type SpreadRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Key of a node label, or host.
+	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	// Largest difference between the numbers of members at two values; 0 means 1.
+	MaxSkew int32 `protobuf:"varint,2,opt,name=max_skew,json=maxSkew,proto3" json:"max_skew,omitempty"`
+	// must or prefer (default).
+	When          string `protobuf:"bytes,3,opt,name=when,proto3" json:"when,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SpreadRule) Reset() {
+	*x = SpreadRule{}
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpreadRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpreadRule) ProtoMessage() {}
+
+func (x *SpreadRule) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpreadRule.ProtoReflect.Descriptor instead.
+func (*SpreadRule) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SpreadRule) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *SpreadRule) GetMaxSkew() int32 {
+	if x != nil {
+		return x.MaxSkew
+	}
+	return 0
+}
+
+func (x *SpreadRule) GetWhen() string {
+	if x != nil {
+		return x.When
+	}
+	return ""
+}
+
+// Exactly one of node, workload, group and tag is set.
+type AffinityRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Condition on the labels of a node.
+	Node *Constraint `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Id of another workload of the same namespace.
+	Workload string `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	// Group of the same namespace, which may be the workload's own.
+	Group string `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
+	// Tag of workloads of the same namespace, key=value.
+	Tag string `protobuf:"bytes,4,opt,name=tag,proto3" json:"tag,omitempty"`
+	// Key of a node label, or host (default): nodes with the same value are the same place. Not for node.
+	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
+	// must or prefer (default).
+	When string `protobuf:"bytes,6,opt,name=when,proto3" json:"when,omitempty"`
+	// Weight of a preferred rule, 1 to 100; 0 means 50.
+	Weight        int32 `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AffinityRule) Reset() {
+	*x = AffinityRule{}
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AffinityRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AffinityRule) ProtoMessage() {}
+
+func (x *AffinityRule) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AffinityRule.ProtoReflect.Descriptor instead.
+func (*AffinityRule) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *AffinityRule) GetNode() *Constraint {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *AffinityRule) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *AffinityRule) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *AffinityRule) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *AffinityRule) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *AffinityRule) GetWhen() string {
+	if x != nil {
+		return x.When
+	}
+	return ""
+}
+
+func (x *AffinityRule) GetWeight() int32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+// Settings of a workload that runs to completion.
+type JobSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of successful completions that the job needs, 1 to 1000. Each is a workload of its own,
+	// <id>-0 to <id>-(n-1). If absent, there is one workload <id>.
+	Completions *int32 `protobuf:"varint,1,opt,name=completions,proto3,oneof" json:"completions,omitempty"`
+	// How many members of the job may run at the same time; 0 means all.
+	Parallelism int32 `protobuf:"varint,2,opt,name=parallelism,proto3" json:"parallelism,omitempty"`
+	// How often a failed run is repeated, 0 to 100; if absent, 3.
+	Retries *int32 `protobuf:"varint,3,opt,name=retries,proto3,oneof" json:"retries,omitempty"`
+	// Seconds from the first start until a run that has not finished is given up; 0 means no limit.
+	DeadlineSeconds int64 `protobuf:"varint,4,opt,name=deadline_seconds,json=deadlineSeconds,proto3" json:"deadline_seconds,omitempty"`
+	// Exit codes that mean success; empty means 0 only.
+	SuccessCodes []int32 `protobuf:"varint,5,rep,packed,name=success_codes,json=successCodes,proto3" json:"success_codes,omitempty"`
+	// Seconds from the end of the job until its record is deleted; 0 means never.
+	TtlAfterFinishedSeconds int64 `protobuf:"varint,6,opt,name=ttl_after_finished_seconds,json=ttlAfterFinishedSeconds,proto3" json:"ttl_after_finished_seconds,omitempty"`
+	// The job runs once on every node that matches, also on nodes that join later. Not with completions.
+	EveryNode bool `protobuf:"varint,1336,opt,name=every_node,json=everyNode,proto3" json:"every_node,omitempty"`
+	// If set, the job is started by StartRun, each time with other parameters. Not for kind cron.
+	Parameterized *ParameterizedSpec `protobuf:"bytes,1322,opt,name=parameterized,proto3" json:"parameterized,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobSpec) Reset() {
+	*x = JobSpec{}
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobSpec) ProtoMessage() {}
+
+func (x *JobSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
+func (*JobSpec) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *JobSpec) GetCompletions() int32 {
+	if x != nil && x.Completions != nil {
+		return *x.Completions
+	}
+	return 0
+}
+
+func (x *JobSpec) GetParallelism() int32 {
+	if x != nil {
+		return x.Parallelism
+	}
+	return 0
+}
+
+func (x *JobSpec) GetRetries() int32 {
+	if x != nil && x.Retries != nil {
+		return *x.Retries
+	}
+	return 0
+}
+
+func (x *JobSpec) GetDeadlineSeconds() int64 {
+	if x != nil {
+		return x.DeadlineSeconds
+	}
+	return 0
+}
+
+func (x *JobSpec) GetSuccessCodes() []int32 {
+	if x != nil {
+		return x.SuccessCodes
+	}
+	return nil
+}
+
+func (x *JobSpec) GetTtlAfterFinishedSeconds() int64 {
+	if x != nil {
+		return x.TtlAfterFinishedSeconds
+	}
+	return 0
+}
+
+func (x *JobSpec) GetEveryNode() bool {
+	if x != nil {
+		return x.EveryNode
+	}
+	return false
+}
+
+func (x *JobSpec) GetParameterized() *ParameterizedSpec {
+	if x != nil {
+		return x.Parameterized
+	}
+	return nil
+}
+
+// What a parameterized job takes.
+type ParameterizedSpec struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Parameters []*ParameterSpec       `protobuf:"bytes,1,rep,name=parameters,proto3" json:"parameters,omitempty"`
+	// optional (default), required or forbidden: whether a run has an input.
+	Input         string `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParameterizedSpec) Reset() {
+	*x = ParameterizedSpec{}
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParameterizedSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParameterizedSpec) ProtoMessage() {}
+
+func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParameterizedSpec.ProtoReflect.Descriptor instead.
+func (*ParameterizedSpec) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ParameterizedSpec) GetParameters() []*ParameterSpec {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *ParameterizedSpec) GetInput() string {
+	if x != nil {
+		return x.Input
+	}
+	return ""
+}
+
+type ParameterSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Letters, digits and underscores. A run gets the value in the variable PERSYS_PARAM_<NAME>, in upper case.
+	Name     string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Required bool   `protobuf:"varint,2,opt,name=required,proto3" json:"required,omitempty"`
+	// Value of runs that are started without the parameter.
+	Default       string `protobuf:"bytes,3,opt,name=default,proto3" json:"default,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParameterSpec) Reset() {
+	*x = ParameterSpec{}
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParameterSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParameterSpec) ProtoMessage() {}
+
+func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParameterSpec.ProtoReflect.Descriptor instead.
+func (*ParameterSpec) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ParameterSpec) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ParameterSpec) GetRequired() bool {
+	if x != nil {
+		return x.Required
+	}
+	return false
+}
+
+func (x *ParameterSpec) GetDefault() string {
+	if x != nil {
+		return x.Default
+	}
+	return ""
+}
+
+// Schedule of a cron.
+type CronSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly, @monthly, @yearly.
+	Schedule string `protobuf:"bytes,1,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	// Name in the time zone database; default UTC.
+	TimeZone string `protobuf:"bytes,2,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	// What happens if a run has not ended at the next time: allow (default), forbid or replace.
+	Concurrency string `protobuf:"bytes,3,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
+	// Seconds after its time within which a missed run still starts; 0 means no limit.
+	StartingDeadlineSeconds int64 `protobuf:"varint,4,opt,name=starting_deadline_seconds,json=startingDeadlineSeconds,proto3" json:"starting_deadline_seconds,omitempty"`
+	// Finished runs that are kept; if absent, 3 and 1.
+	KeepSucceeded *int32 `protobuf:"varint,5,opt,name=keep_succeeded,json=keepSucceeded,proto3,oneof" json:"keep_succeeded,omitempty"`
+	KeepFailed    *int32 `protobuf:"varint,6,opt,name=keep_failed,json=keepFailed,proto3,oneof" json:"keep_failed,omitempty"`
+	// No run starts by the schedule.
+	Suspend       bool `protobuf:"varint,7,opt,name=suspend,proto3" json:"suspend,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CronSpec) Reset() {
+	*x = CronSpec{}
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CronSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CronSpec) ProtoMessage() {}
+
+func (x *CronSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CronSpec.ProtoReflect.Descriptor instead.
+func (*CronSpec) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CronSpec) GetSchedule() string {
+	if x != nil {
+		return x.Schedule
+	}
+	return ""
+}
+
+func (x *CronSpec) GetTimeZone() string {
+	if x != nil {
+		return x.TimeZone
+	}
+	return ""
+}
+
+func (x *CronSpec) GetConcurrency() string {
+	if x != nil {
+		return x.Concurrency
+	}
+	return ""
+}
+
+func (x *CronSpec) GetStartingDeadlineSeconds() int64 {
+	if x != nil {
+		return x.StartingDeadlineSeconds
+	}
+	return 0
+}
+
+func (x *CronSpec) GetKeepSucceeded() int32 {
+	if x != nil && x.KeepSucceeded != nil {
+		return *x.KeepSucceeded
+	}
+	return 0
+}
+
+func (x *CronSpec) GetKeepFailed() int32 {
+	if x != nil && x.KeepFailed != nil {
+		return *x.KeepFailed
+	}
+	return 0
+}
+
+func (x *CronSpec) GetSuspend() bool {
+	if x != nil {
+		return x.Suspend
+	}
+	return false
+}
+
+// State of a cron or of a parameterized job.
+type TemplateView struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of a cron.
+	Cron *CronSpec `protobuf:"bytes,1,opt,name=cron,proto3" json:"cron,omitempty"`
+	// Next time of a cron; absent if it is suspended or has none.
+	NextRun *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=next_run,json=nextRun,proto3" json:"next_run,omitempty"`
+	// Time and id of the newest run.
+	LastRun   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_run,json=lastRun,proto3" json:"last_run,omitempty"`
+	LastRunId string                 `protobuf:"bytes,4,opt,name=last_run_id,json=lastRunId,proto3" json:"last_run_id,omitempty"`
+	// When a run last succeeded and last failed.
+	LastSuccess   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_success,json=lastSuccess,proto3" json:"last_success,omitempty"`
+	LastFailure   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TemplateView) Reset() {
+	*x = TemplateView{}
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TemplateView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TemplateView) ProtoMessage() {}
+
+func (x *TemplateView) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TemplateView.ProtoReflect.Descriptor instead.
+func (*TemplateView) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *TemplateView) GetCron() *CronSpec {
+	if x != nil {
+		return x.Cron
+	}
+	return nil
+}
+
+func (x *TemplateView) GetNextRun() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextRun
+	}
+	return nil
+}
+
+func (x *TemplateView) GetLastRun() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastRun
+	}
+	return nil
+}
+
+func (x *TemplateView) GetLastRunId() string {
+	if x != nil {
+		return x.LastRunId
+	}
+	return ""
+}
+
+func (x *TemplateView) GetLastSuccess() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSuccess
+	}
+	return nil
+}
+
+func (x *TemplateView) GetLastFailure() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastFailure
+	}
+	return nil
+}
+
+// How an instance ended.
+type Exit struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Code      int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Only for containers of jobs: the end of the output, at most 4096 bytes.
+	Output        string `protobuf:"bytes,4,opt,name=output,proto3" json:"output,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Exit) Reset() {
+	*x = Exit{}
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Exit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Exit) ProtoMessage() {}
+
+func (x *Exit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Exit.ProtoReflect.Descriptor instead.
+func (*Exit) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Exit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *Exit) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *Exit) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *Exit) GetOutput() string {
+	if x != nil {
+		return x.Output
+	}
+	return ""
+}
+
+// Result of a finished job.
+type JobResult struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Succeeded  bool                   `protobuf:"varint,1,opt,name=succeeded,proto3" json:"succeeded,omitempty"`
+	FinishedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=finished_at,json=finishedAt,proto3" json:"finished_at,omitempty"`
+	// How the last instance ended; absent if no end was reported.
+	Exit *Exit `protobuf:"bytes,3,opt,name=exit,proto3" json:"exit,omitempty"`
+	// Node of the last instance.
+	NodeId string `protobuf:"bytes,4,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Cause of a failure.
+	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobResult) Reset() {
+	*x = JobResult{}
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobResult) ProtoMessage() {}
+
+func (x *JobResult) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
+func (*JobResult) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *JobResult) GetSucceeded() bool {
+	if x != nil {
+		return x.Succeeded
+	}
+	return false
+}
+
+func (x *JobResult) GetFinishedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FinishedAt
+	}
+	return nil
+}
+
+func (x *JobResult) GetExit() *Exit {
+	if x != nil {
+		return x.Exit
+	}
+	return nil
+}
+
+func (x *JobResult) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *JobResult) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // Update of a group, a few members at a time.
 type UpdateStrategy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1919,7 +2891,7 @@ type UpdateStrategy struct {
 
 func (x *UpdateStrategy) Reset() {
 	*x = UpdateStrategy{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +2903,7 @@ func (x *UpdateStrategy) String() string {
 func (*UpdateStrategy) ProtoMessage() {}
 
 func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +2916,7 @@ func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStrategy.ProtoReflect.Descriptor instead.
 func (*UpdateStrategy) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UpdateStrategy) GetMaxParallel() int32 {
@@ -1981,7 +2953,7 @@ type HealthCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Path of a GET request to port; a status from 200 to 399 is healthy.
 	Http string `protobuf:"bytes,1,opt,name=http,proto3" json:"http,omitempty"`
-	// Healthy if port accepts a connection.
+	// The workload is healthy if the port accepts a connection.
 	Tcp bool `protobuf:"varint,2,opt,name=tcp,proto3" json:"tcp,omitempty"`
 	// Command that runs in the workload; exit code 0 is healthy. Not for virtual machines.
 	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
@@ -1993,7 +2965,7 @@ type HealthCheck struct {
 	IntervalSeconds int32 `protobuf:"varint,6,opt,name=interval_seconds,json=intervalSeconds,proto3" json:"interval_seconds,omitempty"`
 	// Time limit of one check in seconds, 1 to 600; 0 means 3.
 	TimeoutSeconds int32 `protobuf:"varint,7,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
-	// Consecutive failures that make it unhealthy, 1 to 100; 0 means 3.
+	// Number of consecutive failures that make the workload unhealthy, 1 to 100; 0 means 3.
 	Retries int32 `protobuf:"varint,8,opt,name=retries,proto3" json:"retries,omitempty"`
 	// Seconds after the start in which failures do not count, 0 to 3600.
 	StartPeriodSeconds int32 `protobuf:"varint,9,opt,name=start_period_seconds,json=startPeriodSeconds,proto3" json:"start_period_seconds,omitempty"`
@@ -2003,7 +2975,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2015,7 +2987,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2028,7 +3000,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -2101,7 +3073,7 @@ type ResourceRequirements struct {
 	CpuMillicores int64 `protobuf:"varint,1,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	// MiB, 0 or more.
 	MemoryMb int64 `protobuf:"varint,2,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
-	// GiB, 0 or more, taken from storage_pool.
+	// Disk space in GiB, 0 or more, taken from storage_pool.
 	DiskGb int64 `protobuf:"varint,3,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
 	// Storage pool for disk_gb; empty means the node's default pool.
 	StoragePool   string `protobuf:"bytes,1000,opt,name=storage_pool,json=storagePool,proto3" json:"storage_pool,omitempty"`
@@ -2111,7 +3083,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2123,7 +3095,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2136,7 +3108,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -2171,23 +3143,99 @@ func (x *ResourceRequirements) GetStoragePool() string {
 type ContainerSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Image string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
-	// Replaces the image's entry point and arguments.
+	// Command that replaces the entry point and the arguments of the image.
 	Command []string          `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
 	Env     map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Bind mounts.
 	Volumes []*VolumeMount `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	Ports   []*Port        `protobuf:"bytes,5,rep,name=ports,proto3" json:"ports,omitempty"`
-	// no, always, on-failure or unless-stopped. A message in the agent API.
+	// Restart policy: no, always, on-failure or unless-stopped. In the agent API it is a message.
 	RestartPolicy  string               `protobuf:"bytes,6,opt,name=restart_policy,json=restartPolicy,proto3" json:"restart_policy,omitempty"`
 	Privileged     bool                 `protobuf:"varint,7,opt,name=privileged,proto3" json:"privileged,omitempty"`
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,8,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// User that runs the container: a name, or UID[:GID]; empty means the user of the image.
+	User string `protobuf:"bytes,1220,opt,name=user,proto3" json:"user,omitempty"`
+	// Capabilities added to, and dropped from, those that the engine gives; ALL means all.
+	CapAdd  []string `protobuf:"bytes,1221,rep,name=cap_add,json=capAdd,proto3" json:"cap_add,omitempty"`
+	CapDrop []string `protobuf:"bytes,1222,rep,name=cap_drop,json=capDrop,proto3" json:"cap_drop,omitempty"`
+	// Security options of the engine: no-new-privileges=false, seccomp=unconfined. Without one of its own, a
+	// container runs with no-new-privileges and the engine's seccomp profile.
+	SecurityOpt []string `protobuf:"bytes,1223,rep,name=security_opt,json=securityOpt,proto3" json:"security_opt,omitempty"`
+	// Maximum number of processes and threads; 0 means the agents' default, -1 no limit.
+	PidsLimit int64 `protobuf:"varint,1224,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"`
+	// Time between the stop signal and the kill, at most 600; 0 means 30 s.
+	StopGracePeriodSeconds int32 `protobuf:"varint,1240,opt,name=stop_grace_period_seconds,json=stopGracePeriodSeconds,proto3" json:"stop_grace_period_seconds,omitempty"`
+	// Signal that asks the workload to stop: a name or a number; empty means the signal of the image, or SIGTERM.
+	StopSignal string `protobuf:"bytes,1241,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`
+	// What the container runs, in the words of Compose. entrypoint replaces the image's entry point; one empty
+	// word means that there is none.
+	Entrypoint []string `protobuf:"bytes,1340,rep,name=entrypoint,proto3" json:"entrypoint,omitempty"`
+	// Absolute path; empty means that of the image.
+	WorkingDir string `protobuf:"bytes,1341,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	Hostname   string `protobuf:"bytes,1342,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Domainname string `protobuf:"bytes,1343,opt,name=domainname,proto3" json:"domainname,omitempty"`
+	// The file system of the image is read-only.
+	ReadOnly bool `protobuf:"varint,1344,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Mounts in memory: PATH[:OPTIONS].
+	Tmpfs   []string           `protobuf:"bytes,1345,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
+	Ulimits map[string]*Ulimit `protobuf:"bytes,1346,rep,name=ulimits,proto3" json:"ulimits,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Sysctls map[string]string  `protobuf:"bytes,1347,rep,name=sysctls,proto3" json:"sysctls,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Size of /dev/shm in bytes; 0 means the engine's default.
+	ShmSize int64 `protobuf:"varint,1348,opt,name=shm_size,json=shmSize,proto3" json:"shm_size,omitempty"`
+	// Runs an init process that reaps zombies; absent means the engine's default.
+	Init    *bool     `protobuf:"varint,1349,opt,name=init,proto3,oneof" json:"init,omitempty"`
+	Devices []*Device `protobuf:"bytes,1350,rep,name=devices,proto3" json:"devices,omitempty"`
+	// Entries such as "c 1:3 rwm".
+	DeviceCgroupRules []string         `protobuf:"bytes,1351,rep,name=device_cgroup_rules,json=deviceCgroupRules,proto3" json:"device_cgroup_rules,omitempty"`
+	Gpus              []*DeviceRequest `protobuf:"bytes,1352,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	// Further groups of the process, by name or number.
+	GroupAdd []string `protobuf:"bytes,1353,rep,name=group_add,json=groupAdd,proto3" json:"group_add,omitempty"`
+	// NAME=ADDRESS; the address host-gateway stands for the node.
+	ExtraHosts []string `protobuf:"bytes,1354,rep,name=extra_hosts,json=extraHosts,proto3" json:"extra_hosts,omitempty"`
+	Dns        []string `protobuf:"bytes,1355,rep,name=dns,proto3" json:"dns,omitempty"`
+	DnsSearch  []string `protobuf:"bytes,1356,rep,name=dns_search,json=dnsSearch,proto3" json:"dns_search,omitempty"`
+	DnsOpt     []string `protobuf:"bytes,1357,rep,name=dns_opt,json=dnsOpt,proto3" json:"dns_opt,omitempty"`
+	// bridge, host or none; empty means bridge.
+	NetworkMode string `protobuf:"bytes,1358,opt,name=network_mode,json=networkMode,proto3" json:"network_mode,omitempty"`
+	// host, or empty.
+	Pid string `protobuf:"bytes,1359,opt,name=pid,proto3" json:"pid,omitempty"`
+	// none, private, shareable or host.
+	Ipc string `protobuf:"bytes,1360,opt,name=ipc,proto3" json:"ipc,omitempty"`
+	// Absent means the engine's logs with rotation.
+	Logging *Logging          `protobuf:"bytes,1361,opt,name=logging,proto3" json:"logging,omitempty"`
+	Labels  map[string]string `protobuf:"bytes,1362,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// For the OCI runtime; needs Docker 24 (API 1.43).
+	Annotations map[string]string `protobuf:"bytes,1363,rep,name=annotations,proto3" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// -1000 to 1000.
+	OomScoreAdj int32 `protobuf:"varint,1364,opt,name=oom_score_adj,json=oomScoreAdj,proto3" json:"oom_score_adj,omitempty"`
+	// Check that the engine runs in the container, instead of that of the image.
+	Healthcheck *EngineHealthCheck `protobuf:"bytes,1365,opt,name=healthcheck,proto3" json:"healthcheck,omitempty"`
+	Tty         bool               `protobuf:"varint,1366,opt,name=tty,proto3" json:"tty,omitempty"`
+	StdinOpen   bool               `protobuf:"varint,1367,opt,name=stdin_open,json=stdinOpen,proto3" json:"stdin_open,omitempty"`
+	// host, or empty.
+	Uts string `protobuf:"bytes,1368,opt,name=uts,proto3" json:"uts,omitempty"`
+	// host, or empty.
+	UsernsMode string `protobuf:"bytes,1369,opt,name=userns_mode,json=usernsMode,proto3" json:"userns_mode,omitempty"`
+	// host or private; empty means the engine's default.
+	Cgroup       string `protobuf:"bytes,1370,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
+	CgroupParent string `protobuf:"bytes,1371,opt,name=cgroup_parent,json=cgroupParent,proto3" json:"cgroup_parent,omitempty"`
+	// OCI runtime of the engine.
+	Runtime string `protobuf:"bytes,1372,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	// Processors that the container may use, such as 0-3,7.
+	Cpuset string `protobuf:"bytes,1373,opt,name=cpuset,proto3" json:"cpuset,omitempty"`
+	// Bytes.
+	MemReservation int64 `protobuf:"varint,1374,opt,name=mem_reservation,json=memReservation,proto3" json:"mem_reservation,omitempty"`
+	// Memory and swap together in bytes; 0 means no swap, -1 no limit.
+	MemswapLimit int64 `protobuf:"varint,1375,opt,name=memswap_limit,json=memswapLimit,proto3" json:"memswap_limit,omitempty"`
+	// Ports and ranges that are not published: 8080, 53/udp.
+	Expose        []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +3247,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +3260,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -2271,6 +3319,649 @@ func (x *ContainerSpec) GetManagedVolumes() []*ManagedVolumeSpec {
 	return nil
 }
 
+func (x *ContainerSpec) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetCapAdd() []string {
+	if x != nil {
+		return x.CapAdd
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetCapDrop() []string {
+	if x != nil {
+		return x.CapDrop
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetSecurityOpt() []string {
+	if x != nil {
+		return x.SecurityOpt
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetPidsLimit() int64 {
+	if x != nil {
+		return x.PidsLimit
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetStopGracePeriodSeconds() int32 {
+	if x != nil {
+		return x.StopGracePeriodSeconds
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetStopSignal() string {
+	if x != nil {
+		return x.StopSignal
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetEntrypoint() []string {
+	if x != nil {
+		return x.Entrypoint
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetWorkingDir() string {
+	if x != nil {
+		return x.WorkingDir
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetDomainname() string {
+	if x != nil {
+		return x.Domainname
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetTmpfs() []string {
+	if x != nil {
+		return x.Tmpfs
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetUlimits() map[string]*Ulimit {
+	if x != nil {
+		return x.Ulimits
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetSysctls() map[string]string {
+	if x != nil {
+		return x.Sysctls
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetShmSize() int64 {
+	if x != nil {
+		return x.ShmSize
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetInit() bool {
+	if x != nil && x.Init != nil {
+		return *x.Init
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetDeviceCgroupRules() []string {
+	if x != nil {
+		return x.DeviceCgroupRules
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetGpus() []*DeviceRequest {
+	if x != nil {
+		return x.Gpus
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetGroupAdd() []string {
+	if x != nil {
+		return x.GroupAdd
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetExtraHosts() []string {
+	if x != nil {
+		return x.ExtraHosts
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetDns() []string {
+	if x != nil {
+		return x.Dns
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetDnsSearch() []string {
+	if x != nil {
+		return x.DnsSearch
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetDnsOpt() []string {
+	if x != nil {
+		return x.DnsOpt
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetNetworkMode() string {
+	if x != nil {
+		return x.NetworkMode
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetPid() string {
+	if x != nil {
+		return x.Pid
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetIpc() string {
+	if x != nil {
+		return x.Ipc
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetLogging() *Logging {
+	if x != nil {
+		return x.Logging
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetAnnotations() map[string]string {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetOomScoreAdj() int32 {
+	if x != nil {
+		return x.OomScoreAdj
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetHealthcheck() *EngineHealthCheck {
+	if x != nil {
+		return x.Healthcheck
+	}
+	return nil
+}
+
+func (x *ContainerSpec) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetStdinOpen() bool {
+	if x != nil {
+		return x.StdinOpen
+	}
+	return false
+}
+
+func (x *ContainerSpec) GetUts() string {
+	if x != nil {
+		return x.Uts
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetUsernsMode() string {
+	if x != nil {
+		return x.UsernsMode
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetCgroup() string {
+	if x != nil {
+		return x.Cgroup
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetCgroupParent() string {
+	if x != nil {
+		return x.CgroupParent
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetCpuset() string {
+	if x != nil {
+		return x.Cpuset
+	}
+	return ""
+}
+
+func (x *ContainerSpec) GetMemReservation() int64 {
+	if x != nil {
+		return x.MemReservation
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetMemswapLimit() int64 {
+	if x != nil {
+		return x.MemswapLimit
+	}
+	return 0
+}
+
+func (x *ContainerSpec) GetExpose() []string {
+	if x != nil {
+		return x.Expose
+	}
+	return nil
+}
+
+// A limit of Linux on the processes of a container; -1 means no limit.
+type Ulimit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Soft          int64                  `protobuf:"varint,1,opt,name=soft,proto3" json:"soft,omitempty"`
+	Hard          int64                  `protobuf:"varint,2,opt,name=hard,proto3" json:"hard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ulimit) Reset() {
+	*x = Ulimit{}
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ulimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ulimit) ProtoMessage() {}
+
+func (x *Ulimit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
+func (*Ulimit) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Ulimit) GetSoft() int64 {
+	if x != nil {
+		return x.Soft
+	}
+	return 0
+}
+
+func (x *Ulimit) GetHard() int64 {
+	if x != nil {
+		return x.Hard
+	}
+	return 0
+}
+
+// A device of the node in a container.
+type Device struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute path on the node, or the CDI name of a device.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// Path in the container; empty means source.
+	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	// Of r, w and m; empty means rwm.
+	Permissions   string `protobuf:"bytes,3,opt,name=permissions,proto3" json:"permissions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Device) Reset() {
+	*x = Device{}
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Device) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Device) ProtoMessage() {}
+
+func (x *Device) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Device.ProtoReflect.Descriptor instead.
+func (*Device) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Device) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Device) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Device) GetPermissions() string {
+	if x != nil {
+		return x.Permissions
+	}
+	return ""
+}
+
+// Devices that a driver of the engine gives to a container.
+type DeviceRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Driver string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	// -1 means all.
+	Count         int64             `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	DeviceIds     []string          `protobuf:"bytes,3,rep,name=device_ids,json=deviceIds,proto3" json:"device_ids,omitempty"`
+	Capabilities  []string          `protobuf:"bytes,4,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	Options       map[string]string `protobuf:"bytes,5,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceRequest) Reset() {
+	*x = DeviceRequest{}
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceRequest) ProtoMessage() {}
+
+func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
+func (*DeviceRequest) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DeviceRequest) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *DeviceRequest) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *DeviceRequest) GetDeviceIds() []string {
+	if x != nil {
+		return x.DeviceIds
+	}
+	return nil
+}
+
+func (x *DeviceRequest) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *DeviceRequest) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// Log driver of a container.
+type Logging struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Driver        string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	Options       map[string]string      `protobuf:"bytes,2,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Logging) Reset() {
+	*x = Logging{}
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Logging) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Logging) ProtoMessage() {}
+
+func (x *Logging) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Logging.ProtoReflect.Descriptor instead.
+func (*Logging) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Logging) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Logging) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// A health check that the engine runs, as in Compose. Zero values mean the engine's defaults.
+type EngineHealthCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CMD, CMD-SHELL or NONE, and words.
+	Test        []string             `protobuf:"bytes,1,rep,name=test,proto3" json:"test,omitempty"`
+	Interval    *durationpb.Duration `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"`
+	Timeout     *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	StartPeriod *durationpb.Duration `protobuf:"bytes,4,opt,name=start_period,json=startPeriod,proto3" json:"start_period,omitempty"`
+	// Needs Docker 25 (API 1.44).
+	StartInterval *durationpb.Duration `protobuf:"bytes,5,opt,name=start_interval,json=startInterval,proto3" json:"start_interval,omitempty"`
+	Retries       int32                `protobuf:"varint,6,opt,name=retries,proto3" json:"retries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EngineHealthCheck) Reset() {
+	*x = EngineHealthCheck{}
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineHealthCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineHealthCheck) ProtoMessage() {}
+
+func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
+func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *EngineHealthCheck) GetTest() []string {
+	if x != nil {
+		return x.Test
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetInterval() *durationpb.Duration {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetStartPeriod() *durationpb.Duration {
+	if x != nil {
+		return x.StartPeriod
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetStartInterval() *durationpb.Duration {
+	if x != nil {
+		return x.StartInterval
+	}
+	return nil
+}
+
+func (x *EngineHealthCheck) GetRetries() int32 {
+	if x != nil {
+		return x.Retries
+	}
+	return 0
+}
+
 // A bind mount.
 type VolumeMount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2284,7 +3975,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +3987,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +4000,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -2336,7 +4027,7 @@ func (x *VolumeMount) GetReadOnly() bool {
 // A published port.
 type Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0 to 65535; 0 lets the engine choose.
+	// Port of the host, 0 to 65535; 0 lets the engine choose.
 	HostPort int32 `protobuf:"varint,1,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"`
 	// 1 to 65535.
 	ContainerPort int32 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
@@ -2344,14 +4035,16 @@ type Port struct {
 	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// Service name (RFC 6335), under which DNS also has the port (_<name>). For containers; ports of
 	// inline Compose files use their own name key.
-	Name          string `protobuf:"bytes,1000,opt,name=name,proto3" json:"name,omitempty"`
+	Name string `protobuf:"bytes,1000,opt,name=name,proto3" json:"name,omitempty"`
+	// Address of the host at which the port is published; empty means all.
+	Address       string `protobuf:"bytes,1245,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +4056,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +4069,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -2407,29 +4100,43 @@ func (x *Port) GetName() string {
 	return ""
 }
 
+func (x *Port) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 // A Compose project, inline or from Git.
 type ComposeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// git (any case) uses git_repo and git_ref; anything else means inline.
+	// Source of the Compose file: git (in any case) uses git_repo and git_ref; anything else means inline.
 	SourceType string `protobuf:"bytes,1,opt,name=source_type,json=sourceType,proto3" json:"source_type,omitempty"`
 	GitRepo    string `protobuf:"bytes,2,opt,name=git_repo,json=gitRepo,proto3" json:"git_repo,omitempty"`
 	GitRef     string `protobuf:"bytes,3,opt,name=git_ref,json=gitRef,proto3" json:"git_ref,omitempty"`
 	// Plain YAML or base64 of it.
 	InlineYaml string `protobuf:"bytes,4,opt,name=inline_yaml,json=inlineYaml,proto3" json:"inline_yaml,omitempty"`
-	// Becomes the project's .env file.
+	// Variables that become the project's .env file.
 	Env map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Name of an entry in the credentials file of the agents; empty means the one for the
-	// repository's host, if any.
+	// Name of an entry in the agents' credentials file; empty means the entry for the
+	// repository's host, if there is one.
 	GitCredentials string `protobuf:"bytes,1000,opt,name=git_credentials,json=gitCredentials,proto3" json:"git_credentials,omitempty"`
-	// Volumes that are external in the file; mount_path is not used.
+	// Managed volumes, which the Compose file declares as external; mount_path is not used.
 	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,1001,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The files of the apply (ApplyWorkloadRequest.files), without their contents. Schedulers set these
+	// fields; a request must leave files and bundle empty.
+	Files []*StackFile `protobuf:"bytes,1240,rep,name=files,proto3" json:"files,omitempty"`
+	// Digest of all files.
+	Bundle string `protobuf:"bytes,1241,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// Name of the Compose file among the files; empty means compose.yaml.
+	MainFile      string `protobuf:"bytes,1242,opt,name=main_file,json=mainFile,proto3" json:"main_file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +4148,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +4161,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -2506,6 +4213,99 @@ func (x *ComposeSpec) GetManagedVolumes() []*ManagedVolumeSpec {
 	return nil
 }
 
+func (x *ComposeSpec) GetFiles() []*StackFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *ComposeSpec) GetBundle() string {
+	if x != nil {
+		return x.Bundle
+	}
+	return ""
+}
+
+func (x *ComposeSpec) GetMainFile() string {
+	if x != nil {
+		return x.MainFile
+	}
+	return ""
+}
+
+// A file that lies beside a Compose file.
+type StackFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Path relative to the folder of the Compose file, with slashes.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Bytes.
+	Size       int64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Executable bool  `protobuf:"varint,3,opt,name=executable,proto3" json:"executable,omitempty"`
+	// Keyed digest of the file, from which nobody can guess the content.
+	Digest        string `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StackFile) Reset() {
+	*x = StackFile{}
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StackFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StackFile) ProtoMessage() {}
+
+func (x *StackFile) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
+func (*StackFile) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *StackFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *StackFile) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *StackFile) GetExecutable() bool {
+	if x != nil {
+		return x.Executable
+	}
+	return false
+}
+
+func (x *StackFile) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
 // A virtual machine.
 type VMSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2526,7 +4326,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +4338,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +4351,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -2614,7 +4414,7 @@ func (x *VMSpec) GetLogin() *VMLogin {
 type VMLogin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	User  string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	// Plain text, sealed like every secret; empty allows login with keys only.
+	// Password in plain text, sealed like every secret; empty allows login with keys only.
 	Password          string   `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
 	SshAuthorizedKeys []string `protobuf:"bytes,3,rep,name=ssh_authorized_keys,json=sshAuthorizedKeys,proto3" json:"ssh_authorized_keys,omitempty"`
 	unknownFields     protoimpl.UnknownFields
@@ -2623,7 +4423,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2635,7 +4435,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2648,7 +4448,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -2685,7 +4485,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +4497,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +4510,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -2737,16 +4537,18 @@ func (x *DiskConfig) GetMountPoint() string {
 type NetworkConfig struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the libvirt network.
-	Bridge        string `protobuf:"bytes,1,opt,name=bridge,proto3" json:"bridge,omitempty"`
-	Dhcp          bool   `protobuf:"varint,2,opt,name=dhcp,proto3" json:"dhcp,omitempty"`
-	StaticIp      string `protobuf:"bytes,3,opt,name=static_ip,json=staticIp,proto3" json:"static_ip,omitempty"`
+	Bridge   string `protobuf:"bytes,1,opt,name=bridge,proto3" json:"bridge,omitempty"`
+	Dhcp     bool   `protobuf:"varint,2,opt,name=dhcp,proto3" json:"dhcp,omitempty"`
+	StaticIp string `protobuf:"bytes,3,opt,name=static_ip,json=staticIp,proto3" json:"static_ip,omitempty"`
+	// Ethernet address of the guest. Empty means that the agent derives it from the workload's id.
+	MacAddress    string `protobuf:"bytes,1000,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +4560,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +4573,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -2795,7 +4597,14 @@ func (x *NetworkConfig) GetStaticIp() string {
 	return ""
 }
 
-// The four NoCloud documents; empty ones are left out.
+func (x *NetworkConfig) GetMacAddress() string {
+	if x != nil {
+		return x.MacAddress
+	}
+	return ""
+}
+
+// CloudInitConfig holds the four NoCloud documents of cloud-init; empty documents are left out.
 type CloudInitConfig struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	UserData string                 `protobuf:"bytes,1,opt,name=user_data,json=userData,proto3" json:"user_data,omitempty"`
@@ -2810,7 +4619,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2822,7 +4631,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2835,7 +4644,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -2871,7 +4680,7 @@ type ManagedVolumeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// local, nfs or ceph-rbd; empty means local.
+	// Storage driver: local, nfs or ceph-rbd; empty means local.
 	Driver string `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
 	// GiB.
 	SizeGb     int64  `protobuf:"varint,3,opt,name=size_gb,json=sizeGb,proto3" json:"size_gb,omitempty"`
@@ -2888,7 +4697,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +4709,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +4722,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -2976,7 +4785,7 @@ func (x *ManagedVolumeSpec) GetRetainPolicy() string {
 type WorkloadUsageSnapshot struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// container, compose or vm; an enum in the agent API.
+	// Type of the workload as a word: container, compose or vm.
 	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
 	// 100 = one core.
 	CpuPercent     float64 `protobuf:"fixed64,3,opt,name=cpu_percent,json=cpuPercent,proto3" json:"cpu_percent,omitempty"`
@@ -2990,11 +4799,11 @@ type WorkloadUsageSnapshot struct {
 	Source      string                 `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
 	// Bytes; 0 without a limit.
 	MemoryLimitBytes int64 `protobuf:"varint,1000,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
-	// Bytes that the workload uses beyond its image and volumes; 0 if not measured.
+	// Disk space in bytes that the workload uses besides its image and volumes; 0 if not measured.
 	DiskBytes int64 `protobuf:"varint,1001,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
-	// Limit of disk_bytes in bytes; 0 for none.
+	// Limit for disk_bytes, in bytes; 0 means none.
 	DiskLimitBytes int64 `protobuf:"varint,1002,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
-	// The engine enforces the limit. Otherwise the agent measures, and stops a workload above it.
+	// The engine enforces the disk limit. Otherwise the agent measures the use, and stops a workload above the limit.
 	DiskCapped    bool `protobuf:"varint,1003,opt,name=disk_capped,json=diskCapped,proto3" json:"disk_capped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3002,7 +4811,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3014,7 +4823,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3027,7 +4836,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -3131,7 +4940,7 @@ func (x *WorkloadUsageSnapshot) GetDiskCapped() bool {
 // Reason of a workload's state, for programs (code) and for users (message).
 type ReasonDetail struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A stable word such as ImagePull, BackoffWait or AwaitFailover.
+	// Stable reason code, such as ImagePull, BackoffWait or AwaitFailover.
 	Code           string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	Message        string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	LastTransition *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_transition,json=lastTransition,proto3" json:"last_transition,omitempty"`
@@ -3143,7 +4952,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3155,7 +4964,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3168,7 +4977,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -3210,14 +5019,14 @@ func (x *ReasonDetail) GetRetryable() bool {
 type WorkloadStatus struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// Pending, Running, Stopped, Failed or Unknown.
+	// State of the workload: Pending, Running, Stopped, Failed or Unknown.
 	State          string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	FailureReason  FailureReason          `protobuf:"varint,3,opt,name=failure_reason,json=failureReason,proto3,enum=persys.control.v1.FailureReason" json:"failure_reason,omitempty"`
 	Message        string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	LastTransition *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_transition,json=lastTransition,proto3" json:"last_transition,omitempty"`
 	Reason         *ReasonDetail          `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	Usage          *WorkloadUsageSnapshot `protobuf:"bytes,7,opt,name=usage,proto3" json:"usage,omitempty"`
-	// Generation that the agent holds.
+	// Generation of the newest order that the agent has.
 	Generation *Generation `protobuf:"bytes,1000,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Revision that the agent runs.
 	RevisionId string `protobuf:"bytes,1001,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
@@ -3228,23 +5037,25 @@ type WorkloadStatus struct {
 	Addresses []string `protobuf:"bytes,1004,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// Time of the observation by the agent's clock.
 	ObservedAt *timestamppb.Timestamp `protobuf:"bytes,1005,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
-	// Content of the running workload.
+	// Content hash of the specification that the agent runs.
 	Content string `protobuf:"bytes,1006,opt,name=content,proto3" json:"content,omitempty"`
 	// A tombstone: the agent does not have this workload and refuses older generations of it.
 	Absent bool `protobuf:"varint,1007,opt,name=absent,proto3" json:"absent,omitempty"`
-	// Ports that the host forwards to the workload. host_port is the bound port, also if the
-	// specification says 0.
+	// Ports that the host forwards to the workload. host_port is the port in use, even if
+	// the specification says 0.
 	Ports []*Port `protobuf:"bytes,1008,rep,name=ports,proto3" json:"ports,omitempty"`
 	// healthy, unhealthy or starting for a running workload; empty without a health check. Unhealthy
 	// workloads are not in DNS.
-	Health        string `protobuf:"bytes,1009,opt,name=health,proto3" json:"health,omitempty"`
+	Health string `protobuf:"bytes,1009,opt,name=health,proto3" json:"health,omitempty"`
+	// How the last instance ended; absent if no instance has ended.
+	Exit          *Exit `protobuf:"bytes,1320,opt,name=exit,proto3" json:"exit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3256,7 +5067,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +5080,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -3391,20 +5202,33 @@ func (x *WorkloadStatus) GetHealth() string {
 	return ""
 }
 
+func (x *WorkloadStatus) GetExit() *Exit {
+	if x != nil {
+		return x.Exit
+	}
+	return nil
+}
+
 type RetryWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
-	// UUIDv7 minted by the caller; a repeat gets the first answer again instead of a second
-	// execution. Empty: the first replica mints one, and a repeat is a new request.
-	RequestId     string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Request id, a UUIDv7 that the caller makes. A repeated call with the same id returns
+	// the first answer and changes nothing. Empty: the called replica makes an id, and a
+	// repeated call is a new request.
+	RequestId string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Restart the instance even if it is healthy. If not set, the call does nothing for a workload
+	// that is in its desired state, or getting there without a failure.
+	Restart bool `protobuf:"varint,1001,opt,name=restart,proto3" json:"restart,omitempty"`
+	// Condition on the present revision, as in ApplyWorkloadRequest. Not for a group.
+	IfRevision    string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3416,7 +5240,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3429,7 +5253,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -3446,20 +5270,36 @@ func (x *RetryWorkloadRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *RetryWorkloadRequest) GetRestart() bool {
+	if x != nil {
+		return x.Restart
+	}
+	return false
+}
+
+func (x *RetryWorkloadRequest) GetIfRevision() string {
+	if x != nil {
+		return x.IfRevision
+	}
+	return ""
+}
+
 type RetryWorkloadResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Accepted bool                   `protobuf:"varint,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// Reason of a refusal.
+	// Reason of a refusal, or why nothing was done.
 	Reason string `protobuf:"bytes,1000,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Log index at which the change is committed.
-	Index         uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
+	Index uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
+	// Nothing was done, because the workload needs no retry.
+	Unchanged     bool `protobuf:"varint,1002,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3471,7 +5311,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,7 +5324,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -3508,17 +5348,24 @@ func (x *RetryWorkloadResponse) GetIndex() uint64 {
 	return 0
 }
 
+func (x *RetryWorkloadResponse) GetUnchanged() bool {
+	if x != nil {
+		return x.Unchanged
+	}
+	return false
+}
+
 type ListNodesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Ready, NotReady or Draining in any case; empty means all.
+	// Only nodes with this status: Ready, NotReady or Draining, in any case; empty means all.
 	Status string `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
 	// How fresh the answer must be.
 	Level ReadLevel `protobuf:"varint,1000,opt,name=level,proto3,enum=persys.control.v1.ReadLevel" json:"level,omitempty"`
-	// For SESSION: wait until this log index is applied, as told by an earlier answer.
+	// For SESSION reads: wait until this log index, from an earlier answer, is applied.
 	MinIndex uint64 `protobuf:"varint,1001,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
-	// At most this many; 0 means all.
+	// Maximum number of entries in the answer; 0 means all.
 	PageSize int32 `protobuf:"varint,1002,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before.
+	// The next_page_token from the previous page.
 	PageToken     string `protobuf:"bytes,1003,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3526,7 +5373,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +5385,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +5398,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -3594,7 +5441,7 @@ type GetNodeRequest struct {
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// How fresh the answer must be.
 	Level ReadLevel `protobuf:"varint,1000,opt,name=level,proto3,enum=persys.control.v1.ReadLevel" json:"level,omitempty"`
-	// For SESSION: wait until this log index is applied, as told by an earlier answer.
+	// For SESSION reads: wait until this log index, from an earlier answer, is applied.
 	MinIndex      uint64 `protobuf:"varint,1001,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3602,7 +5449,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3614,7 +5461,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3627,7 +5474,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -3658,9 +5505,9 @@ type ListNodesResponse struct {
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,1001,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Served without a leader's confirmation.
+	// The answer was served without a confirmation by the leader.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
-	// Milliseconds since this replica last heard from a leader; meaningful when stale.
+	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3668,7 +5515,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +5527,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +5540,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -3736,9 +5583,9 @@ type GetNodeResponse struct {
 	Node  *NodeView              `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// Log index that the answer reflects.
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
-	// Served without a leader's confirmation.
+	// The answer was served without a confirmation by the leader.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
-	// Milliseconds since this replica last heard from a leader; meaningful when stale.
+	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3746,7 +5593,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3758,7 +5605,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3771,7 +5618,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -3809,14 +5656,14 @@ type NodeView struct {
 	// Ready, NotReady or Draining.
 	Status       string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	StatusReason string `protobuf:"bytes,3,opt,name=status_reason,json=statusReason,proto3" json:"status_reason,omitempty"`
-	// register, heartbeat, monitor or reconciler.
+	// Cause of the last change of the status: register, heartbeat, monitor or reconciler.
 	StatusUpdatedBy string                 `protobuf:"bytes,4,opt,name=status_updated_by,json=statusUpdatedBy,proto3" json:"status_updated_by,omitempty"`
 	StatusUpdatedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=status_updated_at,json=statusUpdatedAt,proto3" json:"status_updated_at,omitempty"`
 	LastHeartbeat   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heartbeat,json=lastHeartbeat,proto3" json:"last_heartbeat,omitempty"`
 	GrpcEndpoint    string                 `protobuf:"bytes,7,opt,name=grpc_endpoint,json=grpcEndpoint,proto3" json:"grpc_endpoint,omitempty"`
 	// Cores, not millicores.
 	TotalCpuCores float64 `protobuf:"fixed64,8,opt,name=total_cpu_cores,json=totalCpuCores,proto3" json:"total_cpu_cores,omitempty"`
-	// Cores, not millicores: total less allocations.
+	// Available CPU in cores (not millicores): the total less the allocations.
 	AvailableCpuCores float64 `protobuf:"fixed64,9,opt,name=available_cpu_cores,json=availableCpuCores,proto3" json:"available_cpu_cores,omitempty"`
 	// MiB.
 	TotalMemoryMb int64 `protobuf:"varint,10,opt,name=total_memory_mb,json=totalMemoryMb,proto3" json:"total_memory_mb,omitempty"`
@@ -3824,13 +5671,13 @@ type NodeView struct {
 	AvailableMemoryMb      int64             `protobuf:"varint,11,opt,name=available_memory_mb,json=availableMemoryMb,proto3" json:"available_memory_mb,omitempty"`
 	SupportedWorkloadTypes []string          `protobuf:"bytes,12,rep,name=supported_workload_types,json=supportedWorkloadTypes,proto3" json:"supported_workload_types,omitempty"`
 	Labels                 map[string]string `protobuf:"bytes,13,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Takes no new workloads; independent of status.
+	// The node takes no new workloads, whatever its status.
 	Cordoned bool `protobuf:"varint,1000,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
 	// Millicores allocated to workloads on this node.
 	ReservedCpuMillicores int64 `protobuf:"varint,1001,opt,name=reserved_cpu_millicores,json=reservedCpuMillicores,proto3" json:"reserved_cpu_millicores,omitempty"`
 	// MiB allocated to workloads on this node.
 	ReservedMemoryMb int64 `protobuf:"varint,1002,opt,name=reserved_memory_mb,json=reservedMemoryMb,proto3" json:"reserved_memory_mb,omitempty"`
-	// Known to the leader only; absent elsewhere.
+	// Only the leader knows this value; absent in answers of other replicas.
 	LeaseExpiresAt *timestamppb.Timestamp `protobuf:"bytes,1003,opt,name=lease_expires_at,json=leaseExpiresAt,proto3" json:"lease_expires_at,omitempty"`
 	Taints         []*Taint               `protobuf:"bytes,1004,rep,name=taints,proto3" json:"taints,omitempty"`
 	StoragePools   []*StoragePoolView     `protobuf:"bytes,1005,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
@@ -3838,19 +5685,24 @@ type NodeView struct {
 	Workloads    int32  `protobuf:"varint,1006,opt,name=workloads,proto3" json:"workloads,omitempty"`
 	AgentVersion string `protobuf:"bytes,1007,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	EngineId     string `protobuf:"bytes,1008,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
-	// Usage of the node, by workloads and others. Only the leader has it; absent elsewhere.
+	// Measured usage of the node. Only the leader has it; absent in answers of other replicas.
 	Usage *NodeUsage `protobuf:"bytes,1020,opt,name=usage,proto3" json:"usage,omitempty"`
 	// A fencer on the machine stops workloads with on_lost_lease: stop at the end of the lease.
 	SelfFencing bool `protobuf:"varint,1021,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
-	// Upper bound, in seconds after the end of the lease, until the fencer has stopped them.
+	// Number of seconds after the end of the lease within which the fencer has stopped these workloads.
 	FenceBoundSeconds uint32 `protobuf:"varint,1022,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Labels and taints that people set or removed. The resulting values are in labels and taints.
+	SetLabels     []string `protobuf:"bytes,1290,rep,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty"`
+	SetTaints     []string `protobuf:"bytes,1291,rep,name=set_taints,json=setTaints,proto3" json:"set_taints,omitempty"`
+	RemovedLabels []string `protobuf:"bytes,1292,rep,name=removed_labels,json=removedLabels,proto3" json:"removed_labels,omitempty"`
+	RemovedTaints []string `protobuf:"bytes,1293,rep,name=removed_taints,json=removedTaints,proto3" json:"removed_taints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3862,7 +5714,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3875,7 +5727,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -4053,33 +5905,63 @@ func (x *NodeView) GetFenceBoundSeconds() uint32 {
 	return 0
 }
 
+func (x *NodeView) GetSetLabels() []string {
+	if x != nil {
+		return x.SetLabels
+	}
+	return nil
+}
+
+func (x *NodeView) GetSetTaints() []string {
+	if x != nil {
+		return x.SetTaints
+	}
+	return nil
+}
+
+func (x *NodeView) GetRemovedLabels() []string {
+	if x != nil {
+		return x.RemovedLabels
+	}
+	return nil
+}
+
+func (x *NodeView) GetRemovedTaints() []string {
+	if x != nil {
+		return x.RemovedTaints
+	}
+	return nil
+}
+
 type ListWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only workloads of this node; empty means all.
 	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Exact status in any case; empty means all.
+	// Only workloads with exactly this status, in any case; empty means all.
 	Status string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	// How fresh the answer must be.
 	Level ReadLevel `protobuf:"varint,1000,opt,name=level,proto3,enum=persys.control.v1.ReadLevel" json:"level,omitempty"`
-	// For SESSION: wait until this log index is applied, as told by an earlier answer.
+	// For SESSION reads: wait until this log index, from an earlier answer, is applied.
 	MinIndex uint64 `protobuf:"varint,1001,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
-	// At most this many; 0 means all.
+	// Maximum number of entries in the answer; 0 means all.
 	PageSize int32 `protobuf:"varint,1002,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before.
+	// The next_page_token from the previous page.
 	PageToken string `protobuf:"bytes,1003,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// Only members of this group; empty means all.
 	Group string `protobuf:"bytes,1004,opt,name=group,proto3" json:"group,omitempty"`
-	// Only those whose id, group, image or source contains this text, in any case.
+	// Only workloads whose id, group, image or source contains this text, in any case.
 	Search string `protobuf:"bytes,1005,opt,name=search,proto3" json:"search,omitempty"`
-	// Only those of this namespace; empty means all that the caller may see.
-	Namespace     string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Only workloads of this namespace; empty means all that the caller may see.
+	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Only those of this kind, in any case; empty means all.
+	Kind          string `protobuf:"bytes,1335,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +5973,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +5986,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -4170,12 +6052,19 @@ func (x *ListWorkloadsRequest) GetNamespace() string {
 	return ""
 }
 
+func (x *ListWorkloadsRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
 type GetWorkloadRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
 	// How fresh the answer must be.
 	Level ReadLevel `protobuf:"varint,1000,opt,name=level,proto3,enum=persys.control.v1.ReadLevel" json:"level,omitempty"`
-	// For SESSION: wait until this log index is applied, as told by an earlier answer.
+	// For SESSION reads: wait until this log index, from an earlier answer, is applied.
 	MinIndex      uint64 `protobuf:"varint,1001,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4183,7 +6072,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4195,7 +6084,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4208,7 +6097,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -4239,9 +6128,9 @@ type ListWorkloadsResponse struct {
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,1001,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// Served without a leader's confirmation.
+	// The answer was served without a confirmation by the leader.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
-	// Milliseconds since this replica last heard from a leader; meaningful when stale.
+	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4249,7 +6138,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4261,7 +6150,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4274,7 +6163,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -4317,9 +6206,9 @@ type GetWorkloadResponse struct {
 	Workload *WorkloadView          `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
 	// Log index that the answer reflects.
 	Index uint64 `protobuf:"varint,1000,opt,name=index,proto3" json:"index,omitempty"`
-	// Served without a leader's confirmation.
+	// The answer was served without a confirmation by the leader.
 	Stale bool `protobuf:"varint,1002,opt,name=stale,proto3" json:"stale,omitempty"`
-	// Milliseconds since this replica last heard from a leader; meaningful when stale.
+	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs         int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4327,7 +6216,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4339,7 +6228,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4352,7 +6241,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -4390,11 +6279,11 @@ type WorkloadView struct {
 	Type       string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
 	// Running, Stopped or Deleted.
 	DesiredState string `protobuf:"bytes,3,opt,name=desired_state,json=desiredState,proto3" json:"desired_state,omitempty"`
-	// Pending, Scheduled, Updating, Running, Stopped, Failed, Unknown, RetryPending, Deleting or
-	// Deleted. Addresses are in a field of their own.
+	// Status: Pending, Scheduled, Updating, Running, Stopped, Failed, Unknown, RetryPending,
+	// Deleting or Deleted. Addresses are in another field.
 	Status         string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
 	AssignedNodeId string `protobuf:"bytes,5,opt,name=assigned_node_id,json=assignedNodeId,proto3" json:"assigned_node_id,omitempty"`
-	// The revision that the agent gets: c1-<16 hex>, with -r<n> after n forced restarts.
+	// Revision that the agent gets: c1-<16 hex>, with -r<n> after n forced restarts.
 	RevisionId    string `protobuf:"bytes,6,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
 	RetryAttempts int32  `protobuf:"varint,7,opt,name=retry_attempts,json=retryAttempts,proto3" json:"retry_attempts,omitempty"`
 	// 0 means no limit.
@@ -4405,7 +6294,7 @@ type WorkloadView struct {
 	LastUpdated   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=last_updated,json=lastUpdated,proto3" json:"last_updated,omitempty"`
 	Reason        *ReasonDetail          `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
 	Usage         *WorkloadUsageSnapshot `protobuf:"bytes,13,opt,name=usage,proto3" json:"usage,omitempty"`
-	// The generation of the current assignment.
+	// Generation of the present order for the workload.
 	Generation *Generation `protobuf:"bytes,1000,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Log index of the last change.
 	Index     uint64 `protobuf:"varint,1001,opt,name=index,proto3" json:"index,omitempty"`
@@ -4419,29 +6308,43 @@ type WorkloadView struct {
 	Content string `protobuf:"bytes,1007,opt,name=content,proto3" json:"content,omitempty"`
 	// The assigned agent has stored this generation.
 	AssignmentAcknowledged bool `protobuf:"varint,1008,opt,name=assignment_acknowledged,json=assignmentAcknowledged,proto3" json:"assignment_acknowledged,omitempty"`
-	// revision_id as the caller sent it.
+	// The revision_id that the caller sent.
 	CallerRevisionId string            `protobuf:"bytes,1009,opt,name=caller_revision_id,json=callerRevisionId,proto3" json:"caller_revision_id,omitempty"`
 	Labels           map[string]string `protobuf:"bytes,1010,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Ports            []*Port           `protobuf:"bytes,1011,rep,name=ports,proto3" json:"ports,omitempty"`
-	// The image, the Git repository, or "inline".
+	// What the workload runs: the image, the Git repository, or "inline".
 	ImageOrSource string `protobuf:"bytes,1012,opt,name=image_or_source,json=imageOrSource,proto3" json:"image_or_source,omitempty"`
 	// Last message from the agent or the planner.
 	Message string `protobuf:"bytes,1013,opt,name=message,proto3" json:"message,omitempty"`
-	// Only on GetWorkload; secrets are replaced by a marker.
+	// Specification, only in answers of GetWorkload; secrets are replaced by a marker.
 	Spec *WorkloadSpec `protobuf:"bytes,1014,opt,name=spec,proto3" json:"spec,omitempty"`
 	// healthy, unhealthy or starting for a running workload; empty without a health check.
 	Health string `protobuf:"bytes,1015,opt,name=health,proto3" json:"health,omitempty"`
-	// Only on GetWorkload: actions of the agent as of the last order that timed out, newest first.
+	// Only in answers of GetWorkload: the agent's recent tasks, as read when the last order timed out, newest first.
 	LastActions []*WorkloadAction `protobuf:"bytes,1016,rep,name=last_actions,json=lastActions,proto3" json:"last_actions,omitempty"`
 	// The workload's namespace.
-	Namespace     string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Only in answers of GetWorkload: etag of the present revision, for if_revision.
+	Etag string `protobuf:"bytes,1290,opt,name=etag,proto3" json:"etag,omitempty"`
+	// Only in answers of GetWorkload: number of the present revision, from 1.
+	RevisionNumber uint64 `protobuf:"varint,1291,opt,name=revision_number,json=revisionNumber,proto3" json:"revision_number,omitempty"`
+	// job, cron or system; empty for a service.
+	Kind string `protobuf:"bytes,1320,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Result of a finished job.
+	JobResult *JobResult `protobuf:"bytes,1321,opt,name=job_result,json=jobResult,proto3" json:"job_result,omitempty"`
+	// Of a cron or a parameterized job.
+	Template *TemplateView `protobuf:"bytes,1322,opt,name=template,proto3" json:"template,omitempty"`
+	// Cron or parameterized job that the workload is a run of; empty for other workloads.
+	Owner string `protobuf:"bytes,1323,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Time of the schedule for which the run was created.
+	ScheduledAt   *timestamppb.Timestamp `protobuf:"bytes,1324,opt,name=scheduled_at,json=scheduledAt,proto3" json:"scheduled_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4453,7 +6356,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4466,7 +6369,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -4686,13 +6589,62 @@ func (x *WorkloadView) GetNamespace() string {
 	return ""
 }
 
+func (x *WorkloadView) GetEtag() string {
+	if x != nil {
+		return x.Etag
+	}
+	return ""
+}
+
+func (x *WorkloadView) GetRevisionNumber() uint64 {
+	if x != nil {
+		return x.RevisionNumber
+	}
+	return 0
+}
+
+func (x *WorkloadView) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *WorkloadView) GetJobResult() *JobResult {
+	if x != nil {
+		return x.JobResult
+	}
+	return nil
+}
+
+func (x *WorkloadView) GetTemplate() *TemplateView {
+	if x != nil {
+		return x.Template
+	}
+	return nil
+}
+
+func (x *WorkloadView) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *WorkloadView) GetScheduledAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ScheduledAt
+	}
+	return nil
+}
+
 // One task of an agent.
 type WorkloadAction struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	TaskId string                 `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
-	// apply_workload or delete_workload.
+	// Type of task: apply_workload or delete_workload.
 	ActionType string `protobuf:"bytes,2,opt,name=action_type,json=actionType,proto3" json:"action_type,omitempty"`
-	// pending, running, completed or failed.
+	// State of the task: pending, running, completed or failed.
 	Status        string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
 	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
@@ -4704,7 +6656,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4716,7 +6668,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4729,7 +6681,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -4785,7 +6737,7 @@ type GetClusterSummaryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How fresh the answer must be.
 	Level ReadLevel `protobuf:"varint,1000,opt,name=level,proto3,enum=persys.control.v1.ReadLevel" json:"level,omitempty"`
-	// For SESSION: wait until this log index is applied, as told by an earlier answer.
+	// For SESSION reads: wait until this log index, from an earlier answer, is applied.
 	MinIndex      uint64 `protobuf:"varint,1001,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4793,7 +6745,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4805,7 +6757,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4818,7 +6770,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -4844,10 +6796,10 @@ type GetClusterSummaryResponse struct {
 	NotReadyNodes    int32 `protobuf:"varint,3,opt,name=not_ready_nodes,json=notReadyNodes,proto3" json:"not_ready_nodes,omitempty"`
 	TotalWorkloads   int32 `protobuf:"varint,4,opt,name=total_workloads,json=totalWorkloads,proto3" json:"total_workloads,omitempty"`
 	RunningWorkloads int32 `protobuf:"varint,5,opt,name=running_workloads,json=runningWorkloads,proto3" json:"running_workloads,omitempty"`
-	// Pending, Unknown or Updating; Scheduled and RetryPending have fields of their own.
+	// Number of workloads that are Pending, Unknown or Updating; Scheduled and RetryPending have other fields.
 	PendingWorkloads int32 `protobuf:"varint,6,opt,name=pending_workloads,json=pendingWorkloads,proto3" json:"pending_workloads,omitempty"`
 	FailedWorkloads  int32 `protobuf:"varint,7,opt,name=failed_workloads,json=failedWorkloads,proto3" json:"failed_workloads,omitempty"`
-	// Status or desired state Deleted; these are also counted elsewhere.
+	// Number of workloads whose status or desired state is Deleted; other fields count them too.
 	DeletedWorkloads int32                  `protobuf:"varint,8,opt,name=deleted_workloads,json=deletedWorkloads,proto3" json:"deleted_workloads,omitempty"`
 	GeneratedAt      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=generated_at,json=generatedAt,proto3" json:"generated_at,omitempty"`
 	// Log index that the answer reflects.
@@ -4859,11 +6811,11 @@ type GetClusterSummaryResponse struct {
 	ScheduledWorkloads    int32  `protobuf:"varint,1003,opt,name=scheduled_workloads,json=scheduledWorkloads,proto3" json:"scheduled_workloads,omitempty"`
 	RetryPendingWorkloads int32  `protobuf:"varint,1004,opt,name=retry_pending_workloads,json=retryPendingWorkloads,proto3" json:"retry_pending_workloads,omitempty"`
 	StoppedWorkloads      int32  `protobuf:"varint,1005,opt,name=stopped_workloads,json=stoppedWorkloads,proto3" json:"stopped_workloads,omitempty"`
-	// Served without a leader's confirmation.
+	// The answer was served without a confirmation by the leader.
 	Stale bool `protobuf:"varint,1006,opt,name=stale,proto3" json:"stale,omitempty"`
 	// As in ListNodesResponse.
 	AgeMs int64 `protobuf:"varint,1007,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	// Totals of all nodes, and the allocations on them.
+	// Total resources of all nodes, and the allocations on them.
 	TotalCpuMillicores    int64 `protobuf:"varint,1008,opt,name=total_cpu_millicores,json=totalCpuMillicores,proto3" json:"total_cpu_millicores,omitempty"`
 	ReservedCpuMillicores int64 `protobuf:"varint,1009,opt,name=reserved_cpu_millicores,json=reservedCpuMillicores,proto3" json:"reserved_cpu_millicores,omitempty"`
 	// MiB.
@@ -4876,7 +6828,7 @@ type GetClusterSummaryResponse struct {
 	UsedCpuMillicores int64 `protobuf:"varint,1030,opt,name=used_cpu_millicores,json=usedCpuMillicores,proto3" json:"used_cpu_millicores,omitempty"`
 	UsedMemoryMb      int64 `protobuf:"varint,1031,opt,name=used_memory_mb,json=usedMemoryMb,proto3" json:"used_memory_mb,omitempty"`
 	UsedDiskGb        int64 `protobuf:"varint,1032,opt,name=used_disk_gb,json=usedDiskGb,proto3" json:"used_disk_gb,omitempty"`
-	// Number of nodes in those figures; 0 if none measures or if a follower answers.
+	// Number of nodes in the figures of measured usage; 0 if no node measures, or if a follower answers.
 	MeasuredNodes int32 `protobuf:"varint,1033,opt,name=measured_nodes,json=measuredNodes,proto3" json:"measured_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4884,7 +6836,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4896,7 +6848,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4909,7 +6861,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -5117,7 +7069,7 @@ type ControlMessage struct {
 	//	*ControlMessage_DeleteResult
 	//	*ControlMessage_Error
 	Message isControlMessage_Message `protobuf_oneof:"message"`
-	// Chosen by the sender of a request and repeated in its answer.
+	// Number that the sender of a request chooses, and that its answer repeats.
 	CorrelationId string `protobuf:"bytes,1000,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5125,7 +7077,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5137,7 +7089,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5150,7 +7102,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -5310,7 +7262,7 @@ func (*ControlMessage_Error) isControlMessage_Message() {}
 // orders with a lower generation than its own.
 type Generation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Unix milliseconds of the cluster's formation or restore, or one above the previous value.
+	// Incarnation: Unix milliseconds of the cluster's formation or restore, or one above the previous value.
 	Incarnation uint64 `protobuf:"varint,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Advanced once per command.
 	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -5320,7 +7272,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5332,7 +7284,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5345,7 +7297,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -5377,7 +7329,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5389,7 +7341,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5402,7 +7354,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -5438,9 +7390,9 @@ type Constraint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Node label.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// One of =, !=, in, not-in, exists, not-exists.
+	// Operator: one of =, !=, in, not-in, exists, not-exists.
 	Operator string `protobuf:"bytes,2,opt,name=operator,proto3" json:"operator,omitempty"`
-	// One value for = and !=, one or more for in and not-in, none otherwise.
+	// Values to compare with: one for = and !=, one or more for in and not-in, none for the other operators.
 	Values        []string `protobuf:"bytes,3,rep,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5448,7 +7400,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5460,7 +7412,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5473,7 +7425,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Constraint) GetKey() string {
@@ -5511,7 +7463,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5523,7 +7475,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5536,7 +7488,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Toleration) GetKey() string {
@@ -5560,20 +7512,25 @@ func (x *Toleration) GetEffect() string {
 	return ""
 }
 
-// Keeps workloads that do not tolerate it off a node.
+// Taint keeps workloads that do not tolerate it off a node.
 type Taint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// NoSchedule or PreferNoSchedule.
-	Effect        string `protobuf:"bytes,3,opt,name=effect,proto3" json:"effect,omitempty"`
+	// Effect: NoSchedule keeps new workloads away, PreferNoSchedule does so if another node takes
+	// them. NoExecute keeps new workloads away and moves running ones.
+	Effect string `protobuf:"bytes,3,opt,name=effect,proto3" json:"effect,omitempty"`
+	// Only for NoExecute: seconds after since until running workloads that do not tolerate the taint leave.
+	Seconds uint32 `protobuf:"varint,4,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	// Only for NoExecute: when the node got the taint. Schedulers set this.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +7542,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +7555,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Taint) GetKey() string {
@@ -5622,6 +7579,20 @@ func (x *Taint) GetEffect() string {
 	return ""
 }
 
+func (x *Taint) GetSeconds() uint32 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *Taint) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 // A storage pool with its allocations.
 type StoragePoolView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5631,7 +7602,7 @@ type StoragePoolView struct {
 	TotalGb int64 `protobuf:"varint,3,opt,name=total_gb,json=totalGb,proto3" json:"total_gb,omitempty"`
 	// GiB allocated to workloads on the node.
 	ReservedGb int64 `protobuf:"varint,4,opt,name=reserved_gb,json=reservedGb,proto3" json:"reserved_gb,omitempty"`
-	// GiB in use as of the latest heartbeat; only the leader has it.
+	// GiB in use, from the latest heartbeat; only the leader has it.
 	UsedGb        int64 `protobuf:"varint,5,opt,name=used_gb,json=usedGb,proto3" json:"used_gb,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5639,7 +7610,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5651,7 +7622,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5664,7 +7635,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -5714,7 +7685,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5726,7 +7697,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5739,7 +7710,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -5760,7 +7731,7 @@ var File_api_control_v1_control_proto protoreflect.FileDescriptor
 
 const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/control/v1/control.proto\x12\x11persys.control.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x03\n" +
+	"\x1capi/control/v1/control.proto\x12\x11persys.control.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x03\n" +
 	"\x14AutomationSuggestion\x12#\n" +
 	"\rsuggestion_id\x18\x01 \x01(\tR\fsuggestionId\x12\x1b\n" +
 	"\tpolicy_id\x18\x02 \x01(\tR\bpolicyId\x12\x1f\n" +
@@ -5873,7 +7844,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0fscheduler_addrs\x18\xeb\a \x03(\tR\x0eschedulerAddrs\x12 \n" +
 	"\vleader_addr\x18\xec\a \x01(\tR\n" +
 	"leaderAddr\x12\x1c\n" +
-	"\tsend_full\x18\xed\a \x01(\bR\bsendFull\"\xd8\x01\n" +
+	"\tsend_full\x18\xed\a \x01(\bR\bsendFull\"\xb5\x02\n" +
 	"\x14ApplyWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
@@ -5883,8 +7854,13 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"revisionId\x12#\n" +
 	"\rdesired_state\x18\v \x01(\tR\fdesiredState\x12\x1e\n" +
 	"\n" +
-	"request_id\x18\xe8\a \x01(\tR\trequestIdJ\x04\b\x03\x10\n" +
-	"\"\x95\x03\n" +
+	"request_id\x18\xe8\a \x01(\tR\trequestId\x12\"\n" +
+	"\fdiscard_data\x18\xb0\t \x01(\bR\vdiscardData\x12\x15\n" +
+	"\x05files\x18\xd8\t \x01(\fR\x05files\x12 \n" +
+	"\vif_revision\x18\x8a\n" +
+	" \x01(\tR\n" +
+	"ifRevisionJ\x04\b\x03\x10\n" +
+	"\"\x9b\x04\n" +
 	"\x15ApplyWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12G\n" +
 	"\x0efailure_reason\x18\x02 \x01(\x0e2 .persys.control.v1.FailureReasonR\rfailureReason\x12#\n" +
@@ -5897,17 +7873,35 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"revisionId\x12\"\n" +
 	"\fworkload_ids\x18\xeb\a \x03(\tR\vworkloadIds\x12\x1d\n" +
 	"\tunchanged\x18\xec\a \x01(\bR\tunchanged\x128\n" +
-	"\arollout\x18\x9a\b \x01(\v2\x1d.persys.control.v1.GenerationR\arollout\"o\n" +
+	"\arollout\x18\x9a\b \x01(\v2\x1d.persys.control.v1.GenerationR\arollout\x12\x13\n" +
+	"\x04etag\x18\x8a\n" +
+	" \x01(\tR\x04etag\x12<\n" +
+	"\n" +
+	"takes_back\x18\x8b\n" +
+	" \x03(\v2\x1c.persys.control.v1.TakenBackR\ttakesBack\x121\n" +
+	"\x14removed_workload_ids\x18\xee\n" +
+	" \x03(\tR\x12removedWorkloadIds\"\xb6\x01\n" +
+	"\tTakenBack\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
+	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\x12\x0e\n" +
+	"\x02by\x18\x05 \x01(\tR\x02by\x129\n" +
+	"\n" +
+	"applied_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tappliedAt\"\x91\x01\n" +
 	"\x15DeleteWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x1e\n" +
 	"\n" +
 	"request_id\x18\xe8\a \x01(\tR\trequestId\x12\x15\n" +
-	"\x05force\x18\xe9\a \x01(\bR\x05force\"n\n" +
+	"\x05force\x18\xe9\a \x01(\bR\x05force\x12 \n" +
+	"\vif_revision\x18\x8a\n" +
+	" \x01(\tR\n" +
+	"ifRevision\"n\n" +
 	"\x16DeleteWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12#\n" +
 	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12\x15\n" +
-	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\xe7\a\n" +
+	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\xf2\v\n" +
 	"\fWorkloadSpec\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12E\n" +
 	"\tresources\x18\x02 \x01(\v2'.persys.control.v1.ResourceRequirementsR\tresources\x12@\n" +
@@ -5916,8 +7910,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\acompose\x18\v \x01(\v2\x1e.persys.control.v1.ComposeSpecH\x00R\acompose\x12+\n" +
 	"\x02vm\x18\f \x01(\v2\x19.persys.control.v1.VMSpecH\x00R\x02vm\x12I\n" +
 	"\bmetadata\x18\x14 \x03(\v2-.persys.control.v1.WorkloadSpec.MetadataEntryR\bmetadata\x12\x15\n" +
-	"\x05group\x18\xe8\a \x01(\tR\x05group\x12\x15\n" +
-	"\x05count\x18\xe9\a \x01(\x05R\x05count\x12@\n" +
+	"\x05group\x18\xe8\a \x01(\tR\x05group\x12\x1a\n" +
+	"\x05count\x18\xe9\a \x01(\x05H\x01R\x05count\x88\x01\x01\x12@\n" +
 	"\vconstraints\x18\xea\a \x03(\v2\x1d.persys.control.v1.ConstraintR\vconstraints\x12D\n" +
 	"\x06labels\x18\xeb\a \x03(\v2+.persys.control.v1.WorkloadSpec.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\texclusive\x18\xec\a \x01(\bR\texclusive\x12#\n" +
@@ -5926,16 +7920,106 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vtolerations\x18\xef\a \x03(\v2\x1d.persys.control.v1.TolerationR\vtolerations\x12B\n" +
 	"\fhealth_check\x18\xf9\a \x01(\v2\x1e.persys.control.v1.HealthCheckR\vhealthCheck\x12\x1d\n" +
 	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\x12:\n" +
-	"\x06update\x18\x9a\b \x01(\v2!.persys.control.v1.UpdateStrategyR\x06update\x1a;\n" +
+	"\x06update\x18\x9a\b \x01(\v2!.persys.control.v1.UpdateStrategyR\x06update\x12\x13\n" +
+	"\x04kind\x18\xa8\n" +
+	" \x01(\tR\x04kind\x12-\n" +
+	"\x03job\x18\xa9\n" +
+	" \x01(\v2\x1a.persys.control.v1.JobSpecR\x03job\x120\n" +
+	"\x04cron\x18\xaa\n" +
+	" \x01(\v2\x1b.persys.control.v1.CronSpecR\x04cron\x12\"\n" +
+	"\fon_unhealthy\x18\xe4\n" +
+	" \x01(\tR\vonUnhealthy\x126\n" +
+	"\x06spread\x18\xf8\n" +
+	" \x03(\v2\x1d.persys.control.v1.SpreadRuleR\x06spread\x12<\n" +
+	"\baffinity\x18\xf9\n" +
+	" \x03(\v2\x1f.persys.control.v1.AffinityRuleR\baffinity\x12E\n" +
+	"\ranti_affinity\x18\xfa\n" +
+	" \x03(\v2\x1f.persys.control.v1.AffinityRuleR\fantiAffinity\x12>\n" +
+	"\x04tags\x18\xfb\n" +
+	" \x03(\v2).persys.control.v1.WorkloadSpec.TagsEntryR\x04tags\x12*\n" +
+	"\x10placement_policy\x18\xfc\n" +
+	" \x01(\tR\x0fplacementPolicy\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a7\n" +
+	"\tTagsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
 	"\n" +
-	"\bworkloadJ\x04\b\x03\x10\n" +
-	"J\x04\b\r\x10\x14\"\xc7\x01\n" +
+	"\bworkloadB\b\n" +
+	"\x06_countJ\x04\b\x03\x10\n" +
+	"J\x04\b\r\x10\x14\"K\n" +
+	"\n" +
+	"SpreadRule\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x12\x19\n" +
+	"\bmax_skew\x18\x02 \x01(\x05R\amaxSkew\x12\x12\n" +
+	"\x04when\x18\x03 \x01(\tR\x04when\"\xc1\x01\n" +
+	"\fAffinityRule\x121\n" +
+	"\x04node\x18\x01 \x01(\v2\x1d.persys.control.v1.ConstraintR\x04node\x12\x1a\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\tR\x05group\x12\x10\n" +
+	"\x03tag\x18\x04 \x01(\tR\x03tag\x12\x0e\n" +
+	"\x02by\x18\x05 \x01(\tR\x02by\x12\x12\n" +
+	"\x04when\x18\x06 \x01(\tR\x04when\x12\x16\n" +
+	"\x06weight\x18\a \x01(\x05R\x06weight\"\x87\x03\n" +
+	"\aJobSpec\x12%\n" +
+	"\vcompletions\x18\x01 \x01(\x05H\x00R\vcompletions\x88\x01\x01\x12 \n" +
+	"\vparallelism\x18\x02 \x01(\x05R\vparallelism\x12\x1d\n" +
+	"\aretries\x18\x03 \x01(\x05H\x01R\aretries\x88\x01\x01\x12)\n" +
+	"\x10deadline_seconds\x18\x04 \x01(\x03R\x0fdeadlineSeconds\x12#\n" +
+	"\rsuccess_codes\x18\x05 \x03(\x05R\fsuccessCodes\x12;\n" +
+	"\x1attl_after_finished_seconds\x18\x06 \x01(\x03R\x17ttlAfterFinishedSeconds\x12\x1e\n" +
+	"\n" +
+	"every_node\x18\xb8\n" +
+	" \x01(\bR\teveryNode\x12K\n" +
+	"\rparameterized\x18\xaa\n" +
+	" \x01(\v2$.persys.control.v1.ParameterizedSpecR\rparameterizedB\x0e\n" +
+	"\f_completionsB\n" +
+	"\n" +
+	"\b_retries\"k\n" +
+	"\x11ParameterizedSpec\x12@\n" +
+	"\n" +
+	"parameters\x18\x01 \x03(\v2 .persys.control.v1.ParameterSpecR\n" +
+	"parameters\x12\x14\n" +
+	"\x05input\x18\x02 \x01(\tR\x05input\"Y\n" +
+	"\rParameterSpec\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\brequired\x18\x02 \x01(\bR\brequired\x12\x18\n" +
+	"\adefault\x18\x03 \x01(\tR\adefault\"\xb0\x02\n" +
+	"\bCronSpec\x12\x1a\n" +
+	"\bschedule\x18\x01 \x01(\tR\bschedule\x12\x1b\n" +
+	"\ttime_zone\x18\x02 \x01(\tR\btimeZone\x12 \n" +
+	"\vconcurrency\x18\x03 \x01(\tR\vconcurrency\x12:\n" +
+	"\x19starting_deadline_seconds\x18\x04 \x01(\x03R\x17startingDeadlineSeconds\x12*\n" +
+	"\x0ekeep_succeeded\x18\x05 \x01(\x05H\x00R\rkeepSucceeded\x88\x01\x01\x12$\n" +
+	"\vkeep_failed\x18\x06 \x01(\x05H\x01R\n" +
+	"keepFailed\x88\x01\x01\x12\x18\n" +
+	"\asuspend\x18\a \x01(\bR\asuspendB\x11\n" +
+	"\x0f_keep_succeededB\x0e\n" +
+	"\f_keep_failed\"\xcb\x02\n" +
+	"\fTemplateView\x12/\n" +
+	"\x04cron\x18\x01 \x01(\v2\x1b.persys.control.v1.CronSpecR\x04cron\x125\n" +
+	"\bnext_run\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\anextRun\x125\n" +
+	"\blast_run\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\alastRun\x12\x1e\n" +
+	"\vlast_run_id\x18\x04 \x01(\tR\tlastRunId\x12=\n" +
+	"\flast_success\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vlastSuccess\x12=\n" +
+	"\flast_failure\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\vlastFailure\"\xa4\x01\n" +
+	"\x04Exit\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\x129\n" +
+	"\n" +
+	"started_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x16\n" +
+	"\x06output\x18\x04 \x01(\tR\x06output\"\xc6\x01\n" +
+	"\tJobResult\x12\x1c\n" +
+	"\tsucceeded\x18\x01 \x01(\bR\tsucceeded\x12;\n" +
+	"\vfinished_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"finishedAt\x12+\n" +
+	"\x04exit\x18\x03 \x01(\v2\x17.persys.control.v1.ExitR\x04exit\x12\x17\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\"\xc7\x01\n" +
 	"\x0eUpdateStrategy\x12!\n" +
 	"\fmax_parallel\x18\x01 \x01(\x05R\vmaxParallel\x127\n" +
 	"\x18min_healthy_time_seconds\x18\x02 \x01(\x05R\x15minHealthyTimeSeconds\x128\n" +
@@ -5956,7 +8040,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1b\n" +
 	"\tmemory_mb\x18\x02 \x01(\x03R\bmemoryMb\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\"\n" +
-	"\fstorage_pool\x18\xe8\a \x01(\tR\vstoragePool\"\xb3\x03\n" +
+	"\fstorage_pool\x18\xe8\a \x01(\tR\vstoragePool\"\xb2\x12\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12;\n" +
@@ -5967,19 +8051,155 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"privileged\x18\a \x01(\bR\n" +
 	"privileged\x12M\n" +
-	"\x0fmanaged_volumes\x18\b \x03(\v2$.persys.control.v1.ManagedVolumeSpecR\x0emanagedVolumes\x1a6\n" +
+	"\x0fmanaged_volumes\x18\b \x03(\v2$.persys.control.v1.ManagedVolumeSpecR\x0emanagedVolumes\x12\x13\n" +
+	"\x04user\x18\xc4\t \x01(\tR\x04user\x12\x18\n" +
+	"\acap_add\x18\xc5\t \x03(\tR\x06capAdd\x12\x1a\n" +
+	"\bcap_drop\x18\xc6\t \x03(\tR\acapDrop\x12\"\n" +
+	"\fsecurity_opt\x18\xc7\t \x03(\tR\vsecurityOpt\x12\x1e\n" +
+	"\n" +
+	"pids_limit\x18\xc8\t \x01(\x03R\tpidsLimit\x12:\n" +
+	"\x19stop_grace_period_seconds\x18\xd8\t \x01(\x05R\x16stopGracePeriodSeconds\x12 \n" +
+	"\vstop_signal\x18\xd9\t \x01(\tR\n" +
+	"stopSignal\x12\x1f\n" +
+	"\n" +
+	"entrypoint\x18\xbc\n" +
+	" \x03(\tR\n" +
+	"entrypoint\x12 \n" +
+	"\vworking_dir\x18\xbd\n" +
+	" \x01(\tR\n" +
+	"workingDir\x12\x1b\n" +
+	"\bhostname\x18\xbe\n" +
+	" \x01(\tR\bhostname\x12\x1f\n" +
+	"\n" +
+	"domainname\x18\xbf\n" +
+	" \x01(\tR\n" +
+	"domainname\x12\x1c\n" +
+	"\tread_only\x18\xc0\n" +
+	" \x01(\bR\breadOnly\x12\x15\n" +
+	"\x05tmpfs\x18\xc1\n" +
+	" \x03(\tR\x05tmpfs\x12H\n" +
+	"\aulimits\x18\xc2\n" +
+	" \x03(\v2-.persys.control.v1.ContainerSpec.UlimitsEntryR\aulimits\x12H\n" +
+	"\asysctls\x18\xc3\n" +
+	" \x03(\v2-.persys.control.v1.ContainerSpec.SysctlsEntryR\asysctls\x12\x1a\n" +
+	"\bshm_size\x18\xc4\n" +
+	" \x01(\x03R\ashmSize\x12\x18\n" +
+	"\x04init\x18\xc5\n" +
+	" \x01(\bH\x00R\x04init\x88\x01\x01\x124\n" +
+	"\adevices\x18\xc6\n" +
+	" \x03(\v2\x19.persys.control.v1.DeviceR\adevices\x12/\n" +
+	"\x13device_cgroup_rules\x18\xc7\n" +
+	" \x03(\tR\x11deviceCgroupRules\x125\n" +
+	"\x04gpus\x18\xc8\n" +
+	" \x03(\v2 .persys.control.v1.DeviceRequestR\x04gpus\x12\x1c\n" +
+	"\tgroup_add\x18\xc9\n" +
+	" \x03(\tR\bgroupAdd\x12 \n" +
+	"\vextra_hosts\x18\xca\n" +
+	" \x03(\tR\n" +
+	"extraHosts\x12\x11\n" +
+	"\x03dns\x18\xcb\n" +
+	" \x03(\tR\x03dns\x12\x1e\n" +
+	"\n" +
+	"dns_search\x18\xcc\n" +
+	" \x03(\tR\tdnsSearch\x12\x18\n" +
+	"\adns_opt\x18\xcd\n" +
+	" \x03(\tR\x06dnsOpt\x12\"\n" +
+	"\fnetwork_mode\x18\xce\n" +
+	" \x01(\tR\vnetworkMode\x12\x11\n" +
+	"\x03pid\x18\xcf\n" +
+	" \x01(\tR\x03pid\x12\x11\n" +
+	"\x03ipc\x18\xd0\n" +
+	" \x01(\tR\x03ipc\x125\n" +
+	"\alogging\x18\xd1\n" +
+	" \x01(\v2\x1a.persys.control.v1.LoggingR\alogging\x12E\n" +
+	"\x06labels\x18\xd2\n" +
+	" \x03(\v2,.persys.control.v1.ContainerSpec.LabelsEntryR\x06labels\x12T\n" +
+	"\vannotations\x18\xd3\n" +
+	" \x03(\v21.persys.control.v1.ContainerSpec.AnnotationsEntryR\vannotations\x12#\n" +
+	"\room_score_adj\x18\xd4\n" +
+	" \x01(\x05R\voomScoreAdj\x12G\n" +
+	"\vhealthcheck\x18\xd5\n" +
+	" \x01(\v2$.persys.control.v1.EngineHealthCheckR\vhealthcheck\x12\x11\n" +
+	"\x03tty\x18\xd6\n" +
+	" \x01(\bR\x03tty\x12\x1e\n" +
+	"\n" +
+	"stdin_open\x18\xd7\n" +
+	" \x01(\bR\tstdinOpen\x12\x11\n" +
+	"\x03uts\x18\xd8\n" +
+	" \x01(\tR\x03uts\x12 \n" +
+	"\vuserns_mode\x18\xd9\n" +
+	" \x01(\tR\n" +
+	"usernsMode\x12\x17\n" +
+	"\x06cgroup\x18\xda\n" +
+	" \x01(\tR\x06cgroup\x12$\n" +
+	"\rcgroup_parent\x18\xdb\n" +
+	" \x01(\tR\fcgroupParent\x12\x19\n" +
+	"\aruntime\x18\xdc\n" +
+	" \x01(\tR\aruntime\x12\x17\n" +
+	"\x06cpuset\x18\xdd\n" +
+	" \x01(\tR\x06cpuset\x12(\n" +
+	"\x0fmem_reservation\x18\xde\n" +
+	" \x01(\x03R\x0ememReservation\x12$\n" +
+	"\rmemswap_limit\x18\xdf\n" +
+	" \x01(\x03R\fmemswapLimit\x12\x17\n" +
+	"\x06expose\x18\xe0\n" +
+	" \x03(\tR\x06expose\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"n\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aU\n" +
+	"\fUlimitsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
+	"\x05value\x18\x02 \x01(\v2\x19.persys.control.v1.UlimitR\x05value:\x028\x01\x1a:\n" +
+	"\fSysctlsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
+	"\x10AnnotationsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
+	"\x05_init\"0\n" +
+	"\x06Ulimit\x12\x12\n" +
+	"\x04soft\x18\x01 \x01(\x03R\x04soft\x12\x12\n" +
+	"\x04hard\x18\x02 \x01(\x03R\x04hard\"Z\n" +
+	"\x06Device\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12 \n" +
+	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\x85\x02\n" +
+	"\rDeviceRequest\x12\x16\n" +
+	"\x06driver\x18\x01 \x01(\tR\x06driver\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count\x12\x1d\n" +
+	"\n" +
+	"device_ids\x18\x03 \x03(\tR\tdeviceIds\x12\"\n" +
+	"\fcapabilities\x18\x04 \x03(\tR\fcapabilities\x12G\n" +
+	"\aoptions\x18\x05 \x03(\v2-.persys.control.v1.DeviceRequest.OptionsEntryR\aoptions\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa0\x01\n" +
+	"\aLogging\x12\x16\n" +
+	"\x06driver\x18\x01 \x01(\tR\x06driver\x12A\n" +
+	"\aoptions\x18\x02 \x03(\v2'.persys.control.v1.Logging.OptionsEntryR\aoptions\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\x02\n" +
+	"\x11EngineHealthCheck\x12\x12\n" +
+	"\x04test\x18\x01 \x03(\tR\x04test\x125\n" +
+	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\x123\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12<\n" +
+	"\fstart_period\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\vstartPeriod\x12@\n" +
+	"\x0estart_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rstartInterval\x12\x18\n" +
+	"\aretries\x18\x06 \x01(\x05R\aretries\"n\n" +
 	"\vVolumeMount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"{\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x96\x01\n" +
 	"\x04Port\x12\x1b\n" +
 	"\thost_port\x18\x01 \x01(\x05R\bhostPort\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\x05R\rcontainerPort\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x13\n" +
-	"\x04name\x18\xe8\a \x01(\tR\x04name\"\xf0\x02\n" +
+	"\x04name\x18\xe8\a \x01(\tR\x04name\x12\x19\n" +
+	"\aaddress\x18\xdd\t \x01(\tR\aaddress\"\xdc\x03\n" +
 	"\vComposeSpec\x12\x1f\n" +
 	"\vsource_type\x18\x01 \x01(\tR\n" +
 	"sourceType\x12\x19\n" +
@@ -5989,10 +8209,20 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"inlineYaml\x129\n" +
 	"\x03env\x18\x05 \x03(\v2'.persys.control.v1.ComposeSpec.EnvEntryR\x03env\x12(\n" +
 	"\x0fgit_credentials\x18\xe8\a \x01(\tR\x0egitCredentials\x12N\n" +
-	"\x0fmanaged_volumes\x18\xe9\a \x03(\v2$.persys.control.v1.ManagedVolumeSpecR\x0emanagedVolumes\x1a6\n" +
+	"\x0fmanaged_volumes\x18\xe9\a \x03(\v2$.persys.control.v1.ManagedVolumeSpecR\x0emanagedVolumes\x123\n" +
+	"\x05files\x18\xd8\t \x03(\v2\x1c.persys.control.v1.StackFileR\x05files\x12\x17\n" +
+	"\x06bundle\x18\xd9\t \x01(\tR\x06bundle\x12\x1c\n" +
+	"\tmain_file\x18\xda\t \x01(\tR\bmainFile\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\tStackFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1e\n" +
+	"\n" +
+	"executable\x18\x03 \x01(\bR\n" +
+	"executable\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\tR\x06digest\"\x8e\x03\n" +
 	"\x06VMSpec\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x05R\x05vcpus\x12\x1b\n" +
 	"\tmemory_mb\x18\x02 \x01(\x03R\bmemoryMb\x123\n" +
@@ -6012,11 +8242,13 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\tpool_name\x18\x01 \x01(\tR\bpoolName\x12\x17\n" +
 	"\asize_gb\x18\x02 \x01(\x03R\x06sizeGb\x12\x1f\n" +
 	"\vmount_point\x18\x03 \x01(\tR\n" +
-	"mountPoint\"X\n" +
+	"mountPoint\"z\n" +
 	"\rNetworkConfig\x12\x16\n" +
 	"\x06bridge\x18\x01 \x01(\tR\x06bridge\x12\x12\n" +
 	"\x04dhcp\x18\x02 \x01(\bR\x04dhcp\x12\x1b\n" +
-	"\tstatic_ip\x18\x03 \x01(\tR\bstaticIp\"\x93\x01\n" +
+	"\tstatic_ip\x18\x03 \x01(\tR\bstaticIp\x12 \n" +
+	"\vmac_address\x18\xe8\a \x01(\tR\n" +
+	"macAddress\"\x93\x01\n" +
 	"\x0fCloudInitConfig\x12\x1b\n" +
 	"\tuser_data\x18\x01 \x01(\tR\buserData\x12\x1b\n" +
 	"\tmeta_data\x18\x02 \x01(\tR\bmetaData\x12%\n" +
@@ -6061,7 +8293,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12C\n" +
 	"\x0flast_transition\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x0elastTransition\x12>\n" +
 	"\rnext_retry_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vnextRetryAt\x12\x1c\n" +
-	"\tretryable\x18\x05 \x01(\bR\tretryable\"\xf0\x05\n" +
+	"\tretryable\x18\x05 \x01(\bR\tretryable\"\x9e\x06\n" +
 	"\x0eWorkloadStatus\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x14\n" +
@@ -6084,16 +8316,23 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\acontent\x18\xee\a \x01(\tR\acontent\x12\x17\n" +
 	"\x06absent\x18\xef\a \x01(\bR\x06absent\x12.\n" +
 	"\x05ports\x18\xf0\a \x03(\v2\x17.persys.control.v1.PortR\x05ports\x12\x17\n" +
-	"\x06health\x18\xf1\a \x01(\tR\x06health\"W\n" +
+	"\x06health\x18\xf1\a \x01(\tR\x06health\x12,\n" +
+	"\x04exit\x18\xa8\n" +
+	" \x01(\v2\x17.persys.control.v1.ExitR\x04exit\"\x94\x01\n" +
 	"\x14RetryWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x1e\n" +
 	"\n" +
-	"request_id\x18\xe8\a \x01(\tR\trequestId\"c\n" +
+	"request_id\x18\xe8\a \x01(\tR\trequestId\x12\x19\n" +
+	"\arestart\x18\xe9\a \x01(\bR\arestart\x12 \n" +
+	"\vif_revision\x18\x8a\n" +
+	" \x01(\tR\n" +
+	"ifRevision\"\x82\x01\n" +
 	"\x15RetryWorkloadResponse\x12\x1a\n" +
 	"\baccepted\x18\x01 \x01(\bR\baccepted\x12\x17\n" +
 	"\x06reason\x18\xe8\a \x01(\tR\x06reason\x12\x15\n" +
-	"\x05index\x18\xe9\a \x01(\x04R\x05index\"\xbb\x01\n" +
+	"\x05index\x18\xe9\a \x01(\x04R\x05index\x12\x1d\n" +
+	"\tunchanged\x18\xea\a \x01(\bR\tunchanged\"\xbb\x01\n" +
 	"\x10ListNodesRequest\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\tR\x06status\x123\n" +
 	"\x05level\x18\xe8\a \x01(\x0e2\x1c.persys.control.v1.ReadLevelR\x05level\x12\x1c\n" +
@@ -6115,7 +8354,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x1b.persys.control.v1.NodeViewR\x04node\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xd8\t\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xe8\n" +
+	"\n" +
 	"\bNodeView\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12#\n" +
@@ -6142,10 +8382,20 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\tengine_id\x18\xf0\a \x01(\tR\bengineId\x123\n" +
 	"\x05usage\x18\xfc\a \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12\"\n" +
 	"\fself_fencing\x18\xfd\a \x01(\bR\vselfFencing\x12/\n" +
-	"\x13fence_bound_seconds\x18\xfe\a \x01(\rR\x11fenceBoundSeconds\x1a9\n" +
+	"\x13fence_bound_seconds\x18\xfe\a \x01(\rR\x11fenceBoundSeconds\x12\x1e\n" +
+	"\n" +
+	"set_labels\x18\x8a\n" +
+	" \x03(\tR\tsetLabels\x12\x1e\n" +
+	"\n" +
+	"set_taints\x18\x8b\n" +
+	" \x03(\tR\tsetTaints\x12&\n" +
+	"\x0eremoved_labels\x18\x8c\n" +
+	" \x03(\tR\rremovedLabels\x12&\n" +
+	"\x0eremoved_taints\x18\x8d\n" +
+	" \x03(\tR\rremovedTaints\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbc\x02\n" +
 	"\x14ListWorkloadsRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x123\n" +
@@ -6156,7 +8406,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"page_token\x18\xeb\a \x01(\tR\tpageToken\x12\x15\n" +
 	"\x05group\x18\xec\a \x01(\tR\x05group\x12\x17\n" +
 	"\x06search\x18\xed\a \x01(\tR\x06search\x12\x1d\n" +
-	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\"\x88\x01\n" +
+	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\x12\x13\n" +
+	"\x04kind\x18\xb7\n" +
+	" \x01(\tR\x04kind\"\x88\x01\n" +
 	"\x12GetWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
@@ -6172,8 +8424,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bworkload\x18\x01 \x01(\v2\x1f.persys.control.v1.WorkloadViewR\bworkload\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xf2\n" +
-	"\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\x99\r\n" +
 	"\fWorkloadView\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -6211,7 +8462,22 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04spec\x18\xf6\a \x01(\v2\x1f.persys.control.v1.WorkloadSpecR\x04spec\x12\x17\n" +
 	"\x06health\x18\xf7\a \x01(\tR\x06health\x12E\n" +
 	"\flast_actions\x18\xf8\a \x03(\v2!.persys.control.v1.WorkloadActionR\vlastActions\x12\x1d\n" +
-	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\x1a9\n" +
+	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\x12\x13\n" +
+	"\x04etag\x18\x8a\n" +
+	" \x01(\tR\x04etag\x12(\n" +
+	"\x0frevision_number\x18\x8b\n" +
+	" \x01(\x04R\x0erevisionNumber\x12\x13\n" +
+	"\x04kind\x18\xa8\n" +
+	" \x01(\tR\x04kind\x12<\n" +
+	"\n" +
+	"job_result\x18\xa9\n" +
+	" \x01(\v2\x1c.persys.control.v1.JobResultR\tjobResult\x12<\n" +
+	"\btemplate\x18\xaa\n" +
+	" \x01(\v2\x1f.persys.control.v1.TemplateViewR\btemplate\x12\x15\n" +
+	"\x05owner\x18\xab\n" +
+	" \x01(\tR\x05owner\x12>\n" +
+	"\fscheduled_at\x18\xac\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\vscheduledAt\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa5\x02\n" +
@@ -6291,11 +8557,13 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"Toleration\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
-	"\x06effect\x18\x03 \x01(\tR\x06effect\"G\n" +
+	"\x06effect\x18\x03 \x01(\tR\x06effect\"\x93\x01\n" +
 	"\x05Taint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
-	"\x06effect\x18\x03 \x01(\tR\x06effect\"\x8e\x01\n" +
+	"\x06effect\x18\x03 \x01(\tR\x06effect\x12\x18\n" +
+	"\aseconds\x18\x04 \x01(\rR\aseconds\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x8e\x01\n" +
 	"\x0fStoragePoolView\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
@@ -6354,7 +8622,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -6372,179 +8640,244 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*HeartbeatResponse)(nil),                  // 13: persys.control.v1.HeartbeatResponse
 	(*ApplyWorkloadRequest)(nil),               // 14: persys.control.v1.ApplyWorkloadRequest
 	(*ApplyWorkloadResponse)(nil),              // 15: persys.control.v1.ApplyWorkloadResponse
-	(*DeleteWorkloadRequest)(nil),              // 16: persys.control.v1.DeleteWorkloadRequest
-	(*DeleteWorkloadResponse)(nil),             // 17: persys.control.v1.DeleteWorkloadResponse
-	(*WorkloadSpec)(nil),                       // 18: persys.control.v1.WorkloadSpec
-	(*UpdateStrategy)(nil),                     // 19: persys.control.v1.UpdateStrategy
-	(*HealthCheck)(nil),                        // 20: persys.control.v1.HealthCheck
-	(*ResourceRequirements)(nil),               // 21: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 22: persys.control.v1.ContainerSpec
-	(*VolumeMount)(nil),                        // 23: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 24: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 25: persys.control.v1.ComposeSpec
-	(*VMSpec)(nil),                             // 26: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 27: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 28: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 29: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 30: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 31: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 32: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 33: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 34: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 35: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 36: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 37: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 38: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 39: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 40: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 41: persys.control.v1.NodeView
-	(*ListWorkloadsRequest)(nil),               // 42: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 43: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 44: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 45: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 46: persys.control.v1.WorkloadView
-	(*WorkloadAction)(nil),                     // 47: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 48: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 49: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 50: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 51: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 52: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 53: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 54: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 55: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 56: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 57: persys.control.v1.StreamError
-	nil,                                        // 58: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 59: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 60: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 61: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 62: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 63: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 64: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 65: google.protobuf.Timestamp
+	(*TakenBack)(nil),                          // 16: persys.control.v1.TakenBack
+	(*DeleteWorkloadRequest)(nil),              // 17: persys.control.v1.DeleteWorkloadRequest
+	(*DeleteWorkloadResponse)(nil),             // 18: persys.control.v1.DeleteWorkloadResponse
+	(*WorkloadSpec)(nil),                       // 19: persys.control.v1.WorkloadSpec
+	(*SpreadRule)(nil),                         // 20: persys.control.v1.SpreadRule
+	(*AffinityRule)(nil),                       // 21: persys.control.v1.AffinityRule
+	(*JobSpec)(nil),                            // 22: persys.control.v1.JobSpec
+	(*ParameterizedSpec)(nil),                  // 23: persys.control.v1.ParameterizedSpec
+	(*ParameterSpec)(nil),                      // 24: persys.control.v1.ParameterSpec
+	(*CronSpec)(nil),                           // 25: persys.control.v1.CronSpec
+	(*TemplateView)(nil),                       // 26: persys.control.v1.TemplateView
+	(*Exit)(nil),                               // 27: persys.control.v1.Exit
+	(*JobResult)(nil),                          // 28: persys.control.v1.JobResult
+	(*UpdateStrategy)(nil),                     // 29: persys.control.v1.UpdateStrategy
+	(*HealthCheck)(nil),                        // 30: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 31: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 32: persys.control.v1.ContainerSpec
+	(*Ulimit)(nil),                             // 33: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 34: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 35: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 36: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 37: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 38: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 39: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 40: persys.control.v1.ComposeSpec
+	(*StackFile)(nil),                          // 41: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 42: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 43: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 44: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 45: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 46: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 47: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 48: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 49: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 50: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 51: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 52: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 53: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 54: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 55: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 56: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 57: persys.control.v1.NodeView
+	(*ListWorkloadsRequest)(nil),               // 58: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 59: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 60: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 61: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 62: persys.control.v1.WorkloadView
+	(*WorkloadAction)(nil),                     // 63: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 64: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 65: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 66: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 67: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 68: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 69: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 70: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 71: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 72: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 73: persys.control.v1.StreamError
+	nil,                                        // 74: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 75: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 76: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 77: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 78: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 79: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 80: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 81: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 82: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 83: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 84: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 85: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 86: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 87: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 88: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),                // 89: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	65,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	88,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	65,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	88,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	58,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	65,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	74,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	88,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	8,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	55,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	65,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	52,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	71,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	88,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	68,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
 	12,  // 11: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	34,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	65,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	32,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	50,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	88,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	48,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	11,  // 15: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	65,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	52,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	18,  // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	88,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	68,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	19,  // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 19: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	51,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	51,  // 21: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
-	21,  // 22: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	22,  // 23: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	25,  // 24: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	26,  // 25: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	59,  // 26: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	53,  // 27: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	60,  // 28: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	54,  // 29: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	20,  // 30: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	19,  // 31: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	61,  // 32: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	23,  // 33: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	24,  // 34: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	31,  // 35: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	62,  // 36: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	31,  // 37: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	28,  // 38: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	29,  // 39: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	30,  // 40: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	31,  // 41: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	27,  // 42: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	65,  // 43: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	65,  // 44: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	65,  // 45: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 46: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	65,  // 47: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	33,  // 48: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	32,  // 49: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	51,  // 50: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	65,  // 51: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	24,  // 52: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	2,   // 53: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 54: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	41,  // 55: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	41,  // 56: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	65,  // 57: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	65,  // 58: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	63,  // 59: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	65,  // 60: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	55,  // 61: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	56,  // 62: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	12,  // 63: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,   // 64: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 65: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	46,  // 66: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	46,  // 67: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	65,  // 68: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	65,  // 69: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	33,  // 70: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	32,  // 71: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	51,  // 72: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	65,  // 73: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	64,  // 74: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	24,  // 75: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	18,  // 76: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	47,  // 77: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	65,  // 78: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	65,  // 79: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	65,  // 80: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 81: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	65,  // 82: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 83: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	10,  // 84: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	14,  // 85: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	16,  // 86: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	9,   // 87: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	13,  // 88: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	15,  // 89: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	17,  // 90: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	57,  // 91: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	6,   // 92: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	10,  // 93: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	14,  // 94: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	16,  // 95: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	35,  // 96: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 97: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	37,  // 98: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	38,  // 99: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	42,  // 100: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	43,  // 101: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	48,  // 102: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	50,  // 103: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	9,   // 104: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	13,  // 105: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	15,  // 106: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	17,  // 107: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	36,  // 108: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 109: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	39,  // 110: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	40,  // 111: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	44,  // 112: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	45,  // 113: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	49,  // 114: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	50,  // 115: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	104, // [104:116] is the sub-list for method output_type
-	92,  // [92:104] is the sub-list for method input_type
-	92,  // [92:92] is the sub-list for extension type_name
-	92,  // [92:92] is the sub-list for extension extendee
-	0,   // [0:92] is the sub-list for field type_name
+	67,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	67,  // 21: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	16,  // 22: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
+	88,  // 23: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	31,  // 24: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	32,  // 25: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	40,  // 26: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	42,  // 27: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	75,  // 28: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	69,  // 29: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	76,  // 30: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	70,  // 31: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	30,  // 32: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	29,  // 33: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	22,  // 34: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	25,  // 35: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	20,  // 36: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	21,  // 37: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	21,  // 38: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	77,  // 39: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	69,  // 40: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	23,  // 41: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	24,  // 42: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	25,  // 43: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	88,  // 44: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	88,  // 45: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	88,  // 46: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	88,  // 47: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	88,  // 48: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	88,  // 49: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	88,  // 50: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	27,  // 51: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	78,  // 52: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	38,  // 53: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	39,  // 54: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	47,  // 55: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	79,  // 56: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	80,  // 57: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	34,  // 58: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	35,  // 59: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	36,  // 60: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	81,  // 61: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	82,  // 62: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	37,  // 63: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	83,  // 64: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	84,  // 65: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	89,  // 66: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	89,  // 67: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	89,  // 68: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	89,  // 69: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	85,  // 70: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	47,  // 71: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	41,  // 72: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	44,  // 73: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	45,  // 74: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	46,  // 75: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	47,  // 76: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	43,  // 77: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	88,  // 78: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	88,  // 79: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	88,  // 80: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 81: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	88,  // 82: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	49,  // 83: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	48,  // 84: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	67,  // 85: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	88,  // 86: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	39,  // 87: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	27,  // 88: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 89: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 90: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	57,  // 91: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	57,  // 92: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	88,  // 93: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	88,  // 94: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	86,  // 95: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	88,  // 96: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	71,  // 97: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	72,  // 98: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	12,  // 99: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,   // 100: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 101: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	62,  // 102: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	62,  // 103: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	88,  // 104: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	88,  // 105: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	49,  // 106: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	48,  // 107: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	67,  // 108: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	88,  // 109: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	87,  // 110: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	39,  // 111: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	19,  // 112: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	63,  // 113: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	28,  // 114: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	26,  // 115: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	88,  // 116: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	88,  // 117: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	88,  // 118: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	88,  // 119: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 120: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	88,  // 121: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 122: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	10,  // 123: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	14,  // 124: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	17,  // 125: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	9,   // 126: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	13,  // 127: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	15,  // 128: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	18,  // 129: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	73,  // 130: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	88,  // 131: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	33,  // 132: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 133: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	10,  // 134: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	14,  // 135: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	17,  // 136: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	51,  // 137: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 138: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	53,  // 139: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	54,  // 140: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	58,  // 141: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	59,  // 142: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	64,  // 143: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	66,  // 144: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	9,   // 145: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	13,  // 146: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	15,  // 147: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	18,  // 148: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	52,  // 149: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 150: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	55,  // 151: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	56,  // 152: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	60,  // 153: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	61,  // 154: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	65,  // 155: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	66,  // 156: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	145, // [145:157] is the sub-list for method output_type
+	133, // [133:145] is the sub-list for method input_type
+	133, // [133:133] is the sub-list for extension type_name
+	133, // [133:133] is the sub-list for extension extendee
+	0,   // [0:133] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -6552,12 +8885,15 @@ func file_api_control_v1_control_proto_init() {
 	if File_api_control_v1_control_proto != nil {
 		return
 	}
-	file_api_control_v1_control_proto_msgTypes[15].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[16].OneofWrappers = []any{
 		(*WorkloadSpec_Container)(nil),
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[47].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[19].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[22].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[29].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[63].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -6574,7 +8910,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   62,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -70,15 +70,15 @@ type AgentControlClient interface {
 	RetryWorkload(ctx context.Context, in *RetryWorkloadRequest, opts ...grpc.CallOption) (*RetryWorkloadResponse, error)
 	// Submits a change that the automation service proposes; it is applied only if it is allowed.
 	SubmitAutomationSuggestion(ctx context.Context, in *SubmitAutomationSuggestionRequest, opts ...grpc.CallOption) (*SubmitAutomationSuggestionResponse, error)
-	// Nodes in id order, filtered.
+	// Lists the nodes that match the filters, in id order.
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
-	// One node. NotFound for an unknown id.
+	// Returns one node. NotFound for an unknown id.
 	GetNode(ctx context.Context, in *GetNodeRequest, opts ...grpc.CallOption) (*GetNodeResponse, error)
-	// Workloads in id order, filtered.
+	// Lists the workloads that match the filters, in id order.
 	ListWorkloads(ctx context.Context, in *ListWorkloadsRequest, opts ...grpc.CallOption) (*ListWorkloadsResponse, error)
-	// One workload. NotFound for an unknown id.
+	// Returns one workload. NotFound for an unknown id.
 	GetWorkload(ctx context.Context, in *GetWorkloadRequest, opts ...grpc.CallOption) (*GetWorkloadResponse, error)
-	// Counts of nodes and workloads by state.
+	// Returns the numbers of nodes and workloads by state.
 	GetClusterSummary(ctx context.Context, in *GetClusterSummaryRequest, opts ...grpc.CallOption) (*GetClusterSummaryResponse, error)
 	// Carries register, heartbeat, apply and delete over one stream. Each request is answered, in
 	// order, by one message with the request's correlation id and an answer arm (numbers from 1000).
@@ -244,15 +244,15 @@ type AgentControlServer interface {
 	RetryWorkload(context.Context, *RetryWorkloadRequest) (*RetryWorkloadResponse, error)
 	// Submits a change that the automation service proposes; it is applied only if it is allowed.
 	SubmitAutomationSuggestion(context.Context, *SubmitAutomationSuggestionRequest) (*SubmitAutomationSuggestionResponse, error)
-	// Nodes in id order, filtered.
+	// Lists the nodes that match the filters, in id order.
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
-	// One node. NotFound for an unknown id.
+	// Returns one node. NotFound for an unknown id.
 	GetNode(context.Context, *GetNodeRequest) (*GetNodeResponse, error)
-	// Workloads in id order, filtered.
+	// Lists the workloads that match the filters, in id order.
 	ListWorkloads(context.Context, *ListWorkloadsRequest) (*ListWorkloadsResponse, error)
-	// One workload. NotFound for an unknown id.
+	// Returns one workload. NotFound for an unknown id.
 	GetWorkload(context.Context, *GetWorkloadRequest) (*GetWorkloadResponse, error)
-	// Counts of nodes and workloads by state.
+	// Returns the numbers of nodes and workloads by state.
 	GetClusterSummary(context.Context, *GetClusterSummaryRequest) (*GetClusterSummaryResponse, error)
 	// Carries register, heartbeat, apply and delete over one stream. Each request is answered, in
 	// order, by one message with the request's correlation id and an answer arm (numbers from 1000).

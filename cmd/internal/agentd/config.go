@@ -16,31 +16,34 @@ import (
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/volume"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/internal/taint"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/enrol"
 )
 
-// Config is the settings of an agent (contract/env.md, "Agent"). The usage text of a field says what it
-// means.
+// Config is the settings of an agent (contract/env.md, "Agent"). The usage text in a field's tag explains the
+// field.
 type Config struct {
 	Standalone bool `flag:"standalone" yaml:"standalone" env:"PERSYS_STANDALONE" default:"false" usage:"run without schedulers"`
-	Insecure   bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"plaintext both ways; binds to loopback"`
+	Insecure   bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"no TLS, neither for callers nor towards schedulers; the agent listens on the loopback address"`
 
 	NodeID  string `env:"PERSYS_NODE_ID" flag:"node-id" yaml:"node_id" usage:"name of this node; auto = host name and machine id; default: host name"`
-	Version string `env:"PERSYS_VERSION" flag:"report-version" yaml:"version" usage:"version that is reported; default: this program's"`
+	Version string `env:"PERSYS_VERSION" flag:"report-version" yaml:"version" usage:"version that the agent reports to the schedulers; default: the version of this program"`
 
 	GRPCAddr    string `env:"PERSYS_GRPC_ADDR" flag:"bind" yaml:"grpc_addr" usage:"bind address; default 0.0.0.0, with -insecure 127.0.0.1"`
 	GRPCPort    int    `env:"PERSYS_GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" min:"0" default:"50051" usage:"agent API"`
 	MetricsPort int    `env:"PERSYS_METRICS_PORT" flag:"metrics-port" yaml:"metrics_port" kind:"port" min:"0" default:"8089" usage:"/metrics and /health"`
-	Endpoint    string `env:"PERSYS_AGENT_GRPC_ENDPOINT" flag:"endpoint" yaml:"agent_grpc_endpoint" usage:"host:port that schedulers dial; default: derived"`
+	Endpoint    string `env:"PERSYS_AGENT_GRPC_ENDPOINT" flag:"endpoint" yaml:"agent_grpc_endpoint" usage:"host:port at which schedulers reach this agent; default: the address on which it listens"`
 
 	TLSEnabled bool   `env:"PERSYS_TLS_ENABLED" flag:"tls" yaml:"tls_enabled" default:"true" usage:"mutual TLS"`
 	TLSCert    string `env:"PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls_cert_path" default:"/etc/persys/certs/agent.crt" usage:"certificate"`
 	TLSKey     string `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key_path" default:"/etc/persys/certs/agent.key" usage:"private key"`
 	TLSCA      string `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
 
-	Join     string            `env:"PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it beside the state"`
-	TLSPeers map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	Join           string            `env:"PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it beside the state"`
+	TLSPeers       map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	TLSLegacyNames bool              `env:"PERSYS_TLS_LEGACY_NAMES" flag:"tls-legacy-names" yaml:"tls_legacy_names" default:"false" usage:"certificates of other CAs with the name of a legacy v1 program (persys-scheduler, persys-gateway, compute-agent, persysctl, …) get the role of that program"`
 
 	Vault vaultSettings
 
@@ -48,16 +51,17 @@ type Config struct {
 
 	Schedulers        []string          `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" yaml:"scheduler_addr" usage:"host:port of schedulers, comma separated; default 127.0.0.1:8085"`
 	Discovery         string            `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" yaml:"scheduler_discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
-	SchedulerInsecure bool              `env:"PERSYS_SCHEDULER_INSECURE" flag:"scheduler-insecure" yaml:"scheduler_insecure" default:"false" usage:"plaintext towards the schedulers"`
+	SchedulerInsecure bool              `env:"PERSYS_SCHEDULER_INSECURE" flag:"scheduler-insecure" yaml:"scheduler_insecure" default:"false" usage:"no TLS on connections to the schedulers"`
 	ClusterID         string            `env:"PERSYS_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster of this node must have"`
 	Shard             string            `env:"PERSYS_SCHEDULER_SHARD" flag:"scheduler-shard" yaml:"scheduler_shard" usage:"shard (SCHEDULER_SHARD_KEY of the schedulers) that the cluster of this node must have"`
 	Region            string            `env:"PERSYS_NODE_REGION" flag:"region" yaml:"node_region" usage:"value of the label region"`
 	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"value of the label env"`
-	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"labels of this node, k=v,k2=v2"`
+	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"labels of this node, k=v,k2=v2; persysctl node label sets others in their place"`
+	Taints            []string          `env:"PERSYS_NODE_TAINTS" flag:"taints" yaml:"node_taints" usage:"taints of this node, k=v:NoSchedule,k2:NoExecute:60: NoSchedule, PreferNoSchedule or NoExecute, with seconds; persysctl node taint sets others in their place"`
 
-	Guard      string        `env:"PERSYS_GUARD" flag:"guard" yaml:"guard" oneof:"auto,external,off" default:"auto" usage:"process that stops workloads with on_lost_lease: stop when the lease ends: auto = guards that the agent starts, external = a persys-agent guard that an operator runs, off = such workloads are refused"`
-	GuardDir   string        `env:"PERSYS_GUARD_DIR" flag:"guard-dir" yaml:"guard_dir" usage:"folder of the socket between agent and guard; default: beside the state"`
-	GuardGrace time.Duration `env:"PERSYS_GUARD_GRACE" flag:"guard-grace" yaml:"guard_grace" seconds:"true" default:"10s" min:"0s" max:"10m" usage:"time a guard gives a workload to stop; it is placed elsewhere at least 5 s later"`
+	Fencer      string        `env:"PERSYS_FENCER" flag:"fencer" yaml:"fencer" oneof:"auto,external,off" default:"auto" usage:"process that stops workloads with on_lost_lease: stop when the lease ends: auto = fencers that the agent starts, external = a persys-agent fencer that an operator runs, off = such workloads are refused"`
+	FencerDir   string        `env:"PERSYS_FENCER_DIR" flag:"fencer-dir" yaml:"fencer_dir" usage:"folder of the socket between agent and fencer; default: beside the state"`
+	FencerGrace time.Duration `env:"PERSYS_FENCER_GRACE" flag:"fencer-grace" yaml:"fencer_grace" seconds:"true" default:"10s" min:"0s" max:"10m" usage:"time a fencer gives a workload to stop; it is placed elsewhere at least 5 s later"`
 
 	Docker     bool   `env:"PERSYS_DOCKER_ENABLED" flag:"docker" yaml:"docker_enabled" default:"true" usage:"run containers on a Docker engine"`
 	DockerHost string `env:"DOCKER_HOST" flag:"docker-host" yaml:"docker_endpoint" default:"unix:///var/run/docker.sock" usage:"Docker endpoint"`
@@ -68,7 +72,7 @@ type Config struct {
 	LibvirtURI string `env:"PERSYS_LIBVIRT_URI" flag:"libvirt-uri" yaml:"libvirt_uri" default:"qemu:///system" usage:"libvirt of this machine"`
 	VMImages   string `env:"PERSYS_VM_IMAGES" flag:"vm-images" yaml:"vm_images" default:"/var/lib/libvirt/images" usage:"folder of the disks of virtual machines and of images named without a folder"`
 	VMAccel    string `env:"PERSYS_VM_ACCELERATION" flag:"vm-acceleration" yaml:"vm_acceleration" oneof:"auto,kvm,qemu" default:"auto" usage:"auto = KVM if a test guest boots, else emulation"`
-	VMScreens  string `env:"PERSYS_VM_VNC" flag:"vm-vnc" yaml:"vm_vnc" default:"127.0.0.1" usage:"listen address of VNC, without a password; none = no VNC"`
+	VMScreens  string `env:"PERSYS_VM_VNC" flag:"vm-vnc" yaml:"vm_vnc" default:"127.0.0.1" usage:"listen address of VNC; each screen has a password in a file beside the disks of its machine; none = no VNC"`
 	CredsFile  string `env:"PERSYS_CREDENTIALS_FILE" flag:"credentials" yaml:"credentials_file" usage:"file with credentials for registries and Git, readable by the owner only; default: credentials.yaml beside the state file"`
 	DockerConf string `env:"DOCKER_CONFIG" flag:"docker-config" yaml:"docker_config" usage:"folder of a Docker config.json with further registry credentials; default: ~/.docker, none = not used"`
 	Simulate   string `env:"PERSYS_SIMULATE" flag:"simulate" yaml:"simulate" usage:"folder of a simulated engine in place of Docker; no workload really runs"`
@@ -80,12 +84,13 @@ type Config struct {
 	NFSExport        string            `env:"PERSYS_STORAGE_NFS_EXPORT" flag:"storage-nfs-export" yaml:"storage_nfs_export" usage:"path on the NFS server; every volume is a folder of it"`
 	NFSOptions       string            `env:"PERSYS_STORAGE_NFS_MOUNT_OPTIONS" flag:"storage-nfs-options" yaml:"storage_nfs_options" usage:"options of mount, such as vers=4.2,hard"`
 	CephRoot         string            `env:"PERSYS_STORAGE_CEPH_STAGE_ROOT" flag:"storage-ceph-stage-root" yaml:"storage_ceph_stage_dir" usage:"where Ceph images are mounted; default: volumes/ceph-rbd, beside the state file"`
-	CephCluster      string            `env:"PERSYS_STORAGE_CEPH_CLUSTER" flag:"storage-ceph-cluster" yaml:"storage_ceph_cluster" usage:"name of the Ceph cluster; empty = that of rbd"`
+	CephCluster      string            `env:"PERSYS_STORAGE_CEPH_CLUSTER" flag:"storage-ceph-cluster" yaml:"storage_ceph_cluster" usage:"name of the Ceph cluster; empty = the default of the program rbd"`
 	CephPool         string            `env:"PERSYS_STORAGE_CEPH_POOL" flag:"storage-ceph-pool" yaml:"storage_ceph_pool" usage:"Ceph pool; with it, volumes of driver ceph-rbd are offered"`
-	CephUser         string            `env:"PERSYS_STORAGE_CEPH_USER" flag:"storage-ceph-user" yaml:"storage_ceph_user" usage:"Ceph user; empty = that of rbd"`
+	CephUser         string            `env:"PERSYS_STORAGE_CEPH_USER" flag:"storage-ceph-user" yaml:"storage_ceph_user" usage:"name of the Ceph user; empty = the default of the program rbd"`
 	CephKeyring      string            `env:"PERSYS_STORAGE_CEPH_KEYRING" flag:"storage-ceph-keyring" yaml:"storage_ceph_keyring" usage:"file with the key of the Ceph user"`
 	LimitCalls       int               `env:"PERSYS_LIMIT_CALLS" flag:"limit-calls" yaml:"limit_calls" default:"2000" min:"0" max:"10000000" usage:"calls per second of one host, with bursts of twice as many; 0 = no limit"`
-	LimitConcurrent  int               `env:"PERSYS_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"1024" min:"0" max:"1000000" usage:"concurrent calls of one host, streams included; 0 = no limit"`
+	LimitConcurrent  int               `env:"PERSYS_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"1024" min:"0" max:"1000000" usage:"concurrent calls of one host, streams excluded; 0 = no limit"`
+	LimitStreams     int               `env:"PERSYS_LIMIT_STREAMS" flag:"limit-streams" yaml:"limit_streams" default:"1024" min:"0" max:"1000000" usage:"concurrent streams (logs, sessions) of one host, a scheduler relays those of its users; 0 = no limit"`
 	LimitConnections int               `env:"PERSYS_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"1024" min:"0" max:"1000000" usage:"connections to the agent API; 0 = no limit"`
 	LimitPerHost     int               `env:"PERSYS_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"256" min:"0" max:"1000000" usage:"connections to the agent API from one address; 0 = no limit"`
 
@@ -98,11 +103,14 @@ type Config struct {
 	GCInterval    time.Duration `env:"PERSYS_GC_INTERVAL" flag:"gc-interval" yaml:"gc_interval" seconds:"true" default:"5m" min:"1s" max:"24h" usage:"period of garbage collection"`
 	GCOrphans     bool          `env:"PERSYS_GC_ORPHANS" flag:"gc-orphans" yaml:"gc_orphans" default:"false" usage:"also remove instances with our labels that no scheduler ordered"`
 	GCFailedAge   time.Duration `env:"PERSYS_GC_FAILED_AGE" flag:"gc-failed-age" yaml:"gc_failed_age" seconds:"true" default:"1h" min:"1m" max:"8760h" usage:"age at which a failed workload without instance is forgotten; only with legacy v1 schedulers, ours decide themselves"`
-	GCVolumeAge   time.Duration `env:"PERSYS_GC_VOLUME_AGE" flag:"gc-volume-age" yaml:"gc_volume_age" seconds:"true" default:"72h" min:"1s" max:"8760h" usage:"age at which a released volume without retain policy is deleted"`
+	GCVolumeAge   time.Duration `env:"PERSYS_GC_VOLUME_AGE" flag:"gc-volume-age" yaml:"gc_volume_age" seconds:"true" default:"72h" min:"1s" max:"8760h" usage:"age at which a released volume without retain policy, or a disk that a moved virtual machine left, is deleted"`
 	GCImageBudget int           `env:"PERSYS_GC_IMAGE_BUDGET_GB" flag:"gc-image-budget" yaml:"gc_image_budget_gb" min:"0" max:"1048576" default:"20" usage:"GB of unused images of this agent that may stay; 0 = no limit"`
 
 	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"compare all workloads with the engines periodically"`
-	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"period of that comparison"`
+	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"interval between two comparisons of all workloads with the engines"`
+
+	Policy    string   `env:"PERSYS_POLICY" flag:"policy" yaml:"policy" usage:"the most that any workload may ask of this machine: privileged, baseline, restricted, or a file with a policy; default: baseline, but no bound for namespaces of admins and legacy v1 schedulers"`
+	Protected []string `env:"PERSYS_PROTECTED_PATHS" flag:"protected-paths" yaml:"protected_paths" usage:"data folders of schedulers on this machine, which no workload may mount; /var/lib/persys/scheduler is always one"`
 
 	Exec     bool          `env:"PERSYS_EXEC_ENABLED" flag:"exec" yaml:"exec_enabled" default:"true" usage:"let operators run commands in workloads and open consoles (persysctl exec, console)"`
 	ExecIdle time.Duration `env:"PERSYS_EXEC_IDLE_TIMEOUT" flag:"exec-idle-timeout" yaml:"exec_idle_timeout" seconds:"true" default:"15m" min:"0s" max:"24h" usage:"time without input and output after which a session ends; 0 = never"`
@@ -115,19 +123,19 @@ type Config struct {
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 }
 
-// DefaultScheduler is dialled if no scheduler is set.
+// DefaultScheduler is the address of the scheduler if no setting names one.
 const DefaultScheduler = "127.0.0.1:8085"
 
 // DefaultCert is the default of PERSYS_TLS_CERT.
 const DefaultCert = "/etc/persys/certs/agent.crt"
 
-// identityStore holds the identity that this agent got for a join token.
+// identityStore returns the store of the identity (key and certificate) that this agent got for a join token.
 func (c *Config) identityStore() pki.IdentityStore {
 	return pki.IdentityStore{Dir: c.StatePath + ".tls"}
 }
 
-// identity gets an identity for a join token, or uses the one of an earlier start. False means that the
-// PERSYS_TLS_* files are used.
+// identity obtains an identity (key and certificate) with the join token, or loads the one from an earlier
+// start. It returns false if the PERSYS_TLS_* files are used instead.
 func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (bool, error) {
 	identityStore := c.identityStore()
 	hosts := c.hosts()
@@ -157,7 +165,7 @@ func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (b
 	return true, nil
 }
 
-// hosts returns the names under which schedulers may dial this agent.
+// hosts returns the names and addresses under which schedulers may connect to this agent.
 func (c *Config) hosts() []string {
 	advertised, _, err := net.SplitHostPort(c.Endpoint)
 	if err != nil {
@@ -166,7 +174,8 @@ func (c *Config) hosts() []string {
 	return enrol.Hosts(c.GRPCAddr, advertised)
 }
 
-// begin completes the settings and returns the name of this node and the version that it reports.
+// begin fills in the settings that have no value and returns the name of this node and the version that it
+// reports.
 func (c *Config) begin(version string) (node, reports string, err error) {
 	if err := c.complete(); err != nil {
 		return "", "", err
@@ -195,11 +204,11 @@ func (c *Config) complete() error {
 		}
 		c.StatePath = path
 	}
-	if c.GuardDir == "" {
-		c.GuardDir = c.StatePath + ".guard"
+	if c.FencerDir == "" {
+		c.FencerDir = c.StatePath + ".fencer"
 	}
 	if c.Standalone {
-		c.Guard = "off" // without schedulers there is no lease
+		c.Fencer = "off" // a standalone agent has no lease, so it needs no fencer
 	}
 	if c.CredsFile == "" {
 		c.CredsFile = filepath.Join(filepath.Dir(c.StatePath), "credentials.yaml")
@@ -272,15 +281,34 @@ func defaultStatePath(insecure bool, node string) (string, error) {
 	if node == "" {
 		node = "agent"
 	}
-	base := os.Getenv("XDG_STATE_HOME")
-	if base == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return "", fmt.Errorf("PERSYS_STATE_PATH is not set and there is no home directory: %w", err)
-		}
-		base = filepath.Join(home, ".local", "state")
+	base, err := userState()
+	return filepath.Join(base, strings.ToLower(node), "state.db"), err
+}
+
+// userState returns the folder in which programs that were started by a user, not as a service, keep their
+// data.
+func userState() (string, error) {
+	if base := os.Getenv("XDG_STATE_HOME"); base != "" {
+		return filepath.Join(base, "persys"), nil
 	}
-	return filepath.Join(base, "persys", strings.ToLower(node), "state.db"), nil
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("PERSYS_STATE_PATH is not set and there is no home directory: %w", err)
+	}
+	return filepath.Join(home, ".local", "state", "persys"), nil
+}
+
+// taints parses the setting PERSYS_NODE_TAINTS.
+func (c *Config) taints() ([]*controlv1.Taint, error) {
+	var out []*controlv1.Taint
+	for _, text := range c.Taints {
+		t, err := taint.Parse(text)
+		if err != nil {
+			return nil, fmt.Errorf("PERSYS_NODE_TAINTS: %w", err)
+		}
+		out = append(out, t)
+	}
+	return out, nil
 }
 
 func (c *Config) labels() map[string]string {

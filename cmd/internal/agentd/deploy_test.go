@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/config"
 )
 
-// daemonSet is the part of the manifest that must agree with the program.
+// daemonSet holds the fields of the agent's Kubernetes manifest that must agree with the program.
 type daemonSet struct {
 	Kind string
 	Spec struct {
@@ -52,8 +52,8 @@ type daemonSet struct {
 	}
 }
 
-// The manifest sets variables that exist to valid values, exposes the ports that the program listens on,
-// and runs the image that this repository builds.
+// The agent's Kubernetes manifest sets only variables that the agent has, to valid values, exposes the ports
+// that the program listens on, and runs the image that this repository builds.
 func TestDaemonSetFitsTheProgram(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/kubernetes/persys-agent.yaml")
 	if err != nil {
@@ -65,7 +65,7 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 	}
 	pod := d.Spec.Template.Spec
 	if d.Kind != "DaemonSet" || len(pod.Containers) != 1 || !pod.HostNetwork || !pod.HostPID {
-		t.Fatalf("kind %s, %d containers, host network %v, host pids %v", d.Kind, len(pod.Containers), pod.HostNetwork, pod.HostPID)
+		t.Fatalf("the manifest has kind %s, %d containers, host network %v, host pids %v; want a DaemonSet with one container in the namespaces of the host", d.Kind, len(pod.Containers), pod.HostNetwork, pod.HostPID)
 	}
 	for k, v := range d.Spec.Selector.MatchLabels {
 		if d.Spec.Template.Metadata.Labels[k] != v {
@@ -85,7 +85,7 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 	set := map[string]string{}
 	for _, e := range c.Env {
 		if !slices.Contains(known, e.Name) && !slices.Contains(known, strings.TrimSuffix(e.Name, "_FILE")) {
-			t.Errorf("%s is no setting of the agent", e.Name)
+			t.Errorf("the variable %s is not a setting of the agent", e.Name)
 		}
 		if set[e.Name] = e.Value; e.ValueFrom != nil {
 			set[e.Name] = "some-node"
@@ -103,7 +103,7 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 		Environ: func(k string) (string, bool) { v, ok := set[k]; return v, ok },
 		ReadFile: func(path string) ([]byte, error) {
 			if !mounted(path) {
-				t.Errorf("%s is not mounted", path)
+				t.Errorf("the file %s is not mounted", path)
 			}
 			return []byte("persys-join-1.abc.def\n"), nil
 		},
@@ -119,17 +119,17 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 	}
 	for _, path := range []string{cfg.StatePath, cfg.ComposeDir, strings.TrimPrefix(cfg.DockerHost, "unix://"), "/tmp/x"} {
 		if !mounted(path) {
-			t.Errorf("%s is not kept outside of the pod", path)
+			t.Errorf("the path %s is not stored outside of the pod", path)
 		}
 	}
 	ports := map[string]int{}
 	for _, p := range c.Ports {
 		if ports[p.Name] = p.ContainerPort; p.HostPort != p.ContainerPort {
-			t.Errorf("port %s is %d outside and %d inside, which a pod in the host's network cannot have", p.Name, p.HostPort, p.ContainerPort)
+			t.Errorf("port %s is %d on the host and %d in the container; they must be equal in the host's network", p.Name, p.HostPort, p.ContainerPort)
 		}
 	}
 	if ports["grpc"] != cfg.GRPCPort || ports["http"] != cfg.MetricsPort {
-		t.Errorf("ports %v, the agent listens on %d and %d", ports, cfg.GRPCPort, cfg.MetricsPort)
+		t.Errorf("the manifest has ports %v, but the agent listens on %d and %d", ports, cfg.GRPCPort, cfg.MetricsPort)
 	}
 	if g := c.LivenessProbe.HTTPGet; g.Path != "/health" || ports[g.Port] != cfg.MetricsPort {
 		t.Errorf("probed at %+v", g)
@@ -142,9 +142,9 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 	}
 }
 
-// These directives give a service its own mount namespace (systemd.exec, PrivateMounts=): an engine would
-// not see the volumes that the agent mounts. And systemd sets HOME, where Docker's configuration is, only
-// together with User.
+// The agent's unit file must not contain certain directives: they would give the service its own mount
+// namespace (systemd.exec, PrivateMounts=), and an engine would not see the volumes that the agent mounts. It
+// must set User: only then does systemd set HOME, below which Docker's configuration is.
 func TestUnitIsAsTheMachineIs(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
 	if err != nil {
@@ -155,21 +155,21 @@ func TestUnitIsAsTheMachineIs(t *testing.T) {
 		t.Error(line)
 	}
 	if !strings.Contains(string(raw), "\nUser=root\n") {
-		t.Error("there is no User, so no HOME")
+		t.Error("the unit has no User, so systemd sets no HOME")
 	}
 }
 
-// Removing the agent, or replacing it by the build with virtual machines, leaves exclusive workloads
-// running: the guard must still run when their lease ends.
-func TestRemovalLeavesTheGuard(t *testing.T) {
+// If the agent's package is removed, or replaced by the package with support for virtual machines, exclusive
+// workloads keep running. So the fencer, which stops them when the node's lease ends, must keep running too.
+func TestRemovalLeavesTheFencerRunning(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/packages/prerm-agent")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := regexp.MustCompile(`(?m)^.*systemctl.*(--now|stop|kill).*persys-guard.*`).Find(raw); s != nil {
-		t.Errorf("the guard is ended: %s", s)
+	if s := regexp.MustCompile(`(?m)^.*systemctl.*(--now|stop|kill).*persys-fencer.*`).Find(raw); s != nil {
+		t.Errorf("the fencer is ended: %s", s)
 	}
-	if !strings.Contains(string(raw), "cp /lib/systemd/system/persys-guard.service /run/systemd/system/") {
-		t.Error("the guard ends with the next daemon-reload, which finds no unit")
+	if !strings.Contains(string(raw), "cp /lib/systemd/system/persys-fencer.service /run/systemd/system/") {
+		t.Error("the fencer would end with the next daemon-reload, because its unit no longer exists")
 	}
 }

@@ -19,12 +19,15 @@ import (
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/compose/gitfetch"
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/child"
+	"github.com/persys/compute/stack"
 	"github.com/persys/compute/testbed"
 )
 
-// engine is the real Docker engine, with the probe program as an image.
+// engine is the real Docker engine with the image of the probe program.
 type engine struct {
 	*mobytest.Engine
 	cli   *client.Client
@@ -35,9 +38,12 @@ type engine struct {
 
 var shared = mobytest.Shared{Name: "agentd"}
 
-func TestMain(m *testing.M) { shared.Main(m, nil) }
+func TestMain(m *testing.M) {
+	child.Serve(stack.Task, gitfetch.Task)
+	shared.Main(m, nil)
+}
 
-// machine is one node without schedulers: the state file, the engine and, while it runs, the agent.
+// machine is one node without schedulers: the agent's state file, the engine and, while it runs, the agent.
 type machine struct {
 	*testing.T
 	*engine
@@ -93,7 +99,7 @@ func (m *machine) sweep() {
 	}
 }
 
-// id returns the id of a workload; test runs share the engine.
+// id returns a workload id with a random part, because several test runs may use the engine at the same time.
 func (m *machine) id(name string) string { return "t" + m.run + "-" + name }
 
 func (m *machine) start() {
@@ -101,7 +107,7 @@ func (m *machine) start() {
 	log := slog.New(slog.NewJSONHandler(&m.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	a, err := agent.New(agent.Config{
 		NodeID: m.node, StatePath: m.cfg.StatePath, Storage: m.cfg.storage(), Logger: log, ReconcileInterval: m.cfg.ReconcileInterval,
-		GC: m.gc, StopGrace: time.Second, RetryBase: 100 * time.Millisecond, RetryMax: time.Second,
+		GC: m.gc, RetryBase: 100 * time.Millisecond, RetryMax: time.Second,
 	}, drivers(&m.cfg, false, log))
 	if err != nil {
 		m.Fatal(err)
@@ -156,7 +162,7 @@ func (m *machine) delete(name string) {
 	testbed.Until(m, name+" is gone", func() bool { return m.status(name) == nil })
 }
 
-// containers returns the containers of a workload, by label.
+// containers returns the containers of a workload, which it finds by label.
 func (m *machine) containers(name string) []string {
 	m.Helper()
 	all, err := m.cli.ContainerList(m.Context(), client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", driver.LabelWorkload+"="+m.id(name))})
@@ -170,7 +176,7 @@ func (m *machine) containers(name string) []string {
 	return out
 }
 
-// ask asks the probe in a workload's container, and waits while the probe starts.
+// ask sends a request to the probe in a workload's container. While the probe starts, it tries again.
 func (m *machine) ask(name, path, file string) string {
 	m.Helper()
 	text := ""
@@ -179,7 +185,7 @@ func (m *machine) ask(name, path, file string) string {
 		defer cancel()
 		st := m.running(name)
 		if len(st.Ports) == 0 {
-			return false // started since the last check
+			return false // the container runs, but was started only after the check before
 		}
 		at := fmt.Sprintf("http://127.0.0.1:%d%s?path=%s", st.Ports[0].HostPort, path, url.QueryEscape(file))
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
@@ -206,14 +212,14 @@ func (m *machine) container(volumes ...*agentv1.ManagedVolumeSpec) *agentv1.Work
 	}}}
 }
 
-// The engine shows a container whose start failed as created, with an error. The agent must start it again,
-// whatever its restart policy.
+// A container whose start failed has the state "created" and an error in the engine. The agent must start it
+// again, whatever its restart policy is.
 func TestAStartThatFailedIsTriedAgain(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	spec := m.container()
 	spec.GetContainer().RestartPolicy.Policy = "no"
-	spec.GetContainer().Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/proc/none"}} // the engine refuses the start
+	spec.GetContainer().Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/proc/none"}} // this mount makes the engine refuse the start
 	m.apply("web", spec)
 	testbed.Until(m, "a third start", func() bool { return m.status("web").GetMetadata()["retry_attempts"] == "3" })
 }

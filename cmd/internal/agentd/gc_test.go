@@ -27,7 +27,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// make creates a container that the agent did not order.
+// make creates a container on the engine without an order to the agent.
 func (m *machine) make(called string, labels map[string]string) string {
 	m.Helper()
 	res, err := m.cli.ContainerCreate(m.Context(), client.ContainerCreateOptions{
@@ -56,7 +56,7 @@ func (m *machine) collect(dry, orphans bool) map[string]*agentv1.Garbage {
 	m.Helper()
 	res, err := m.api.CollectGarbage(m.Context(), &agentv1.CollectGarbageRequest{DryRun: dry, Orphans: orphans})
 	if err != nil || len(res.Skipped) > 0 {
-		m.Fatalf("%v %v", res, err)
+		m.Fatalf("the garbage collection returned %v, error %v; want that no engine was skipped", res, err)
 	}
 	out := map[string]*agentv1.Garbage{}
 	for _, g := range res.Items {
@@ -65,7 +65,8 @@ func (m *machine) collect(dry, orphans bool) map[string]*agentv1.Garbage {
 	return out
 }
 
-// On the real engine: a dry run finds the garbage, a run removes it, and everything else stays.
+// TestGarbageOnTheEngine: on a real Docker engine, a dry run lists the garbage, a run removes it, and all
+// other resources stay.
 func TestGarbageOnTheEngine(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -118,7 +119,7 @@ func TestGarbageOnTheEngine(t *testing.T) {
 		t.Error("a folder that is not ours was removed")
 	}
 	if m.collect(false, true); m.there(ghost) {
-		t.Error("the orphan is left, though a person asked for it")
+		t.Error("the orphan still exists, but a user asked for its removal")
 	}
 	m.delete("web")
 }
@@ -134,7 +135,7 @@ func (m *machine) remove(id string) {
 	_, _ = m.cli.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true})
 }
 
-// privateRegistry starts a registry with a password.
+// privateRegistry starts an image registry that requires the password.
 func (m *machine) privateRegistry(password *string) (host string) {
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -151,7 +152,8 @@ func (m *machine) privateRegistry(password *string) (host string) {
 	return strings.TrimPrefix(srv.URL, "http://")
 }
 
-// push creates an image in a registry of its own, with an anonymous volume.
+// push creates an image that declares an anonymous volume, and pushes it to the registry host under the name
+// ref.
 func (m *machine) push(host, ref string) string {
 	m.Helper()
 	tag, err := name.NewTag(host + "/" + ref)
@@ -191,7 +193,7 @@ func (m *machine) inspect(workload string) (image string, volumes []string) {
 	m.Helper()
 	all := m.containers(workload)
 	if len(all) != 1 {
-		m.Fatalf("%s has containers %v", workload, all)
+		m.Fatalf("workload %s has containers %v, want 1", workload, all)
 	}
 	res, err := m.cli.ContainerInspect(m.Context(), all[0], client.ContainerInspectOptions{})
 	if err != nil {
@@ -203,9 +205,10 @@ func (m *machine) inspect(workload string) (image string, volumes []string) {
 	return res.Container.Image, volumes
 }
 
-// The tag of an image moved to a newer image. The untagged image is removed first once the budget is
-// exceeded, unless a person tagged it. Anonymous volumes of images are removed with their containers.
-func TestRenewedImages(t *testing.T) {
+// A newer image takes over the tag of an image. If unused images exceed the budget, the image without a tag
+// is removed first, unless a user gave it another tag. Anonymous volumes of images are removed together with
+// their containers.
+func TestImagesWithoutATagAreRemovedFirst(t *testing.T) {
 	none := ""
 	m := newMachine(t)
 	host := m.privateRegistry(&none)
@@ -216,7 +219,7 @@ func TestRenewedImages(t *testing.T) {
 	}
 	ref, other := m.push(host, "app:latest"), m.push(host, "other:v1")
 	m.start()
-	m.apply("other", of(other, "")) // pulled before the image that loses its tag
+	m.apply("other", of(other, "")) // pull this image before the image that loses its tag
 	m.running("other")
 	m.delete("other")
 	m.apply("app", of(ref, "1"))
@@ -227,9 +230,9 @@ func TestRenewedImages(t *testing.T) {
 	m.running("app")
 	second, more := m.inspect("app")
 	if first == second || len(scratch) != 1 || len(more) != 1 {
-		t.Fatalf("images %s and %s, volumes %v and %v", first, second, scratch, more)
+		t.Fatalf("after a push under the same tag: images %s and %s, want two; anonymous volumes %v and %v, want one each", first, second, scratch, more)
 	}
-	name := func(image string) { // as a person does
+	name := func(image string) { // name gives the image a further tag, as a person would
 		t.Helper()
 		if _, err := m.cli.ImageTag(t.Context(), client.ImageTagOptions{Source: image, Target: "persys-kept-" + m.run + ":1"}); err != nil {
 			t.Fatal(err)
@@ -244,10 +247,10 @@ func TestRenewedImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.stop()
-	m.gc.ImageBudget = res.Size + 4096 // room for one of them
+	m.gc.ImageBudget = res.Size + 4096 // the disk budget for unused images has room for only one of the two images
 	m.start()
 	if found := m.collect(true, false); len(found) != 0 {
-		t.Errorf("found %v: one is in use, one has a person's name, and one is within the budget", found)
+		t.Errorf("Garbage found %v; want none: one image is in use, one has a user's tag, one is within the budget", found)
 	}
 	name(other)
 	if found := m.collect(false, false); len(found) != 1 || !found["image "+first].GetRemoved() {
@@ -255,7 +258,7 @@ func TestRenewedImages(t *testing.T) {
 	}
 	for what, want := range map[string]bool{first: false, second: true, other: true} {
 		if _, err := m.cli.ImageInspect(t.Context(), what); (err == nil) != want {
-			t.Errorf("%s is there: %v, want %v", what, err == nil, want)
+			t.Errorf("image %s exists: %v, want %v", what, err == nil, want)
 		}
 	}
 	m.delete("app")
@@ -266,8 +269,9 @@ func TestRenewedImages(t *testing.T) {
 	}
 }
 
-// An agent that lost its state file does not know what it ran. A stack with its network and volume, and an
-// exited container, stay until a person asks for their removal; then nothing of them stays.
+// An agent that lost its state file does not know which workloads it ran. A stack with its network and
+// volume, and an exited container, stay until a user asks for their removal. Then all of their resources
+// are removed.
 func TestOrphansOnTheEngine(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -300,17 +304,18 @@ func TestOrphansOnTheEngine(t *testing.T) {
 	m.start()
 	found := m.collect(false, false)
 	if len(found) != 2 || found["orphan "+m.id("shop")].GetRemoved() || found["orphan "+m.id("ended")].GetRemoved() || len(m.containers("shop")) != 1 || networks() != 1 {
-		t.Fatalf("found %v; want two orphans, left alone", found)
+		t.Fatalf("a collection without a user's request found %v; want two orphans that were not removed", found)
 	}
 	m.collect(false, true)
 	if left := append(m.containers("shop"), m.containers("ended")...); len(left) != 0 || networks() != 0 || !gone(filepath.Join(m.cfg.ComposeDir, m.id("shop"))) {
-		t.Errorf("left: containers %v, %d networks", left, networks())
+		t.Errorf("after the removal of the orphans these are left: containers %v, %d networks; want none", left, networks())
 	}
 	if _, err := m.cli.VolumeInspect(t.Context(), volumes[0], client.VolumeInspectOptions{}); err == nil {
 		t.Errorf("volume %s is left", volumes[0])
 	}
 
-	// The network of a stack whose containers a person removed; never one of another node.
+	// A user removed the containers of a stack, so its network is garbage. A network of another node is not
+	// garbage.
 	nets := map[string]bool{}
 	for node, ours := range map[string]bool{m.node: true, "another-node": false} {
 		labels := m.ours("net", agent.Unbound, node)
@@ -327,7 +332,7 @@ func TestOrphansOnTheEngine(t *testing.T) {
 	}
 	for id, want := range nets {
 		if _, err := m.cli.NetworkInspect(t.Context(), id, client.NetworkInspectOptions{}); (err == nil) != want {
-			t.Errorf("network %s is there: %v, want %v", id, err == nil, want)
+			t.Errorf("network %s exists: %v, want %v", id, err == nil, want)
 		}
 	}
 }
@@ -337,8 +342,9 @@ func (m *machine) exited(id string) bool {
 	return err == nil && res.Container.State.Status == container.StateExited
 }
 
-// An image that the agent pulled, with credentials from a file of the machine, is removed when it is unused
-// and over the budget. An image that existed before stays. The password appears nowhere.
+// An image that the agent pulled, with credentials from a file of the machine, is removed when no workload
+// uses it and it exceeds the budget. An image that the engine had before stays. No log or status contains the
+// password.
 func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	const canary = "c4nary-registry-password"
 	password := ""
@@ -359,10 +365,10 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	if err := os.WriteFile(m.cfg.CredsFile, []byte("registries:\n  \""+host+"\": {username: robot, password: "+canary+"}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m.apply("app", spec) // the credentials are corrected on the machine, and the order is repeated
+	m.apply("app", spec) // order the workload again, now that the machine has the correct credentials
 	testbed.Until(m, "the container", func() bool { return len(m.containers("app")) == 1 })
 
-	// A person pulls the other image; then a workload uses it.
+	// A user pulls the other image before a workload uses it.
 	auth := client.ImagePullOptions{RegistryAuth: "eyJ1c2VybmFtZSI6InJvYm90IiwicGFzc3dvcmQiOiJjNG5hcnktcmVnaXN0cnktcGFzc3dvcmQifQ=="}
 	res, err := m.cli.ImagePull(t.Context(), before, auth)
 	if err != nil {
@@ -372,7 +378,7 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found := m.collect(true, false); len(found) != 0 {
-		t.Errorf("found %v while it is in use", found)
+		t.Errorf("garbage collection found %v, although a workload uses the image", found)
 	}
 	m.delete("app")
 	if found := m.collect(false, false); len(found) != 1 || !found["image "+pulled].GetRemoved() {
@@ -380,7 +386,7 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	}
 	for ref, want := range map[string]bool{pulled: false, before: true} {
 		if _, err := m.cli.ImageInspect(t.Context(), ref); (err == nil) != want {
-			t.Errorf("%s is there: %v, want %v", ref, err == nil, want)
+			t.Errorf("image %s exists: %v, want %v", ref, err == nil, want)
 		}
 	}
 	m.stop()

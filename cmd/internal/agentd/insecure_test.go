@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/config"
 )
 
-// Without TLS an agent binds to loopback unless the bind address is set.
+// Without TLS an agent listens on the loopback address unless a setting names another address.
 func TestInsecureBindsToLoopback(t *testing.T) {
 	for _, tt := range []struct {
 		insecure   bool
@@ -22,17 +22,17 @@ func TestInsecureBindsToLoopback(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.HasPrefix(c.GRPCAddr, tt.want) {
-			t.Errorf("insecure %t, told %q: it binds to %q, want %q", tt.insecure, tt.told, c.GRPCAddr, tt.want)
+			t.Errorf("insecure %t, bind address %q: the agent binds to %q, want %q", tt.insecure, tt.told, c.GRPCAddr, tt.want)
 		}
 	}
 }
 
-// An agent without TLS logs that, whichever setting turned TLS off, and its listen address.
-func TestPlaintextIsTold(t *testing.T) {
+// An agent without TLS logs a warning with its listen address. The test uses both settings that turn TLS off.
+func TestPlaintextIsLogged(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
 		insecure, tls bool
-		told          string // the listen address that is set
+		told          string // the address that the agent's warning must contain
 		want          []string
 	}{
 		{name: "insecure", insecure: true, tls: true, want: []string{"-insecure", "bind=127.0.0.1"}},
@@ -49,23 +49,23 @@ func TestPlaintextIsTold(t *testing.T) {
 			cfg.NodeID, cfg.StatePath, cfg.Standalone = "n", filepath.Join(t.TempDir(), "state.db"), true
 			cfg.Insecure, cfg.TLSEnabled, cfg.GRPCAddr = tt.insecure, tt.tls, tt.told
 			cfg.GRPCPort, cfg.MetricsPort, cfg.DockerHost, cfg.VM = 0, 0, "", false
-			// The listen address is logged before the certificate is read. There is no certificate, so
-			// without -insecure the start ends there.
+			// The agent logs the listen address before it reads the certificate. There is no certificate
+			// here, so without -insecure the start ends after the log line.
 			cfg.TLSCert = filepath.Join(t.TempDir(), "none.crt")
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			var out bytes.Buffer
 			err := Run(ctx, cfg, "test", slog.New(slog.NewTextHandler(&out, nil)))
 			if !tt.insecure && err == nil {
-				t.Error("it runs without a certificate")
+				t.Error("the agent runs without a certificate")
 			}
 			warnings := strings.Count(out.String(), "plaintext")
 			if warnings != min(len(tt.want), 1) {
-				t.Errorf("it warns %d times:\n%s", warnings, out.String())
+				t.Errorf("%d warnings:\n%s", warnings, out.String())
 			}
 			for _, want := range tt.want {
 				if !strings.Contains(out.String(), want) {
-					t.Errorf("it does not say %q:\n%s", want, out.String())
+					t.Errorf("the log lacks %q:\n%s", want, out.String())
 				}
 			}
 		})

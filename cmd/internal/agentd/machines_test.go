@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// Virtual machines are offered once libvirt exists, and their driver is added once.
-func TestLibvirtThatComesLater(t *testing.T) {
+// Once libvirt is installed, the agent offers virtual machines and adds their driver, only once.
+func TestLibvirtIsAddedOnceItExists(t *testing.T) {
 	engine, err := sim.NewEngine(sim.Options{Kind: driver.VM})
 	if err != nil {
 		t.Fatal(err)
@@ -31,19 +31,19 @@ func TestLibvirtThatComesLater(t *testing.T) {
 		want         int
 		err          error
 	}{
-		{"no libvirt", missing, nil, 0, nil}, {"one that cannot be used", nil, refused, 0, refused}, {"it is there", nil, nil, 1, nil}, {"it is known", nil, nil, 0, nil},
+		{"no libvirt", missing, nil, 0, nil}, {"a libvirt that cannot be used", nil, refused, 0, refused}, {"libvirt can be used", nil, nil, 1, nil}, {"the driver exists already", nil, nil, 0, nil},
 	} {
 		away, broken = c.away, c.broken
 		if got, err := m.late(agent.Binding{ClusterID: "c1", NodeID: "node-a"}); len(got) != c.want || !errors.Is(err, c.err) {
-			t.Errorf("%s: %d drivers, %v; want %d, %v", c.what, len(got), err, c.want, c.err)
+			t.Errorf("%s: %d drivers, error %v; want %d, %v", c.what, len(got), err, c.want, c.err)
 		}
 	}
 	if m.away != nil {
-		t.Errorf("%v: a new binding would make no driver", m.away)
+		t.Errorf("late returned no driver although libvirt is available (%v), so an agent that joins another cluster now could not run virtual machines", m.away)
 	}
 }
 
-// The agent's unit starts after the sockets of all libvirt daemons.
+// The agent's systemd unit starts after the sockets of all libvirt daemons.
 func TestUnitComesAfterLibvirt(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
 	if err != nil {

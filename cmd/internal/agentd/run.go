@@ -32,24 +32,29 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt"
 	"github.com/persys/compute/agent/driver/sim"
 	controlv1 "github.com/persys/compute/api/control/v1"
-	"github.com/persys/compute/cmd/internal/setup"
+	"github.com/persys/compute/config"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/enrol"
 	"github.com/persys/compute/rpc/limits"
+	"github.com/persys/compute/stack"
 	"github.com/persys/compute/telemetry"
 )
 
-// Run runs an agent until ctx ends. Workloads keep running. Errors name the setting.
+// Run runs an agent until ctx ends. The workloads keep running. Errors name the invalid setting.
 func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) error {
 	node, version, err := cfg.begin(version)
+	if err != nil {
+		return err
+	}
+	taints, err := cfg.taints()
 	if err != nil {
 		return err
 	}
 	switch {
 	case cfg.Insecure:
 		log.Warn("running with -insecure: plaintext, and every caller may do everything", "bind", cfg.GRPCAddr)
-	case !cfg.TLSEnabled: // legacy v1 set-ups use it, and other machines connect to them
+	case !cfg.TLSEnabled: // legacy v1 installations use PERSYS_TLS_ENABLED=false, and other machines connect to such agents
 		log.Warn("running with PERSYS_TLS_ENABLED=false: plaintext, and every caller may do everything", "bind", cfg.GRPCAddr)
 	}
 	if err := os.MkdirAll(filepath.Dir(cfg.StatePath), 0o700); err != nil {
@@ -72,12 +77,12 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 			return err
 		}
 	}
-	lis, err := setup.Listen("PERSYS_GRPC_PORT", cfg.GRPCAddr, cfg.GRPCPort)
+	lis, err := config.Listen("PERSYS_GRPC_PORT", cfg.GRPCAddr, cfg.GRPCPort)
 	if err != nil {
 		return err
 	}
-	defer lis.Close() // Run closes it too, which does no harm
-	httpLis, err := setup.Listen("PERSYS_METRICS_PORT", cfg.GRPCAddr, cfg.MetricsPort)
+	defer lis.Close() // Run closes the listener too; a second Close does no harm
+	httpLis, err := config.Listen("PERSYS_METRICS_PORT", cfg.GRPCAddr, cfg.MetricsPort)
 	if err != nil {
 		return err
 	}
@@ -108,7 +113,8 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		Listener:          lis,
 		Advertise:         cfg.Endpoint,
 		Labels:            cfg.labels(),
-		Limits:            limits.Limits{Calls: cfg.LimitCalls, Concurrent: cfg.LimitConcurrent, Connections: cfg.LimitConnections, PerHost: cfg.LimitPerHost},
+		Taints:            taints,
+		Limits:            limits.Limits{Calls: cfg.LimitCalls, Concurrent: cfg.LimitConcurrent, Streams: cfg.LimitStreams, Connections: cfg.LimitConnections, PerHost: cfg.LimitPerHost},
 		ReconcileInterval: cfg.ReconcileInterval,
 		Storage:           cfg.storage(),
 		NoSessions:        !cfg.Exec,
@@ -120,7 +126,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		ReservedDisk:      int64(cfg.ReservedDisk),
 		Metrics:           reg,
 		Logger:            log,
-		// Schedulers ping idle connections; see rpc.
+		// Schedulers send pings on idle connections; see package rpc.
 		ServerOptions: []grpc.ServerOption{
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: dial.KeepaliveMinTime, PermitWithoutStream: true}),
 		},
@@ -150,7 +156,10 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if err := (&store.Store{File: cfg.CredsFile}).Check(); err != nil {
 		return err
 	}
-	if acfg.Guard, err = cfg.guardFor(version, log); err != nil {
+	if acfg.Ceiling, err = cfg.ceiling(); err != nil {
+		return err
+	}
+	if acfg.Fencer, err = cfg.fencerFor(version, log); err != nil {
 		return err
 	}
 	vms := machines{
@@ -171,7 +180,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	return serve(ctx, a, httpLis, reg, log.With("node", node))
 }
 
-// alongside runs a function until end is called.
+// alongside runs the function run in a goroutine until the returned function end is called.
 func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -182,8 +191,9 @@ func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 	}
 }
 
-// hint is an address in the schedulers' network: that of a scheduler, or of the DNS server that knows them.
-// "" = not known before DNS was asked.
+// hint returns an address in the schedulers' network, by which the agent can choose its own address there. It
+// is the address of a scheduler, or of the DNS server that resolves their names. "" means that no such
+// address is configured.
 func hint(cfg *Config) string {
 	list := strings.Join(cfg.Schedulers, ",")
 	if list == "" {
@@ -191,7 +201,7 @@ func hint(cfg *Config) string {
 	}
 	t, err := dial.ParseTarget(list)
 	if err != nil {
-		return "" // dial reports the error
+		return "" // if the lookup fails here, the connection to the schedulers will report it
 	}
 	return append(append(t.Addrs, t.DNS...), "")[0]
 }
@@ -206,14 +216,10 @@ func (c *Config) files(log *slog.Logger) (*pki.Files, error) {
 }
 
 func (c *Config) mapping() (pki.Mapping, error) {
-	m, err := pki.DefaultMapping("").With(c.TLSPeers)
-	if err != nil {
-		return m, fmt.Errorf("PERSYS_TLS_PEERS: %w", err)
-	}
-	return m, nil
+	return pki.PeerMapping(c.TLSLegacyNames, c.TLSPeers)
 }
 
-// secure sets up mutual TLS for the agent API.
+// secure sets up mutual TLS for the agent API in acfg.
 func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	if !cfg.TLSEnabled {
 		return nil
@@ -225,7 +231,7 @@ func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	acfg.Authorize, acfg.Identify, acfg.Self = &mapping, files.Identify, files.Identity
 	tls := files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
 	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(dial.Credentials(files, tls)),
-		// Connections end regularly, so that both sides use their present certificates.
+		// Connections are closed regularly, so that both sides soon use renewed certificates.
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: dial.ConnectionAge(pki.Life(files.Leaf()))}))
 	return nil
 }
@@ -238,8 +244,8 @@ func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Lo
 		Insecure:  cfg.SchedulerInsecure,
 		UserAgent: "persys-agent",
 		CacheFile: cfg.StatePath + ".schedulers",
-		// Leave a replica that hangs well before the lease ends, which the next leader grants again, and
-		// which may be as short as three seconds.
+		// A scheduler that does not answer is given up after one second, long before the lease of this node
+		// ends. A lease can be as short as three seconds, and the next leader grants it again.
 		StallAfter:   time.Second,
 		ProbeTimeout: time.Second,
 		Log:          log,
@@ -250,7 +256,7 @@ func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Lo
 	return dial.Dial(ctx, opt)
 }
 
-// drivers makes the runtime drivers once the agent knows its cluster.
+// drivers returns a factory that makes the workload drivers. The agent calls it once it knows its cluster.
 func drivers(cfg *Config, vms bool, log *slog.Logger) agent.Factory {
 	engine := engineDrivers(cfg, log)
 	return func(b agent.Binding) ([]driver.Driver, error) {
@@ -287,13 +293,14 @@ func machineDriver(cfg *Config, b agent.Binding, log *slog.Logger) (driver.Drive
 
 // machines waits for a libvirt that is installed or started after the agent.
 type machines struct {
-	offered func() error // nil: virtual machines can be offered
+	offered func() error // returns why virtual machines cannot be offered, nil if they can
 	open    func(agent.Binding) (driver.Driver, error)
-	away    error // why virtual machines are not offered; nil once they are
+	away    error // why virtual machines are not offered now; nil once they are
 	log     *slog.Logger
 }
 
-// late is the Late function of an agent.Config.
+// late is the function Late of an agent.Config: it returns the driver of virtual machines once libvirt is
+// available, and no driver before and afterwards.
 func (m *machines) late(b agent.Binding) ([]driver.Driver, error) {
 	if m.away == nil || m.offered() != nil {
 		return nil, nil
@@ -303,13 +310,13 @@ func (m *machines) late(b agent.Binding) ([]driver.Driver, error) {
 		return nil, err
 	}
 	m.away = nil
-	m.log.Info("virtual machines are offered from now on")
+	m.log.Info("libvirt is available: virtual machines are offered from now on")
 	return []driver.Driver{vm}, nil
 }
 
-// offersVMs returns the reason why virtual machines are not offered; nil if they are. If a daemon is
-// installed and down, the driver reports it. A machine where it was never installed has no error, unless
-// virtual machines were asked for.
+// offersVMs returns nil if this agent offers virtual machines, and otherwise the reason why not. If a libvirt
+// daemon is installed but down, virtual machines are offered and their driver reports the daemon. If no
+// libvirt daemon is installed, that is an error only if the settings require virtual machines.
 func offersVMs(cfg *Config) error {
 	switch {
 	case !cfg.VM:
@@ -321,18 +328,18 @@ func offersVMs(cfg *Config) error {
 		_, err := os.Stat(socket)
 		return err == nil
 	}
-	// The sockets of libvirtd, and of the daemon that runs QEMU alone.
+	// The sockets of the libvirt daemons: libvirtd, and virtqemud, which runs only QEMU guests.
 	sockets := []string{"/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock", "/var/run/libvirt/libvirt-sock"}
 	if libvirt.Built && cfg.LibvirtURI == defaultLibvirt && !slices.ContainsFunc(sockets, listens) {
 		return errors.New("no libvirt daemon listens at /run/libvirt/libvirt-sock or virtqemud-sock")
 	}
-	// This check comes last: a process that did not find the library once never finds it.
+	// This check comes last: a process that has failed to load the library libvirt cannot load it later.
 	return libvirt.Available()
 }
 
 const defaultLibvirt = "qemu:///system"
 
-// engineDrivers makes the drivers of the Docker engine, or of the simulated one.
+// engineDrivers returns a factory of the drivers of the Docker engine, or of the simulated one.
 func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 	creds := &store.Store{File: cfg.CredsFile, Docker: cfg.DockerConf}
 	return func(b agent.Binding) ([]driver.Driver, error) {
@@ -355,7 +362,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 		stacks, err := compose.New(compose.Options{
 			Host: cfg.DockerHost, Dir: cfg.ComposeDir, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns,
 			Credentials: creds.Registry, GitCredentials: creds.Git, Progress: b.Progress, Pulled: b.Pulled,
-			Binary: strings.Fields(cfg.ComposeBin), Logger: log,
+			Binary: strings.Fields(cfg.ComposeBin), Loader: stack.NewLoader(stack.Options{}), Logger: log,
 		})
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("PERSYS_COMPOSE_DIR %q: %w", cfg.ComposeDir, err), d.Close())
@@ -364,7 +371,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 	}
 }
 
-// simulated makes engines that run nothing, one for each kind of workload.
+// simulated returns drivers of engines that only simulate workloads, one engine for each kind of workload.
 func simulated(cfg *Config, b agent.Binding) ([]driver.Driver, error) {
 	var out []driver.Driver
 	for _, e := range []struct {

@@ -21,9 +21,9 @@ import (
 // contract/semantics.md, section 12): one container with a managed volume, one stack, one stopped
 // container, and the state file with its four buckets.
 type existing struct {
-	containers map[string]string // name → engine id
+	containers map[string]string // container names and their engine ids
 	started    map[string]string
-	data       string // folder of the volume
+	data       string // folder with the data of the managed volume
 	at         time.Time
 }
 
@@ -117,20 +117,21 @@ func (m *machine) startedAt(id string) string {
 	return res.Container.State.StartedAt
 }
 
-// The agent takes over a node in place: nothing restarts; ids, revisions and times stay; a stopped workload
-// stays stopped. From then on the workloads and the volume are its own.
-func TestTakeover(t *testing.T) {
+// The agent takes over a node from a legacy v1 agent. No workload is restarted. Container ids, revisions and
+// times stay the same, and a stopped workload stays stopped. From then on the workloads and the volume belong
+// to this agent.
+func TestAnAgentTakesOverFromALegacyAgent(t *testing.T) {
 	m := newMachine(t)
 	e := m.existing()
 	untouched := func(when string) {
 		t.Helper()
 		for name, id := range e.containers {
 			if now := m.startedAt(id); now != e.started[name] {
-				t.Fatalf("%s: %s was started at %s, now %s", when, name, e.started[name], now)
+				t.Fatalf("after %s, container %s was restarted: it was started at %s, now at %s", when, name, e.started[name], now)
 			}
 		}
 	}
-	for range 2 { // and once more after a restart of our agent
+	for range 2 { // in the second round our agent has been restarted
 		m.start()
 		for _, name := range []string{"web", "shop"} {
 			st := m.running(name)
@@ -139,7 +140,7 @@ func TestTakeover(t *testing.T) {
 			}
 		}
 		if st := m.status("job"); st.GetActualState() != agentv1.ActualState_ACTUAL_STATE_STOPPED {
-			t.Fatalf("what was stopped: %v", st)
+			t.Fatalf("the stopped workload is %v", st)
 		}
 		m.collect(false, false)
 		untouched("taken over")
@@ -148,14 +149,15 @@ func TestTakeover(t *testing.T) {
 	m.start()
 	m.running("web")
 
-	// An order for a workload that runs already restarts nothing, whatever revision the scheduler names.
+	// An order with the specification of a running workload does not restart it, whichever revision the order
+	// names.
 	same := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
 		Image: m.image, Env: map[string]string{"SECRET": "plain in their file"}, Ports: []*agentv1.PortMapping{{ContainerPort: 8080}},
 		ManagedVolumes: []*agentv1.ManagedVolumeSpec{{Name: "data", Driver: "local", MountPath: "/data", RetainPolicy: "Delete"}},
 	}}}
 	out, err := m.api.ApplyWorkload(t.Context(), &agentv1.ApplyWorkloadRequest{Id: m.id("web"), RevisionId: "c1-0123456789abcdef", Content: "c1:0123", Spec: same})
 	if err != nil || !out.Skipped {
-		t.Fatalf("%v %v", out, err)
+		t.Fatalf("the repeated order was answered %v, %v; want that it is skipped", out, err)
 	}
 	untouched("ordered as it is")
 
@@ -163,7 +165,7 @@ func TestTakeover(t *testing.T) {
 	same.GetContainer().Env["V"] = "2"
 	m.apply("web", same)
 	if got := m.ask("web", "/read", "/data/f"); got != "200 theirs" {
-		t.Errorf("the volume after an update: %s", got)
+		t.Errorf("after an update of the container the volume holds %s, want the former content", got)
 	}
 	if now := m.containers("web"); len(now) != 1 || now[0] == e.containers["web"] {
 		t.Errorf("not updated: %v", now)
@@ -173,10 +175,10 @@ func TestTakeover(t *testing.T) {
 	}
 	for name, id := range e.containers {
 		if m.there(id) {
-			t.Errorf("%s is left", name)
+			t.Errorf("container %s is left", name)
 		}
 	}
 	if !gone(e.data) {
-		t.Error("the volume is left, against its policy")
+		t.Error("the volume was not removed, but its retention policy is to delete it")
 	}
 }

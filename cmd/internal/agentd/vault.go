@@ -12,7 +12,7 @@ import (
 // vaultSettings are the Vault settings of contract/env.md.
 type vaultSettings struct {
 	Enabled  bool          `env:"PERSYS_VAULT_ENABLED" flag:"vault" yaml:"vault_enabled" default:"false" usage:"certificate from Vault's PKI engine, in the PERSYS_TLS_* files"`
-	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://localhost:8200" usage:"URL of Vault; Vault's own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) hold too"`
+	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://localhost:8200" usage:"URL of Vault; Vault's own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) apply too"`
 	Auth     string        `env:"PERSYS_VAULT_AUTH_METHOD" yaml:"vault_auth_method" oneof:"token,approle" default:"approle" usage:"auth method"`
 	Token    string        `env:"PERSYS_VAULT_TOKEN" yaml:"vault_token" secret:"true" usage:"token, for auth method token"`
 	RoleID   string        `env:"PERSYS_VAULT_APPROLE_ROLE_ID" yaml:"vault_approle_role_id" usage:"role id, for auth method approle"`
@@ -25,7 +25,7 @@ type vaultSettings struct {
 	Domain   string        `env:"PERSYS_VAULT_SERVICE_DOMAIN" yaml:"vault_service_domain" usage:"domain of a further name in the certificate, <service name>.<domain>"`
 }
 
-// vault gets the certificate from Vault; nil if that is off.
+// vault gets the certificate from Vault. It returns nil if Vault is not used.
 func (c *Config) vault(ctx context.Context, node string, log *slog.Logger) (*vault.Source, error) {
 	if !c.Vault.Enabled {
 		return nil, nil

@@ -13,8 +13,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A volume with a size on the real engine: a container writes it; it survives an update, a restart of the
-// agent and a reboot; it is never used unmounted; it is deleted with the workload.
+// TestVolumeOfAContainer tests a volume with a size on the real Docker engine. A container writes to it. The
+// volume survives an update, a restart of the agent and a reboot. No container starts while the volume is not
+// mounted. It is deleted with the workload.
 func TestVolumeOfAContainer(t *testing.T) {
 	testbed.LoopDevices(t)
 	m := newMachine(t)
@@ -27,7 +28,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 	identityStore := func(after string) {
 		t.Helper()
 		if got := m.ask("db", "/read", "/data/f"); got != "200 probe" {
-			t.Fatalf("after %s: %s", after, got)
+			t.Fatalf("after %s the volume holds %s", after, got)
 		}
 	}
 	first := m.containers("db")
@@ -48,10 +49,11 @@ func TestVolumeOfAContainer(t *testing.T) {
 	m.start()
 	identityStore("a restart of the agent")
 	if now := m.containers("db"); now[0] != before[0] {
-		t.Error("recreated by a restart of the agent")
+		t.Error("a restart of the agent created the container again")
 	}
 
-	// A reboot: everything stops, nothing is mounted, and the engine starts before the agent.
+	// Simulate a reboot: all containers are stopped, the volume is unmounted, and the engine starts before
+	// the agent.
 	m.stop()
 	zero := 0
 	if _, err := m.cli.ContainerStop(t.Context(), before[0], client.ContainerStopOptions{Timeout: &zero}); err != nil {
@@ -61,7 +63,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := m.cli.ContainerStart(t.Context(), before[0], client.ContainerStartOptions{}); err == nil {
-		t.Fatal("the engine started it without its volume")
+		t.Fatal("the engine started the container although its volume was not mounted")
 	}
 	m.start()
 	identityStore("a reboot")
@@ -72,7 +74,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 	}
 }
 
-// A managed volume replaces an external volume of a stack.
+// A managed volume of the workload takes the place of an external volume in a Compose stack.
 func TestVolumeOfAStack(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -91,7 +93,7 @@ func TestVolumeOfAStack(t *testing.T) {
 	m.apply("shop", stack(", environment: {V: \"2\"}", vol))
 	m.running("shop")
 	if got := m.ask("shop", "/read", "/data/f"); got != "200 probe" {
-		t.Fatalf("after an update: %s", got)
+		t.Fatalf("after an update the volume holds %s, want the former content", got)
 	}
 	m.delete("shop")
 	if _, err := os.Stat(filepath.Join(m.cfg.LocalRoot, "data", "f")); err != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -20,13 +21,15 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Config is the settings of a gateway (contract/env.md, "Gateway"). Settings of legacy v1 gateways that
-// have no use here are accepted and ignored, so that an existing file starts this gateway.
+// Config is the settings of a gateway (contract/env.md, "Gateway"). Some settings of legacy v1 gateways have
+// no effect here. They are accepted and ignored, so that this gateway starts with the settings file of a
+// legacy v1 gateway.
 type Config struct {
-	Insecure bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"plaintext both ways, and every caller is an admin; binds to loopback"`
+	Insecure bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"no TLS, neither for callers nor towards schedulers, and every caller is an admin; the gateway listens on the loopback address"`
 
 	HTTPAddr   string `env:"PERSYS_GATEWAY_HTTP_ADDR" flag:"http-addr" yaml:"app.http_addr" usage:"API listener; default :8551, with -insecure 127.0.0.1:8551"`
 	PublicAddr string `env:"PERSYS_GATEWAY_PUBLIC_ADDR" flag:"public-addr" yaml:"app.http_addr_public" usage:"public listener (webhooks, metrics), none = off; default :8585, with -insecure 127.0.0.1:8585"`
+	PublicTLS  string `env:"PERSYS_GATEWAY_PUBLIC_TLS" flag:"public-tls" yaml:"app.public_tls" oneof:"auto,true,false" default:"auto" usage:"TLS on the public listener; auto: yes, except on port 8585, where legacy senders expect plain HTTP, and with -insecure"`
 
 	Schedulers []string `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" usage:"host:port of the schedulers of one cluster, comma separated, if no cluster file names them; default 127.0.0.1:8085 with -insecure"`
 	Discovery  string   `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
@@ -48,23 +51,24 @@ type Config struct {
 	TLSKey            string            `env:"PERSYS_GATEWAY_TLS_KEY_PATH,PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls.key_path" default:"/etc/persys/certs/gateway.key" usage:"private key"`
 	TLSCA             string            `env:"PERSYS_GATEWAY_TLS_CA_PATH,PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls.ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
 	TLSPeers          map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls.peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	TLSLegacyNames    bool              `env:"PERSYS_TLS_LEGACY_NAMES" flag:"tls-legacy-names" yaml:"tls.legacy_names" default:"false" usage:"certificates of other CAs with the name of a legacy v1 program (persys-scheduler, persys-gateway, compute-agent, persysctl, …) get the role of that program"`
 	Join              string            `env:"PERSYS_GATEWAY_JOIN,PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it in the state folder"`
 	Name              string            `env:"PERSYS_GATEWAY_NAME" flag:"name" yaml:"name" usage:"name of this gateway in the certificate of the join token; default: host name"`
 	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"folder of that certificate; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
 	RequireClientCert bool              `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"end the handshake of clients without a certificate; otherwise they need a bearer token"`
 
 	OIDCIssuer     string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are accepted"`
-	OIDCAudience   string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that must be the audience of a token"`
+	OIDCAudience   string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that a token must name as its audience"`
 	OIDCClaim      string            `env:"PERSYS_GATEWAY_OIDC_ROLES_CLAIM" yaml:"auth.oidc.roles_claim" default:"groups" usage:"claim that names the caller's groups"`
 	OIDCRoles      map[string]string `env:"PERSYS_GATEWAY_OIDC_ROLES" yaml:"auth.oidc.roles" usage:"group=viewer|operator|admin, comma separated"`
-	OIDCNamespaces map[string]string `env:"PERSYS_GATEWAY_OIDC_NAMESPACES" yaml:"auth.oidc.namespaces" usage:"group=namespace or group=one+another, comma separated: callers of these groups act only there, unless they are admins"`
+	OIDCNamespaces map[string]string `env:"PERSYS_GATEWAY_OIDC_NAMESPACES" yaml:"auth.oidc.namespaces" usage:"group=namespace, group=one+another or group=all, comma separated; group * is every caller. A caller who gets no namespace here and is no admin may do nothing"`
 
 	LimitCalls       int `env:"PERSYS_GATEWAY_LIMIT_CALLS" yaml:"limit.calls" default:"1000" min:"0" max:"10000000" usage:"requests per second of one host, with bursts of twice as many; 0 = no limit"`
 	LimitConcurrent  int `env:"PERSYS_GATEWAY_LIMIT_CONCURRENT" yaml:"limit.concurrent" default:"512" min:"0" max:"1000000" usage:"concurrent requests of one host, streams included; 0 = no limit"`
 	LimitConnections int `env:"PERSYS_GATEWAY_LIMIT_CONNECTIONS" yaml:"limit.connections" default:"8192" min:"0" max:"1000000" usage:"connections to each listener; 0 = no limit"`
 	LimitPerHost     int `env:"PERSYS_GATEWAY_LIMIT_CONNECTIONS_PER_HOST" yaml:"limit.connections_per_host" default:"512" min:"0" max:"1000000" usage:"connections to each listener from one address; 0 = no limit"`
 
-	WebhookPath    string            `yaml:"webhook.public_path" default:"/webhooks/github" usage:"path on the public listener"`
+	WebhookPath    string            `yaml:"webhook.public_path" default:"/webhooks/github" usage:"path of the webhook for deliveries of GitHub, on the public listener"`
 	WebhookSecret  string            `env:"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET" yaml:"github.default_secret" secret:"true" usage:"secret that webhook deliveries are signed with"`
 	WebhookSecrets map[string]string `yaml:"webhook.repository_secrets" secret:"true" usage:"secrets of single repositories, by owner/name"`
 	WebhookForward string            `env:"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL" yaml:"forgery.webhook_forward_url" usage:"URL that accepted deliveries are posted to; without it they are refused"`
@@ -79,10 +83,10 @@ type Config struct {
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 
 	Vault   vaultSettings
-	Ignored ignored // settings without effect
+	Ignored ignored // settings that are accepted and have no effect
 }
 
-// ignored are settings of legacy v1 gateways without effect.
+// ignored holds the settings of legacy v1 gateways that have no effect here.
 type ignored struct {
 	TLSEnabled  bool   `yaml:"tls.enabled" default:"true" usage:"ignored: only insecure turns TLS off"`
 	MongoURI    string `env:"PERSYS_GATEWAY_MONGO_URI" yaml:"database.mongo_uri" secret:"true" usage:"ignored: no database is needed"`
@@ -94,7 +98,7 @@ type ignored struct {
 	Redirect    string `yaml:"app.oauth_redirect_url" usage:"ignored"`
 	HealthPath  string `yaml:"scheduler.health_path" usage:"ignored"`
 	Interval    string `yaml:"scheduler.discovery_interval" usage:"ignored: addresses are looked up again after their TTL"`
-	Map         string `yaml:"scheduler.repository_cluster_map" kind:"yaml" usage:"ignored: the receiver of webhooks chooses"`
+	Map         string `yaml:"scheduler.repository_cluster_map" kind:"yaml" usage:"ignored: the receiver of webhooks chooses the cluster"`
 	WebhookURL  string `yaml:"github.webhook_url" usage:"ignored"`
 	GitHubAuth  string `yaml:"github.auth" kind:"yaml" usage:"ignored"`
 	GitHubID    string `env:"PERSYS_GATEWAY_GITHUB_CLIENT_ID" usage:"ignored"`
@@ -102,6 +106,19 @@ type ignored struct {
 	Forgery     string `env:"PERSYS_GATEWAY_FORGERY_GRPC_ADDR" yaml:"forgery.grpc_addr" usage:"ignored"`
 	ForgeryName string `env:"PERSYS_GATEWAY_FORGERY_GRPC_SERVER_NAME" yaml:"forgery.grpc_server_name" usage:"ignored"`
 	Loki        string `yaml:"log.loki_endpoint" usage:"ignored"`
+}
+
+// publicTLS reports whether the public listener uses TLS. On its default port the contract
+// (contract/gateway-rest.md) requires plain HTTP.
+func (c *Config) publicTLS() bool {
+	switch c.PublicTLS {
+	case "true":
+		return true
+	case "false":
+		return false
+	}
+	_, port, err := net.SplitHostPort(c.PublicAddr)
+	return !c.Insecure && (err != nil || port != "8585")
 }
 
 // clusterFile is the content of the cluster file.
@@ -142,22 +159,24 @@ func (c *Config) limits() limits.Limits {
 	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 }
 
-// clusters returns the clusters of the cluster file, else of the main file, else of the discovery domain,
-// else the one of the scheduler addresses. first is the default cluster. The environment must name one of
-// them. The file of a legacy v1 gateway may name another; then first is "" and gateway.New chooses.
+// clusters returns the clusters that this gateway serves and the id of the default cluster. They come from
+// the first of these sources that names clusters: the cluster file, the main file, the discovery domain, the
+// scheduler addresses. If the environment sets the default cluster, it must be one of them. The file of a
+// legacy v1 gateway may name a default that does not exist. Then first is "" and gateway.New chooses one.
 func (c *Config) clusters(log *slog.Logger) (all []gateway.Cluster, first string, err error) {
 	all, first, err = c.listed()
 	if err != nil || c.DefaultCluster != "" {
 		return all, c.DefaultCluster, err
 	}
 	if first != "" && len(all) > 0 && !slices.ContainsFunc(all, func(g gateway.Cluster) bool { return g.ID == first }) {
-		log.Warn("scheduler.default_cluster_id is none of the configured clusters; the first of these is the default", "cluster", first)
+		log.Warn("scheduler.default_cluster_id does not name a configured cluster; the first configured cluster is the default", "cluster", first)
 		first = ""
 	}
 	return all, first, nil
 }
 
-// listed returns the clusters, and the default, that a file names.
+// listed returns the clusters from the first source that names some, and the id of the default cluster that a
+// file names.
 func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 	var entries []clusterEntry
 	if err := strict([]byte(c.Clusters), &entries); err != nil {
@@ -189,7 +208,7 @@ func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 		addrs = []string{"127.0.0.1:8085"}
 	}
 	if len(addrs) == 0 && c.Discovery == "" {
-		return nil, first, nil // gateway.New returns the error
+		return nil, first, nil // no source names a cluster; gateway.New returns the error
 	}
 	g := gateway.Cluster{ID: "default", Discovery: c.Discovery}
 	for _, a := range addrs {
@@ -198,8 +217,8 @@ func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 	return []gateway.Cluster{g}, first, nil
 }
 
-// byDNS returns the schedulers of the discovery domain: its SRV records, else the addresses of the names
-// that legacy v1 gateways look up, in their order (contract/gateway-rest.md).
+// byDNS returns the schedulers of the discovery domain from its SRV records. If there are none, it looks
+// up the names that legacy v1 gateways use, in their order (contract/gateway-rest.md).
 func (c *Config) byDNS() string {
 	service := strings.TrimPrefix(c.DiscoveryService, "_")
 	hosts := []string{service + "." + c.DiscoveryDomain}
@@ -236,7 +255,8 @@ func readClusterFile(path string) (f clusterFile, err error) {
 	return f, nil
 }
 
-// strict reads YAML in which every key must be known. A file with only comments is empty.
+// strict decodes YAML into a struct and returns an error for unknown keys. Data with only comments counts as
+// empty.
 func strict(data []byte, into any) error {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)

@@ -12,11 +12,11 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestClusters: the configured clusters, and the cluster of requests that name none
-// (contract/gateway-rest.md, "Routing").
-func TestClusters(t *testing.T) {
+// TestConfiguredClustersAreServed: the gateway serves the configured clusters, and sends a request that names
+// no cluster to the default cluster (contract/gateway-rest.md, "Routing").
+func TestConfiguredClustersAreServed(t *testing.T) {
 	for _, tt := range []struct{ name, env, main, file, want, warns string }{
-		{"the files of the existing gateway name a default that is none of their clusters", "", "", `
+		{"files of legacy v1 gateways may name a default cluster that is not in their list", "", "", `
 scheduler:
   default_cluster_id: "persys-genesis"
   repository_cluster_map: {}
@@ -29,19 +29,19 @@ scheduler:
           address: "127.0.0.1:8085"
           is_leader: true
 `, "persys-genesis-a, default ", "cluster=persys-genesis\n"},
-		{"clusters of the cluster file replace those of the main file, with their default", "",
+		{"clusters of the cluster file and their default replace those of the main file", "",
 			"scheduler: {default_cluster_id: old, clusters: [{id: old}]}", "scheduler: {clusters: [{id: z}, {id: new}]}", "z new, default ", "cluster=old"},
-		{"the cluster file's default goes before the main file's", "",
+		{"the default cluster of the cluster file takes precedence over that of the main file", "",
 			"scheduler: {default_cluster_id: b}", "scheduler: {default_cluster_id: c, clusters: [{id: a}, {id: b}, {id: c}]}", "a b c, default c", ""},
-		{"the main file's is good for clusters of the cluster file", "",
+		{"the default cluster of the main file applies to clusters of the cluster file", "",
 			"scheduler: {default_cluster_id: b}", "scheduler: {clusters: [{id: a}, {id: b}]}", "a b, default b", ""},
 		{"the environment's goes before either", "a",
 			"scheduler: {default_cluster_id: b}", "scheduler: {default_cluster_id: c, clusters: [{id: a}, {id: b}, {id: c}]}", "a b c, default a", ""},
-		{"what DNS finds is no cluster beside those that are listed", "",
+		{"DNS discovery adds no cluster to a list of clusters", "",
 			"prow: {discovery_domain: x.test}", "scheduler: {clusters: [{id: prod}]}", "prod, default ", ""},
-		{"comments say nothing", "", "scheduler: {clusters: [{id: main}]}", "# scheduler:\n#   clusters: []\n", "main, default ", ""},
-		{"what DNS finds is one where none are", "", "prow: {discovery_domain: x.test}", "", "cluster-discovered, default ", ""},
-		{"what the environment names has to be there: gateway.New refuses it", "x", "", "scheduler: {clusters: [{id: a}]}", "a, default x", ""},
+		{"comments have no effect", "", "scheduler: {clusters: [{id: main}]}", "# scheduler:\n#   clusters: []\n", "main, default ", ""},
+		{"DNS discovery makes a cluster if none is listed", "", "prow: {discovery_domain: x.test}", "", "cluster-discovered, default ", ""},
+		{"a default cluster from the environment that is not listed is left to gateway.New, which returns an error", "x", "", "scheduler: {clusters: [{id: a}]}", "a, default x", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var cfg Config
@@ -76,9 +76,9 @@ scheduler:
 	}
 }
 
-// TestDiscoveryOrder: the discovery domain is looked up as legacy v1 gateways do (contract/gateway-rest.md,
-// "Discovery order").
-func TestDiscoveryOrder(t *testing.T) {
+// TestDiscoveryLooksUpNamesInOrder: the gateway looks up the names below the discovery domain in the order of
+// legacy v1 gateways (contract/gateway-rest.md, "Discovery order").
+func TestDiscoveryLooksUpNamesInOrder(t *testing.T) {
 	for _, tt := range []struct{ service, dns, want string }{
 		{"_persys-scheduler", "", "srv://x.test?service=persys-scheduler&hosts=persys-scheduler.x.test,persys-scheduler,persys-scheduler.local"},
 		{"own", "10.0.0.1:53", "srv://x.test?service=own&hosts=own.x.test,persys-scheduler.x.test,own,persys-scheduler,persys-scheduler.local&dns=10.0.0.1:53"},
@@ -93,7 +93,8 @@ func TestDiscoveryOrder(t *testing.T) {
 	}
 }
 
-// The packaged unit does not run as root and may write its own folder only: the identity is kept there.
+// The gateway's systemd unit does not run as root and may write only to its state folder. So the gateway's
+// key and certificate must be stored in that folder.
 func TestTheUnitMayWriteItsStateFolder(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-gateway.service")
 	if err != nil {

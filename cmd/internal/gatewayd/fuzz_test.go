@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// FuzzClusterFile reads the clusters of a gateway, from a file or a setting.
+// FuzzClusterFile reads arbitrary text as the list of a gateway's clusters, from a file and from a setting.
 func FuzzClusterFile(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "clusters.yaml")
 	f.Add("scheduler:\n  clusters:\n  - {id: a, schedulers: [{id: s, address: 'x:1', leader: true}]}\n", "")
@@ -19,7 +19,7 @@ func FuzzClusterFile(f *testing.F) {
 		}
 		c := Config{ClusterFile: path, Clusters: setting}
 		if all, _, err := c.clusters(slog.New(slog.DiscardHandler)); err != nil && all != nil {
-			t.Fatalf("%v and %v", all, err)
+			t.Fatalf("clusters %v were parsed together with error %v", all, err)
 		}
 	})
 }

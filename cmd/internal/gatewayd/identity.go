@@ -18,13 +18,14 @@ import (
 // defaultCert is the default of PERSYS_GATEWAY_TLS_CERT.
 const defaultCert = "/etc/persys/certs/gateway.crt"
 
-// identityStore holds the identity that this gateway got for a join token.
+// identityStore returns the store of the identity (key and certificate) that this gateway got for a join
+// token.
 func (c *Config) identityStore() pki.IdentityStore {
 	return pki.IdentityStore{Dir: filepath.Join(c.StateDir, "tls")}
 }
 
-// identity gets an identity for a join token, or uses the one of an earlier start. False means that the
-// PERSYS_GATEWAY_TLS_* files are used.
+// identity obtains an identity (key and certificate) with the join token, or loads the one from an earlier
+// start. It returns false if the PERSYS_GATEWAY_TLS_* files are used instead.
 func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 	switch {
 	case c.Join != "" && c.Insecure:
@@ -46,7 +47,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 			return false, fmt.Errorf("PERSYS_GATEWAY_JOIN: %w", err)
 		}
 	}
-	m, err := enrol.LoadMembership(identityStore, "PERSYS_GATEWAY_NAME", c.Name, "start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a token")
+	m, err := enrol.LoadMembership(identityStore, "PERSYS_GATEWAY_NAME", c.Name, "start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a join token")
 	if err != nil {
 		return false, err
 	}
@@ -61,7 +62,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 	return true, nil
 }
 
-// place fills in the settings that a stored identity needs.
+// place fills in the name of the gateway and the folder for its identity.
 func (c *Config) place() error {
 	if c.Name == "" {
 		name, err := os.Hostname()
@@ -89,7 +90,7 @@ func (c *Config) place() error {
 	return nil
 }
 
-// hosts returns the names under which callers may dial this gateway.
+// hosts returns the names and addresses under which callers may connect to this gateway.
 func (c *Config) hosts() []string {
 	host, _, err := net.SplitHostPort(c.HTTPAddr)
 	if err != nil {
@@ -98,9 +99,10 @@ func (c *Config) hosts() []string {
 	return enrol.Hosts(host)
 }
 
-// keeper renews the identity that a token gave, and learns of revocations, from the schedulers of the
-// cluster that gave it. A gateway with certificate files learns of revocations only, if it serves one
-// cluster. It returns nil if there are several, because each has its own callers.
+// keeper returns a loop that renews the gateway's identity and fetches the list of revoked certificates, both
+// from the schedulers of the cluster that issued the join token. A gateway with certificate files instead of
+// a join token only fetches revocations, and only if it serves one cluster. With several clusters keeper
+// returns nil, because each cluster revokes its own certificates.
 func (s *Server) keeper(ctx context.Context, c *Config, keeps bool, files *pki.Files, clusters []gateway.Cluster) (*enrol.Keeper, error) {
 	opt := dial.Options{TLS: files, UserAgent: "persys-gateway", Log: s.log}
 	k := &enrol.Keeper{Files: files, Hosts: c.hosts(), Log: s.log, RevokedOnly: !keeps}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Without TLS a gateway binds to loopback unless the address is set.
+// Without TLS a gateway listens on the loopback address unless a setting names another address.
 func TestInsecureBindsToLoopback(t *testing.T) {
 	for _, tt := range []struct {
 		insecure   bool
@@ -17,7 +17,7 @@ func TestInsecureBindsToLoopback(t *testing.T) {
 		}
 		for _, addr := range []string{c.HTTPAddr, c.PublicAddr} {
 			if !strings.HasPrefix(addr, tt.want) {
-				t.Errorf("insecure %t, told %q: it binds to %q, want %q", tt.insecure, tt.told, addr, tt.want)
+				t.Errorf("insecure %t, address %q: the gateway binds to %q, want %q", tt.insecure, tt.told, addr, tt.want)
 			}
 		}
 	}

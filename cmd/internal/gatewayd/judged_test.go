@@ -17,7 +17,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// startScheduler starts a real scheduler, with real permissions. It knows some users from their join
+// startScheduler starts a real scheduler with real permissions. It knows some users, who joined with
 // tokens.
 func startScheduler(t *testing.T, certs pki.DevSet) (addr string) {
 	t.Helper()
@@ -68,13 +68,13 @@ func startScheduler(t *testing.T, certs pki.DevSet) (addr string) {
 	return r.GRPCAddr()
 }
 
-// TestTheSchedulersJudge: a caller that may do something at the schedulers may do it through a gateway, and
-// may do nothing more. The access of a user comes from its join token; a foreign certificate is an
-// operator, and admin is the admin.
-func TestTheSchedulersJudge(t *testing.T) {
+// TestGatewayPermissionsEqualSchedulerPermissions: a caller may make the same calls through a gateway as
+// directly at a scheduler. The rights of a user come from its join token. A caller with a certificate of
+// another CA is an operator, and the identity admin is an admin.
+func TestGatewayPermissionsEqualSchedulerPermissions(t *testing.T) {
 	i := newIssuer(t)
 	w := startWorldOf(t, map[string]string{
-		"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "watchers=viewer,ops=operator,chiefs=admin",
+		"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "watchers=viewer,ops=operator,chiefs=admin", "PERSYS_GATEWAY_OIDC_NAMESPACES": "*=all",
 	}, "", startScheduler)
 	for _, x := range []struct {
 		who, group             string
@@ -111,9 +111,18 @@ func TestTheSchedulersJudge(t *testing.T) {
 			{"POST", "/v1/recovery/restore", `{"preview":true}`, x.administ},
 			{"POST", "/v1/recovery/import", `{"preview":true}`, x.administ},
 		} {
-			// A permitted call may still fail: the node does not exist, and there is no etcd.
+			// A permitted call may still fail, because the node does not exist or etcd is not attached.
 			if code, body, _ := w.do(c, call.method, w.api+call.path, call.body, auth...); code == 403 == call.may || code == 401 || code == 501 {
-				t.Errorf("%s%s: %s %s: %d %s, want it allowed: %t", x.who, x.group, call.method, call.path, code, body, call.may)
+				t.Errorf("caller %s%s, call %s %s: the gateway answered %d %s; want the call allowed: %t", x.who, x.group, call.method, call.path, code, body, call.may)
+			}
+		}
+		if strings.HasPrefix(x.who, "agent/") {
+			continue
+		}
+		for verb, may := range map[string]bool{"read": x.read, "deploy": x.change, "remove-node": x.administ} {
+			code, body, _ := w.do(c, "GET", w.api+"/v1/access/check?verb="+verb, "", auth...)
+			if code != 200 || strings.Contains(strings.ReplaceAll(body, " ", ""), `"allowed":true`) != may {
+				t.Errorf("/v1/access/check for %s%s and verb %s was answered %d %s, want allowed: %t", x.who, x.group, verb, code, body, may)
 			}
 		}
 	}

@@ -24,11 +24,11 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// Bounds of one HTTP connection. Calls have their own deadlines; streams have none.
+// Time and size limits of one HTTP connection. Calls have their own deadlines; streams have none.
 const (
 	headerTimeout = 5 * time.Second
 	readTimeout   = 30 * time.Second
-	writeTimeout  = time.Minute // plus the deadline of the call
+	writeTimeout  = time.Minute // time limit for writing an answer, added to the deadline of the call
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 64 << 10
 	graceful      = 5 * time.Second
@@ -40,13 +40,13 @@ type Server struct {
 	api     *http.Server
 	public  *http.Server
 	apiLis  net.Listener
-	pubLis  net.Listener // nil: no public listener
+	pubLis  net.Listener // public listener; nil if there is none
 	log     *slog.Logger
 	cleanup []func()
-	keep    []func(context.Context) // loops that renew the certificate, the revocations and the keys of the token issuer
+	keep    []func(context.Context) // loops that renew the certificate, the list of revocations and the keys of the token issuer
 }
 
-// Start opens the ports. Errors name the setting. Call Run next.
+// Start opens the listeners of a gateway. Errors name the invalid setting. The caller must call Run next.
 func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_ *Server, err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -67,9 +67,9 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	} else if keeps, err = cfg.identity(ctx, log); err != nil {
 		return nil, err
 	}
-	mapping, err := pki.DefaultMapping("").With(cfg.TLSPeers)
+	mapping, err := pki.PeerMapping(cfg.TLSLegacyNames, cfg.TLSPeers)
 	if err != nil {
-		return nil, fmt.Errorf("PERSYS_TLS_PEERS: %w", err)
+		return nil, err
 	}
 	var files *pki.Files
 	if cfg.Insecure {
@@ -146,22 +146,27 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		return nil, err
 	}
 	s.apiLis = limits.Listen(s.apiLis, cfg.limits(), nil)
+	protos := []string{"h2", "http/1.1"}
 	if files != nil {
-		s.apiLis = tls.NewListener(s.apiLis, files.ServerConfig(pki.ServerOptions{
-			NextProtos: []string{"h2", "http/1.1"}, Optional: !cfg.RequireClientCert,
-		}))
+		s.apiLis = tls.NewListener(s.apiLis, files.ServerConfig(pki.ServerOptions{NextProtos: protos, Optional: !cfg.RequireClientCert}))
 	}
 	if cfg.PublicAddr != "none" {
 		if s.pubLis, err = s.listen(ctx, "PERSYS_GATEWAY_PUBLIC_ADDR", cfg.PublicAddr); err != nil {
 			return nil, err
 		}
 		s.pubLis = limits.Listen(s.pubLis, cfg.limits(), nil)
+		if cfg.publicTLS() {
+			if files == nil {
+				return nil, errors.New("PERSYS_GATEWAY_PUBLIC_TLS is true, but -insecure loads no certificates")
+			}
+			s.pubLis = tls.NewListener(s.pubLis, files.ServerConfig(pki.ServerOptions{NextProtos: protos, Optional: true}))
+		}
 	}
 	return s, nil
 }
 
-// server makes an HTTP server that lets a call use its whole deadline: a call that the server ends gets no
-// answer.
+// server makes an HTTP server whose timeouts are longer than a call's deadline, because a call that the
+// server cuts off gets no answer.
 func server(h http.Handler, call time.Duration, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout + call,
@@ -175,7 +180,7 @@ func (s *Server) listen(ctx context.Context, setting, addr string) (net.Listener
 	if err != nil {
 		return nil, fmt.Errorf("%s %q: %w", setting, addr, err)
 	}
-	s.cleanup = append(s.cleanup, func() { _ = l.Close() }) // the server closes it too
+	s.cleanup = append(s.cleanup, func() { _ = l.Close() }) // http.Server.Close closes the listener too
 	return l, nil
 }
 
@@ -197,7 +202,7 @@ func (s *Server) PublicAddr() string {
 	return s.pubLis.Addr().String()
 }
 
-// Run serves until ctx ends. Calls under way get a moment to end.
+// Run serves until ctx ends. Then running calls have a few seconds to end.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.close()
 	ctx, stop := context.WithCancel(ctx)
@@ -225,7 +230,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer cancel()
 	for _, srv := range []*http.Server{s.api, s.public} {
 		if srv.Shutdown(down) != nil {
-			_ = srv.Close() // streams do not end by themselves
+			_ = srv.Close() // Close ends the streams, which do not end by themselves
 		}
 	}
 	for ; running > 0; running-- {

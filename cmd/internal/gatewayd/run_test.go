@@ -16,7 +16,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -46,7 +48,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 10 * time.Second
 
-// fakeScheduler answers reads and deletes of callers with a gateway's certificate.
+// fakeScheduler answers the read and delete calls of gateways, which it recognizes by their certificate.
 type fakeScheduler struct {
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
@@ -56,7 +58,7 @@ func (fakeScheduler) Status(context.Context, *clusterv1.StatusRequest) (*cluster
 	return &clusterv1.StatusResponse{SelfId: "s1", LeaderId: "s1", Mode: "normal"}, nil
 }
 
-// ListNodes returns one node, whose labels are the caller's identity as the gateway named it.
+// ListNodes returns one node. Its labels contain the caller's identity as the gateway reported it.
 func (fakeScheduler) ListNodes(ctx context.Context, _ *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	said := map[string]string{}
@@ -72,18 +74,18 @@ func (fakeScheduler) DeleteWorkload(context.Context, *controlv1.DeleteWorkloadRe
 	return &controlv1.DeleteWorkloadResponse{Success: true}, nil
 }
 
-// SetMode is for admins, as at a real scheduler, which judges the user that the gateway names.
+// SetMode is allowed for admins only, as at a real scheduler. It checks the user that the gateway reports.
 func (fakeScheduler) SetMode(ctx context.Context, _ *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	for _, identity := range md.Get(dial.KeyOnBehalf) {
 		if user, _, _ := strings.Cut(identity, "?"); !strings.HasSuffix(user, "/user/admin") {
-			return nil, status.Errorf(codes.PermissionDenied, "%s is no admin", user)
+			return nil, status.Errorf(codes.PermissionDenied, "user %s is no admin", user)
 		}
 	}
 	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
 }
 
-// world is a gateway and a scheduler, both with certificates.
+// world is a test fixture: a gateway and a scheduler, both with certificates.
 type world struct {
 	t       *testing.T
 	api     string
@@ -98,7 +100,7 @@ func startWorld(t *testing.T, set map[string]string, yaml string) *world {
 	return startWorldOf(t, set, yaml, startFake)
 }
 
-// startFake runs a scheduler that permits a gateway everything.
+// startFake starts a fakeScheduler that lets a gateway make every call.
 func startFake(t *testing.T, certs pki.DevSet) (addr string) {
 	t.Helper()
 	return startFakeAt(t, certs, "127.0.0.1")
@@ -124,7 +126,7 @@ func startFakeAt(t *testing.T, certs pki.DevSet, host string) (addr string) {
 	return l.Addr().String()
 }
 
-// startWorldOf is startWorld with given schedulers.
+// startWorldOf is like startWorld, with the schedulers that the function schedulers starts.
 func startWorldOf(t *testing.T, set map[string]string, yaml string, schedulers func(*testing.T, pki.DevSet) string) *world {
 	t.Helper()
 	certs, err := pki.DevCerts(t.TempDir(), pki.DevOptions{
@@ -173,11 +175,14 @@ func startWorldOf(t *testing.T, set map[string]string, yaml string, schedulers f
 			t.Errorf("the gateway ended with %v", err)
 		}
 	})
-	w.api, w.public = "https://"+s.Addr(), "http://"+s.PublicAddr()
+	w.api, w.public = "https://"+s.Addr(), "https://"+s.PublicAddr()
+	if set["PERSYS_GATEWAY_PUBLIC_TLS"] == "false" {
+		w.public = "http://" + s.PublicAddr()
+	}
 	return w
 }
 
-// as returns a client with the certificate of who; "" has none.
+// as returns an HTTP client with the certificate of who, or without a certificate if who is "".
 func (w *world) as(who string) *http.Client {
 	w.t.Helper()
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: w.roots}
@@ -219,9 +224,11 @@ func (w *world) do(c *http.Client, method, url, body string, headers ...string) 
 
 // issuer is an OpenID Connect provider with real signatures.
 type issuer struct {
+	grants
 	url  string
 	key  *rsa.PrivateKey
 	away atomic.Bool
+	lost atomic.Bool // while lost is true, the signing keys cannot be fetched
 }
 
 func newIssuer(t *testing.T) *issuer {
@@ -231,7 +238,10 @@ func newIssuer(t *testing.T) *issuer {
 		t.Fatal(err)
 	}
 	i := &issuer{key: key}
+	i.open, i.sign = map[string]url.Values{}, func(change func(map[string]any)) string { return i.token(t, nil, jose.RS256, change) }
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /a", i.authorize)
+	mux.HandleFunc("POST /t", i.exchange)
 	mux.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
 		if i.away.Load() {
 			w.WriteHeader(http.StatusBadGateway)
@@ -241,6 +251,10 @@ func newIssuer(t *testing.T) *issuer {
 			"response_types_supported": []string{"id_token"}, "subject_types_supported": []string{"public"}, "id_token_signing_alg_values_supported": []string{"RS256"}})
 	})
 	mux.HandleFunc("/keys", func(w http.ResponseWriter, _ *http.Request) {
+		if i.lost.Load() {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
 		_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &key.PublicKey, KeyID: "k1", Algorithm: "RS256", Use: "sig"}}})
 	})
 	s := httptest.NewServer(mux)
@@ -252,7 +266,7 @@ func newIssuer(t *testing.T) *issuer {
 	return i
 }
 
-// token signs claims with key, or with the issuer's own if key is nil.
+// token signs claims with key, or with the issuer's own key if key is nil.
 func (i *issuer) token(t *testing.T, key any, alg jose.SignatureAlgorithm, change func(map[string]any)) string {
 	t.Helper()
 	if key == nil {
@@ -273,18 +287,18 @@ func (i *issuer) token(t *testing.T, key any, alg jose.SignatureAlgorithm, chang
 	return out
 }
 
-// TestAnIssuerThatIsAway: only callers with tokens are refused while their issuer does not answer. The
-// issuer may run on this very cluster, and may be started through this gateway.
-func TestAnIssuerThatIsAway(t *testing.T) {
+// TestAnUnreachableIssuerRefusesOnlyTokens: while the token issuer does not answer, only callers with
+// tokens are refused. The issuer may run on the same cluster and be started through this gateway.
+func TestAnUnreachableIssuerRefusesOnlyTokens(t *testing.T) {
 	i := newIssuer(t)
 	i.away.Store(true)
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "")
 	token := []string{"Authorization", "Bearer " + i.token(t, nil, jose.RS256, nil)}
 	if code, body, h := w.do(w.as(""), "GET", w.api+"/nodes", "", token...); code != 503 || h.Get("Retry-After") == "" || !strings.Contains(body, "issuer has not answered") {
-		t.Errorf("with a token: %d %s", code, body)
+		t.Errorf("while the issuer does not answer, a call with a token returned %d %s, want 503", code, body)
 	}
 	if code, body, _ := w.do(w.as("user/olga"), "GET", w.api+"/nodes", ""); code != 200 {
-		t.Errorf("with a certificate: %d %s", code, body)
+		t.Errorf("while the issuer does not answer, a call with a certificate returned %d %s, want 200", code, body)
 	}
 	i.away.Store(false)
 	testbed.Until(t, "the token is taken", func() bool {
@@ -293,10 +307,11 @@ func TestAnIssuerThatIsAway(t *testing.T) {
 	})
 }
 
-// TestAnIssuerOfAnotherName: a wrong issuer is an error of the settings, and waiting does not help.
-func TestAnIssuerOfAnotherName(t *testing.T) {
+// TestAWrongIssuerIsASettingsError: if the configured issuer has a wrong name or address, the start of the
+// gateway fails with an error that names the setting, and is not tried again.
+func TestAWrongIssuerIsASettingsError(t *testing.T) {
 	i := newIssuer(t)
-	for _, issuer := range []string{i.url + "/", "idp.example.com", "ftp://idp.example.com"} {
+	for _, issuer := range []string{i.url + "/", "idp.example.com", "ftp://idp.example.com", "http://idp.example.com", "http://localhost.example.com", "http://10.0.0.1"} {
 		_, err := gateway.NewTokens(t.Context(), gateway.TokenOptions{Issuer: issuer, Audience: "persys", Log: slog.New(slog.DiscardHandler)})
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("auth.oidc.issuer %q", issuer)) {
 			t.Errorf("%s: %v", issuer, err)
@@ -304,10 +319,10 @@ func TestAnIssuerOfAnotherName(t *testing.T) {
 	}
 }
 
-func TestBearerTokens(t *testing.T) {
+func TestBearerTokensGiveRoles(t *testing.T) {
 	i := newIssuer(t)
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "watchers=viewer,ops=operator,chiefs=admin",
-		"PERSYS_GATEWAY_OIDC_NAMESPACES": "team-a=a,team-b=b+c"}, "")
+		"PERSYS_GATEWAY_OIDC_NAMESPACES": "team-a=a,team-b=b+c,everywhere=all"}, "")
 	c := w.as("")
 	other, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -321,20 +336,23 @@ func TestBearerTokens(t *testing.T) {
 		read, delete, mode int
 		says               string
 	}{
-		{"an operator", i.token(t, nil, rs, nil), 200, 200, 403, "needs admin"},
-		{"a viewer", i.token(t, nil, rs, in("watchers")), 200, 403, 403, "has the role viewer"},
+		{"an operator of all namespaces", i.token(t, nil, rs, in("ops", "everywhere")), 200, 200, 403, "needs admin"},
+		{"an operator in the namespace of one team and in all namespaces", i.token(t, nil, rs, in("ops", "team-a", "everywhere")), 200, 200, 403, "needs admin"},
+		{"an operator of no namespace", i.token(t, nil, rs, in("ops")), 403, 403, 403, "whom auth.oidc.namespaces gives no namespace"},
+		{"an operator who claims the group *", i.token(t, nil, rs, in("ops", "*")), 403, 403, 403, "has the role nobody"},
+		{"a viewer", i.token(t, nil, rs, in("watchers", "everywhere")), 200, 403, 403, "has the role viewer"},
 		{"an admin", i.token(t, nil, rs, in("watchers", "chiefs")), 200, 200, 200, ""},
 		{"an operator of two teams", i.token(t, nil, rs, in("ops", "team-b", "team-a")), 200, 200, 403, `"persys-namespaces":"a,b,c"`},
-		{"a viewer of one", i.token(t, nil, rs, in("watchers", "team-a")), 200, 403, 403, `"persys-namespaces":"a"`},
-		{"an admin of a team acts everywhere", i.token(t, nil, rs, in("chiefs", "team-a")), 200, 200, 200, `"persys-from":"127.0.0.1","persys-user":"oidc:` + i.url + `#ada"`},
+		{"a viewer of one namespace", i.token(t, nil, rs, in("watchers", "team-a")), 200, 403, 403, `"persys-namespaces":"a"`},
+		{"an admin whom one namespace lists acts in all namespaces", i.token(t, nil, rs, in("chiefs", "team-a")), 200, 200, 200, `"persys-from":"127.0.0.1","persys-user":"oidc:` + i.url + `#ada"`},
 		{"a team without a role", i.token(t, nil, rs, in("team-a")), 403, 403, 403, "has the role nobody"},
-		{"a single group as a string", i.token(t, nil, rs, func(m map[string]any) { m["groups"] = "watchers" }), 200, 403, 403, ""},
-		{"nobody of note", i.token(t, nil, rs, in("others")), 403, 403, 403, "has the role nobody"},
-		{"another audience", i.token(t, nil, rs, func(m map[string]any) { m["aud"] = "else" }), 401, 401, 401, "audience"},
-		{"another issuer", i.token(t, nil, rs, func(m map[string]any) { m["iss"] = "https://else.example" }), 401, 401, 401, "different provider"},
-		{"expired", i.token(t, nil, rs, func(m map[string]any) { m["exp"] = time.Now().Add(-time.Minute).Unix() }), 401, 401, 401, "expired"},
-		{"another key", i.token(t, other, rs, nil), 401, 401, 401, "the bearer token"},
-		{"the public key as a shared secret", i.token(t, []byte(strings.Repeat("k", 32)), jose.HS256, nil), 401, 401, 401, "the bearer token"},
+		{"a single group as a string", i.token(t, nil, rs, func(m map[string]any) { m["groups"] = "chiefs" }), 200, 200, 200, ""},
+		{"a token without a role", i.token(t, nil, rs, in("others")), 403, 403, 403, "has the role nobody"},
+		{"a token for another audience", i.token(t, nil, rs, func(m map[string]any) { m["aud"] = "else" }), 401, 401, 401, "audience"},
+		{"a token of another issuer", i.token(t, nil, rs, func(m map[string]any) { m["iss"] = "https://else.example" }), 401, 401, 401, "different provider"},
+		{"an expired token", i.token(t, nil, rs, func(m map[string]any) { m["exp"] = time.Now().Add(-time.Minute).Unix() }), 401, 401, 401, "expired"},
+		{"a token signed with another key", i.token(t, other, rs, nil), 401, 401, 401, "the bearer token"},
+		{"a token that uses the public key as a shared secret", i.token(t, []byte(strings.Repeat("k", 32)), jose.HS256, nil), 401, 401, 401, "the bearer token"},
 		{"no token at all", "", 401, 401, 401, "no client certificate and no bearer token"},
 		{"rubbish", "a.b.c", 401, 401, 401, "the bearer token"},
 	} {
@@ -357,7 +375,7 @@ func TestBearerTokens(t *testing.T) {
 				}
 				said += body
 			}
-			// protojson randomly adds a space after a comma.
+			// protojson adds a space after commas in some builds, so remove it.
 			if !strings.Contains(strings.ReplaceAll(said, `", "`, `","`), x.says) {
 				t.Errorf("says %s, want %q", said, x.says)
 			}
@@ -365,7 +383,7 @@ func TestBearerTokens(t *testing.T) {
 	}
 }
 
-func TestCertificates(t *testing.T) {
+func TestCertificatesGiveRoles(t *testing.T) {
 	w := startWorld(t, nil, "")
 	for _, x := range []struct {
 		who                string
@@ -383,7 +401,8 @@ func TestCertificates(t *testing.T) {
 			}
 		}
 	}
-	// The gateway tells the schedulers the caller's identity, as they would read it from its certificate.
+	// The identity that the gateway reports to the schedulers is the one that they would read from the
+	// caller's certificate.
 	leaf := w.certs.Leaf["user/olga"]
 	olga, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key})
 	if err != nil {
@@ -392,13 +411,13 @@ func TestCertificates(t *testing.T) {
 	issued := fmt.Sprintf(`"persys-issued":"%d"`, pki.IssueTime(olga.Leaf(), olga.Identity()).UnixNano())
 	if _, body, _ := w.do(w.as("user/olga"), "GET", w.api+"/nodes", ""); !strings.Contains(body, issued) || !strings.Contains(body, `"persys-from":"127.0.0.1"`) ||
 		!strings.Contains(body, "/user/olga") || strings.Contains(body, "persys-user") {
-		t.Errorf("they are told %s, want %s", body, issued)
+		t.Errorf("the scheduler got %s, want %s", body, issued)
 	}
-	// Without an issuer no token is accepted.
+	// Without a configured issuer the gateway accepts no token.
 	if code, body, _ := w.do(w.as(""), "GET", w.api+"/nodes", "", "Authorization", "Bearer x.y.z"); code != 401 || !strings.Contains(body, "auth.oidc.issuer is not set") {
-		t.Errorf("%d %s", code, body)
+		t.Errorf("a bearer token without a configured issuer was answered %d %s, want 401", code, body)
 	}
-	// The TLS server itself refuses plain HTTP on the API port.
+	// The TLS listener refuses plain HTTP on the API port.
 	resp, err := (&http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}).Get(strings.Replace(w.api, "https:", "http:", 1) + "/nodes")
 	if err == nil {
 		defer resp.Body.Close()
@@ -406,7 +425,7 @@ func TestCertificates(t *testing.T) {
 			t.Errorf("plain text is answered %d", resp.StatusCode)
 		}
 	}
-	// An old TLS version is refused.
+	// The TLS listener refuses an old TLS version.
 	old := w.as("user/admin")
 	old.Transport.(*http.Transport).TLSClientConfig.MinVersion = tls.VersionTLS10
 	old.Transport.(*http.Transport).TLSClientConfig.MaxVersion = tls.VersionTLS11
@@ -425,28 +444,33 @@ func TestCertificates(t *testing.T) {
 	w.certs = mine
 	if resp, err := stranger.Get(w.api + "/nodes"); err == nil {
 		resp.Body.Close()
-		t.Error("a certificate of another CA was taken")
+		t.Error("a certificate of another CA was accepted")
 	}
 }
 
-// A browser sends the user's certificate with a form that a page of another site posts, without asking
-// first. It sends a token only from the page that has it.
+// If a page of another site posts a form, the browser sends the user's certificate with the form without
+// asking the user. So the gateway must refuse such a form. A token is safe, because only a page that has the
+// token can send it.
 func TestFormsOfOtherSites(t *testing.T) {
 	i := newIssuer(t)
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "")
 	own := []string{"Origin", w.api, "Sec-Fetch-Site", "same-origin"}
-	form := []string{"Content-Type", "text/plain", "Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"}
+	foreign := []string{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"}
+	form := append([]string{"Content-Type", "text/plain"}, foreign...)
+	token := []string{"Authorization", "Bearer " + i.token(t, nil, jose.RS256, nil)}
 	for _, x := range []struct {
 		fact, who, method, path string
 		headers                 []string
 		want                    int
 	}{
-		{"a form", "user/admin", "POST", "/v1/mode", form, 403},
+		{"a posted form", "user/admin", "POST", "/v1/mode", form, 403},
 		{"a form on the contract's route", "user/admin", "POST", "/workloads/web/retry", form, 403},
-		{"one of an older browser", "user/admin", "POST", "/v1/mode", form[:4], 403},
-		{"a read, which the page does not get to see", "user/admin", "GET", "/nodes", form, 200},
-		{"the console", "user/admin", "POST", "/v1/mode", own, 200},
-		{"another site with a token", "", "POST", "/v1/mode", append([]string{"Authorization", "Bearer " + i.token(t, nil, jose.RS256, nil)}, form...), 200},
+		{"a form post of an older browser", "user/admin", "POST", "/v1/mode", form[:4], 403},
+		{"a read call from another site, whose answer the page cannot see", "user/admin", "GET", "/nodes", form, 200},
+		{"a request of the console", "user/admin", "POST", "/v1/mode", own, 200},
+		{"JSON of another site", "user/admin", "POST", "/v1/mode", append([]string{"Content-Type", "application/json"}, foreign...), 403},
+		{"JSON of another site with a token", "", "POST", "/v1/mode", slices.Concat(token, []string{"Content-Type", "application/json"}, foreign), 200},
+		{"a form of another site with a token", "", "POST", "/v1/mode", slices.Concat(token, form), 415},
 	} {
 		if code, body, _ := w.do(w.as(x.who), x.method, w.api+x.path, `{"mode":"normal","reason":"=x"}`, x.headers...); code != x.want || code == 403 && !strings.Contains(body, "https://evil.example asked for a change") {
 			t.Errorf("%s: %d %s, want %d", x.fact, code, body, x.want)
@@ -457,7 +481,7 @@ func TestFormsOfOtherSites(t *testing.T) {
 func TestClientCertificateRequired(t *testing.T) {
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT": "true"}, "")
 	if code, body, _ := w.do(w.as("user/olga"), "GET", w.api+"/nodes", ""); code != 200 {
-		t.Errorf("%d %s", code, body)
+		t.Errorf("a call with a certificate was answered %d %s, want 200", code, body)
 	}
 	if resp, err := w.as("").Get(w.api + "/health"); err == nil {
 		resp.Body.Close()
@@ -465,8 +489,8 @@ func TestClientCertificateRequired(t *testing.T) {
 	}
 }
 
-// The certificate of a scheduler may hold the name in the SRV record and not its address: every strategy
-// dials and probes it under that name.
+// The certificate of a scheduler may contain the name in the SRV record but not the address. Every routing
+// strategy must connect to the scheduler and probe it under that name.
 func TestSchedulersDiscoveredByName(t *testing.T) {
 	for _, strategy := range []string{gateway.LeaderOnly, gateway.Sticky, gateway.Shard} {
 		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -506,15 +530,16 @@ func serveDNS(t *testing.T, pc net.PacketConn, srv, addr string) {
 	s := &dns.Server{PacketConn: pc, NotifyStartedFunc: func() { close(up) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg).SetReply(q)
 		m.Answer, m.Extra = records[:1], records[1:]
-		_ = w.WriteMsg(m) // the client asks again
+		_ = w.WriteMsg(m) // an error is ignored: a client that misses the answer asks again
 	})}
 	go func() { _ = s.ActivateAndServe(); close(down) }()
 	<-up
 	t.Cleanup(func() { _ = s.Shutdown(); <-down })
 }
 
-// TestNotOurs: routes that belong to other services answer 501 with a sentence, to every caller and method.
-func TestNotOurs(t *testing.T) {
+// TestRoutesOfOtherServicesAnswer501: routes that belong to other services answer 501 with a message, for every caller and
+// method.
+func TestRoutesOfOtherServicesAnswer501(t *testing.T) {
 	w := startWorld(t, nil, "")
 	for _, c := range []*http.Client{w.as("user/admin"), w.as("")} {
 		for _, path := range []string{
@@ -524,7 +549,7 @@ func TestNotOurs(t *testing.T) {
 			for _, method := range []string{"GET", "POST"} {
 				code, body, _ := w.do(c, method, w.api+path, "{}", "Content-Type", "application/json")
 				if code != http.StatusNotImplemented || !strings.Contains(body, "is not served by this gateway: ") {
-					t.Errorf("%s %s: %d %s, want 501 with a sentence", method, path, code, body)
+					t.Errorf("%s %s: %d %s, want 501 with a message", method, path, code, body)
 				}
 			}
 		}
@@ -535,11 +560,11 @@ func TestSchemaIsServed(t *testing.T) {
 	w := startWorld(t, nil, "")
 	code, body, h := w.do(w.as(""), "GET", w.api+"/schema/workload.json", "")
 	if code != 200 || h.Get("Content-Type") != "application/schema+json" || !json.Valid([]byte(body)) || !strings.Contains(body, `"additionalProperties": false`) {
-		t.Errorf("%d %v %.200s", code, h, body)
+		t.Errorf("the schema was answered %d %v %.200s, want 200 with a JSON schema", code, h, body)
 	}
 }
 
-// hooks receives forwarded deliveries.
+// hooks is the server to which the gateway forwards webhook deliveries.
 type hooks struct {
 	url  string
 	mu   sync.Mutex
@@ -582,21 +607,21 @@ func sign(secret, body string) string {
 	return "sha256=" + hex.EncodeToString(mac.Sum(nil))
 }
 
-func TestWebhooks(t *testing.T) {
+func TestWebhooksAreVerifiedAndForwarded(t *testing.T) {
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET": "default-secret"}, `
 webhook:
   repository_secrets: {own/repo: own-secret}
   replay_ttl: 1s
   forward_base_backoff: 20ms
 `)
-	c := &http.Client{Timeout: patience, Transport: &http.Transport{}}
-	t.Cleanup(c.CloseIdleConnections)
+	c := w.as("")
 	post := func(id, body, signature string, more ...string) (int, string) {
 		headers := append([]string{"Content-Type", "application/json", "X-GitHub-Event", "push", "X-GitHub-Delivery", id, "X-Hub-Signature-256", signature}, more...)
 		code, text, _ := w.do(c, "POST", w.public+"/webhooks/github", body, headers...)
 		return code, text
 	}
 	const any, own = `{"repository":{"full_name":"some/repo"},"n":1}`, `{"repository":{"name":"repo","owner":{"login":"own"}},"n":2}`
+	const next, last = `{"repository":{"full_name":"some/repo"},"n":3}`, `{"repository":{"full_name":"some/repo"},"n":4}`
 	big := `{"repository":{"full_name":"some/repo"},"x":"` + strings.Repeat("x", 2<<20) + `"}`
 	for _, x := range []struct {
 		name     string
@@ -609,36 +634,38 @@ webhook:
 		{"signed with the default secret", "d1", any, sign("default-secret", any), nil, 200, "accepted"},
 		{"the same delivery again", "d1", any, sign("default-secret", any), nil, 409, "received before"},
 		{"signed with the repository's own", "d2", own, sign("own-secret", own), nil, 200, "accepted"},
-		{"the default secret does not do for it", "d3", own, sign("default-secret", own), nil, 401, "missing or wrong"},
-		{"a wrong signature", "d4", any, sign("guess", any), nil, 401, "missing or wrong"},
+		{"a repository with its own secret does not accept the default secret", "d3", own, sign("default-secret", own), nil, 401, "missing or wrong"},
+		{"the same body under another id", "d13", any, sign("default-secret", any), nil, 409, "with the same body"},
+		{"a wrong signature", "d4", next, sign("guess", next), nil, 401, "missing or wrong"},
 		{"a signature of another body", "d5", any, sign("default-secret", any+" "), nil, 401, "missing or wrong"},
 		{"none", "d6", any, "", nil, 401, "missing or wrong"},
 		{"an older kind of signature", "d7", any, strings.Replace(sign("default-secret", any), "sha256=", "sha1=", 1), nil, 401, "missing or wrong"},
-		{"no id", "", any, sign("default-secret", any), nil, 400, "X-GitHub-Delivery"},
+		{"a delivery without an id", "", any, sign("default-secret", any), nil, 400, "X-GitHub-Delivery"},
 		{"an id that is too long", strings.Repeat("i", 129), any, sign("default-secret", any), nil, 400, "at most 128"},
 		{"no JSON", "d8", "x", sign("default-secret", "x"), nil, 400, "no JSON"},
-		{"no repository", "d9", "{}", sign("default-secret", "{}"), nil, 400, "names no repository"},
+		{"a body without a repository", "d9", "{}", sign("default-secret", "{}"), nil, 400, "names no repository"},
 		{"another content type", "d10", any, sign("default-secret", any), []string{"Content-Type", "text/plain"}, 400, "must be application/json"},
-		{"too large", "d11", big, sign("default-secret", big), nil, 413, "over 1048576 bytes"},
-		{"one that was refused may come again", "d4", any, sign("default-secret", any), nil, 200, "accepted"},
+		{"a body over the size limit", "d11", big, sign("default-secret", big), nil, 413, "over 1048576 bytes"},
+		{"a delivery that was refused is accepted when it is sent again", "d4", next, sign("default-secret", next), nil, 200, "accepted"},
 	} {
 		if code, text := post(x.id, x.body, x.sig, x.more...); code != x.code || !strings.Contains(text, x.says) {
 			t.Errorf("%s: %d %s, want %d with %q", x.name, code, text, x.code, x.says)
 		}
 	}
-	testbed.Until(t, "both are forwarded as they came", func() bool { return w.forward.has("push d1 "+any) && w.forward.has("push d2 "+own) })
+	testbed.Until(t, "both deliveries are forwarded unchanged", func() bool { return w.forward.has("push d1 "+any) && w.forward.has("push d2 "+own) })
 	if w.forward.has("d3") || w.forward.has("d5") {
-		t.Error("a delivery that was refused was forwarded")
+		t.Error("a refused delivery was forwarded")
 	}
-	// The receiver is down for a moment: the delivery is retried, and arrives once.
+	// The receiver fails for a moment. The gateway retries the delivery, and the receiver gets it exactly
+	// once.
 	w.forward.mu.Lock()
 	w.forward.fail = 3
 	w.forward.mu.Unlock()
-	if code, text := post("d12", any, sign("default-secret", any)); code != 200 {
-		t.Errorf("%d %s", code, text)
+	if code, text := post("d12", last, sign("default-secret", last)); code != 200 {
+		t.Errorf("a webhook delivery whose forwarding failed three times was answered %d %s, want 200", code, text)
 	}
-	testbed.Until(t, "it comes in the end", func() bool { return w.forward.has("push d12 ") })
-	// An id is forgotten after the replay time.
+	testbed.Until(t, "the delivery arrives in the end", func() bool { return w.forward.has("push d12 ") })
+	// The gateway refuses the id of an earlier delivery, and forgets the id after the replay time.
 	testbed.Until(t, "an old id is taken again", func() bool { code, _ := post("d2", own, sign("own-secret", own)); return code == 200 })
 	// The API listener accepts no webhooks.
 	if code, _, _ := w.do(w.as("user/admin"), "POST", w.api+"/webhooks/github", any); code != 404 {
@@ -648,15 +675,37 @@ webhook:
 
 func TestWebhooksWithoutSecretOrReceiver(t *testing.T) {
 	w := startWorld(t, nil, "")
-	c := &http.Client{Timeout: patience, Transport: &http.Transport{}}
-	t.Cleanup(c.CloseIdleConnections)
+	c := w.as("")
 	body := `{"repository":{"full_name":"some/repo"}}`
 	headers := []string{"Content-Type", "application/json", "X-GitHub-Event", "push", "X-GitHub-Delivery", "d", "X-Hub-Signature-256", sign("", body)}
 	if code, text, _ := w.do(c, "POST", w.public+"/webhooks/github", body, headers...); code != 401 {
-		t.Errorf("without any secret an empty one signs: %d %s", code, text)
+		t.Errorf("with no secret configured, a signature made with the empty secret was answered %d %s, want 401", code, text)
 	}
 	none := startWorld(t, map[string]string{"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL": "", "PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET": "s"}, "")
-	if code, text, _ := none.do(c, "POST", none.public+"/webhooks/github", body, headers...); code != 501 || !strings.Contains(text, "nobody takes webhooks") {
-		t.Errorf("%d %s", code, text)
+	if code, text, _ := none.do(none.as(""), "POST", none.public+"/webhooks/github", body, headers...); code != 501 || !strings.Contains(text, "does not forward webhooks") {
+		t.Errorf("a webhook delivery without a configured receiver was answered %d %s, want 501", code, text)
+	}
+}
+
+func TestPublicTLSIsAutomaticOutsideLoopback(t *testing.T) {
+	for _, c := range []struct {
+		cfg  Config
+		want bool
+	}{
+		{Config{PublicTLS: "auto", PublicAddr: ":8585"}, false},
+		{Config{PublicTLS: "auto", PublicAddr: "10.0.0.1:443"}, true},
+		{Config{PublicTLS: "auto", PublicAddr: "127.0.0.1:9000", Insecure: true}, false},
+		{Config{PublicTLS: "true", PublicAddr: ":8585"}, true},
+		{Config{PublicTLS: "false", PublicAddr: ":443"}, false},
+	} {
+		if got := c.cfg.publicTLS(); got != c.want {
+			t.Errorf("with public_tls %s on address %s and insecure %t, the public listener uses TLS: %t", c.cfg.PublicTLS, c.cfg.PublicAddr, c.cfg.Insecure, got)
+		}
+	}
+	for _, tls := range []string{"true", "false"} {
+		w := startWorld(t, map[string]string{"PERSYS_GATEWAY_PUBLIC_TLS": tls}, "")
+		if code, body, _ := w.do(w.as(""), "GET", w.public+"/", ""); code != 200 {
+			t.Errorf("with PERSYS_GATEWAY_PUBLIC_TLS=%s the public listener answered %d %s, want 200", tls, code, body)
+		}
 	}
 }

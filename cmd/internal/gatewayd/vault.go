@@ -15,7 +15,7 @@ import (
 // vaultSettings are the Vault settings of contract/env.md.
 type vaultSettings struct {
 	Enabled  bool          `env:"PERSYS_GATEWAY_VAULT_ENABLED" flag:"vault" yaml:"vault.enabled" default:"false" usage:"certificate from Vault's PKI engine, in the PERSYS_GATEWAY_TLS_* files"`
-	Addr     string        `env:"PERSYS_GATEWAY_VAULT_ADDR" yaml:"vault.addr" default:"http://127.0.0.1:8200" usage:"URL of Vault; Vault's own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) hold too"`
+	Addr     string        `env:"PERSYS_GATEWAY_VAULT_ADDR" yaml:"vault.addr" default:"http://127.0.0.1:8200" usage:"URL of Vault; Vault's own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) apply too"`
 	Auth     string        `env:"PERSYS_GATEWAY_VAULT_AUTH_METHOD" yaml:"vault.auth_method" oneof:"token,approle" default:"approle" usage:"auth method"`
 	Token    string        `env:"PERSYS_GATEWAY_VAULT_TOKEN" yaml:"vault.token" secret:"true" usage:"token, for auth method token"`
 	RoleID   string        `env:"PERSYS_GATEWAY_VAULT_ROLE_ID,PERSYS_GATEWAY_VAULT_APPROLE_ROLE_ID" yaml:"vault.approle_id" usage:"role id, for auth method approle"`
@@ -30,7 +30,7 @@ type vaultSettings struct {
 	Bind     string        `yaml:"vault.bind_host" usage:"host name of this gateway; default: the host of app.http_addr"`
 }
 
-// vault gets the certificate from Vault; nil if that is off.
+// vault gets the certificate from Vault. It returns nil if Vault is not used.
 func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, error) {
 	v := &c.Vault
 	if !v.Enabled {

@@ -7,10 +7,10 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// TakeArgs returns a copy of args and overwrites the join tokens in args, so that `ps` does not show them
-// to other users. args must be os.Args: on Linux these strings are the memory from which the kernel reads a
-// process's command line. In the first milliseconds a token is visible all the same; PERSYS_JOIN_FILE and
-// SCHEDULER_JOIN_FILE name a file instead.
+// TakeArgs returns a copy of args and overwrites the join tokens in args in place, so that `ps` does not show
+// them to other users. args must be os.Args: on Linux the kernel reads a process's command line from the
+// memory of these strings. During the first milliseconds a token is visible; PERSYS_JOIN_FILE and
+// SCHEDULER_JOIN_FILE avoid that, because they name a file with the token.
 func TakeArgs(args []string) []string {
 	out := make([]string, len(args))
 	for i, a := range args {
@@ -20,8 +20,9 @@ func TakeArgs(args []string) []string {
 			value = a
 		}
 		if pki.IsJoinToken(value) {
-			// No other goroutine has these strings yet, and they are not in read-only memory.
-			text := unsafe.Slice(unsafe.StringData(value), len(value)) // #nosec G103 -- see above
+			// Overwriting is safe: no other goroutine uses these strings yet, and they are not in read-only
+			// memory.
+			text := unsafe.Slice(unsafe.StringData(value), len(value)) // #nosec G103 -- see the comment of the function
 			for k := range text {
 				text[k] = 'x'
 			}

@@ -1,4 +1,4 @@
-// Package setup starts a program: it reads settings and makes the logger.
+// Package setup has the first steps of every program: it reads the settings and makes the logger.
 package setup
 
 import (
@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -21,10 +19,14 @@ import (
 	"github.com/persys/compute/config"
 )
 
-// Main runs a program until run returns, or until SIGINT or SIGTERM ends its context. After an error it
+// Main runs a program until run returns, or until SIGINT, SIGTERM or SIGHUP ends its context. After an error it
 // prints the error and exits with the error's ExitCode(), or 1.
 func Main(name string, run func(context.Context) error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
+		ends = append(ends, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	err := run(ctx)
 	stop()
 	if err != nil {
@@ -37,16 +39,16 @@ func Main(name string, run func(context.Context) error) {
 	}
 }
 
-// Loaded are the settings of a program.
+// Loaded describes from where Load took the settings of a program.
 type Loaded struct {
 	loader  *config.Loader
-	file    string // the YAML file; "" if none was read
-	fileEnv string // the variable that names the file
+	file    string // path of the YAML file; "" if none was read
+	fileEnv string // environment variable that names the file
 }
 
 // Load fills target from flags, environment, files, YAML and defaults, in this order of precedence. It
-// returns nil if the program was only asked for help or its version. fileEnv is the variable with the path
-// of a YAML file; without a path, the first existing file of files is read.
+// returns nil if the program only printed its help or version. fileEnv is the environment variable with the
+// path of a YAML file. If it is not set, Load reads the first of files that exists.
 func Load(name, version, short string, target any, fileEnv string, files ...string) (*Loaded, error) {
 	loader, err := config.New(target)
 	if err != nil {
@@ -81,7 +83,7 @@ func Load(name, version, short string, target any, fileEnv string, files ...stri
 	loader.AddFlags(cmd.Flags())
 	usage := "YAML file with settings (environment " + fileEnv + ")"
 	if len(files) > 0 {
-		usage += "; else the first there is of " + strings.Join(files, ", ")
+		usage += "; else the first of these that exists: " + strings.Join(files, ", ")
 	}
 	cmd.Flags().StringVar(&file, "config", "", usage)
 	cmd.SetArgs(loader.Args(TakeArgs(os.Args[1:])))
@@ -89,8 +91,8 @@ func Load(name, version, short string, target any, fileEnv string, files ...stri
 	return loaded, err
 }
 
-// Logger makes the program's logger, on standard error. It logs which file was read, and which settings and
-// variables have no effect.
+// Logger makes the program's logger, on standard error. It logs which settings file was read, and which
+// settings and environment variables have no effect.
 func (l *Loaded) Logger(level, format string) (*slog.Logger, error) {
 	log, err := Logger(os.Stderr, level, format)
 	if err != nil {
@@ -108,16 +110,7 @@ func (l *Loaded) Logger(level, format string) (*slog.Logger, error) {
 	return log, nil
 }
 
-// Listen opens a TCP port. The error names its setting. Port 0 takes any free port.
-func Listen(setting, host string, port int) (net.Listener, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-	if err != nil {
-		return nil, fmt.Errorf("%s %d: %w", setting, port, err)
-	}
-	return l, nil
-}
-
-// Version is the release and the commit that it was built from.
+// Version returns the release together with the commit from which the program was built.
 func Version(release string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -131,8 +124,8 @@ func Version(release string) string {
 	return release
 }
 
-// Logger makes a logger with the same keys and formats everywhere: an error has the key err, and a duration
-// is written as in Go ("1.5s"), also in JSON.
+// Logger makes a logger that uses the same keys and formats in every program: an error has the key err, and a
+// duration is written as in Go ("1.5s"), also in JSON.
 func Logger(w io.Writer, level, format string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
@@ -152,7 +145,7 @@ func normalize(groups []string, a slog.Attr) slog.Attr {
 	switch a.Key {
 	case "workload", "node", "epoch":
 		if a.Value.Kind() == slog.KindString && a.Value.String() == "" {
-			return slog.Attr{} // an empty value is left out
+			return slog.Attr{} // attributes with an empty value are left out
 		}
 	}
 	if a.Value.Kind() == slog.KindDuration {

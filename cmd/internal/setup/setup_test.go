@@ -2,11 +2,14 @@ package setup
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -37,7 +40,8 @@ func TestLoggerNormalizesAttributes(t *testing.T) {
 	}
 }
 
-// A file that is named is read; without a name the first existing file is read.
+// The settings file that the environment variable names is read. If the variable is not set, the first
+// default file that exists is read.
 func TestWhichFileIsRead(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }
@@ -50,15 +54,15 @@ func TestWhichFileIsRead(t *testing.T) {
 	for _, tt := range []struct {
 		name, flag, env string
 		files           []string
-		want            string // with "!": an error must contain it
+		want            string // expected value, or "!" and a part of the expected error
 	}{
-		{"the flag's, whatever else is there", file("flag"), file("env"), []string{file("second")}, "flag"},
-		{"the environment's, whatever else is there", "", file("env"), []string{file("second")}, "env"},
+		{"the file named by the flag takes precedence over all others", file("flag"), file("env"), []string{file("second")}, "flag"},
+		{"the file named by the environment takes precedence over the default files", "", file("env"), []string{file("second")}, "env"},
 		{"the first that is there", "", "", []string{file("first"), file("second"), file("third")}, "second"},
-		{"none is there", "", "", []string{file("first")}, ""},
-		{"none is looked for", "", "", nil, ""},
-		{"what is named has to be there", "", file("first"), []string{file("second")}, "!" + file("first")},
-		{"what is there has to be a file", "", "", []string{dir}, "!" + dir},
+		{"no configuration file exists", "", "", []string{file("first")}, ""},
+		{"no configuration file is looked for", "", "", nil, ""},
+		{"a file that a setting names must exist", "", file("first"), []string{file("second")}, "!" + file("first")},
+		{"a folder is refused", "", "", []string{dir}, "!" + dir},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("PERSYS_TEST_FILE", tt.env)
@@ -78,10 +82,10 @@ func TestWhichFileIsRead(t *testing.T) {
 	}
 }
 
-// ps shows no join token, in whatever form it was given.
-func TestTakeArgs(t *testing.T) {
+// `ps` shows no join token, in whichever form the command line contains it.
+func TestJoinTokensAreHiddenFromPs(t *testing.T) {
 	const token = "persys-join-1.abc.def"
-	var args []string // in writable memory, as os.Args is
+	var args []string // like os.Args, the arguments must be in writable memory
 	for _, a := range []string{"--join", token, "--join=" + token, "--name", "x=y"} {
 		args = append(args, strings.Clone(a))
 	}
@@ -91,5 +95,25 @@ func TestTakeArgs(t *testing.T) {
 	}
 	if want := "--join xxxxxxxxxxxxxxxxxxxxx --join=xxxxxxxxxxxxxxxxxxxxx --name x=y"; strings.Join(args, " ") != want {
 		t.Errorf("left %q", args)
+	}
+}
+
+// TestSignalsEndAProgram: each signal ends the context, so that a program cleans up, also when its terminal is closed.
+func TestSignalsEndAProgram(t *testing.T) {
+	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		if signal.Ignored(end) {
+			continue // this test runs under nohup, which ignores SIGHUP, so skip this signal
+		}
+		Main("program", func(ctx context.Context) error {
+			if err := syscall.Kill(syscall.Getpid(), end); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(10 * time.Second):
+				t.Errorf("%s does not end the program", end)
+			}
+			return nil
+		})
 	}
 }

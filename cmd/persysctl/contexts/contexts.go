@@ -1,5 +1,5 @@
-// Package contexts stores named clusters in contexts.yaml, in the XDG configuration
-// folder, readable by its owner only. A context holds the address of a cluster and the
+// Package contexts stores named connections to clusters (contexts) in the file contexts.yaml in the XDG
+// configuration folder. Only its owner can read the file. A context holds the address of a cluster and the
 // paths of keys and tokens, but no secret.
 package contexts
 
@@ -28,20 +28,21 @@ type Context struct {
 	CA       string `yaml:"tls_ca,omitempty" json:"tls_ca,omitempty"`
 	Cert     string `yaml:"tls_cert,omitempty" json:"tls_cert,omitempty"`
 	Key      string `yaml:"tls_key,omitempty" json:"tls_key,omitempty"`
-	// ClusterID is one of a gateway's clusters; empty is its default.
+	// ClusterID is the id of one of the clusters behind a gateway; empty selects the gateway's default
+	// cluster.
 	ClusterID string `yaml:"cluster_id,omitempty" json:"cluster_id,omitempty"`
-	// Namespace is that of workloads whose file names none, and of lists.
+	// Namespace is the namespace of applied workloads whose file names none, and of lists.
 	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty"`
-	// TokenFile holds a bearer token for a gateway.
+	// TokenFile is the path of a file with a bearer token for a gateway.
 	TokenFile string `yaml:"token_file,omitempty" json:"token_file,omitempty"`
 }
 
-// Gateway reports whether a server's address is that of a gateway.
+// Gateway reports whether server is the address of a gateway.
 func Gateway(server string) bool {
 	return strings.HasPrefix(server, "http://") || strings.HasPrefix(server, "https://")
 }
 
-// Transport is "gateway" or "grpc".
+// Transport returns "gateway" or "grpc".
 func (c Context) Transport() string {
 	if Gateway(c.Server) {
 		return "gateway"
@@ -49,7 +50,7 @@ func (c Context) Transport() string {
 	return "grpc"
 }
 
-// Security is "plain text", "TLS" or "TLS, token".
+// Security describes how the connection is protected: "plain text", "TLS" or "TLS, token".
 func (c Context) Security() string {
 	switch {
 	case strings.HasPrefix(c.Server, "http://") || !Gateway(c.Server) && c.Insecure:
@@ -60,7 +61,7 @@ func (c Context) Security() string {
 	return "TLS"
 }
 
-// File is contexts.yaml.
+// File is the content of contexts.yaml.
 type File struct {
 	path     string
 	Current  string    `yaml:"current,omitempty"`
@@ -71,8 +72,8 @@ const maxFile = 1 << 20
 
 var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
-// Path is the path of the file: $XDG_CONFIG_HOME/persys/contexts.yaml, by default
-// below ~/.config. It is "" without a home folder.
+// Path is the path of the file: $XDG_CONFIG_HOME/persys/contexts.yaml, by default below ~/.config. It returns
+// "" if neither folder is known.
 func Path(environ func(string) (string, bool), home string) string {
 	// A relative path must be ignored (XDG Base Directory Specification).
 	if dir, ok := environ("XDG_CONFIG_HOME"); ok && filepath.IsAbs(dir) {
@@ -84,7 +85,7 @@ func Path(environ func(string) (string, bool), home string) string {
 	return filepath.Join(home, ".config", "persys", "contexts.yaml")
 }
 
-// Load reads the file. A missing file has no contexts.
+// Load reads the contexts from the file at path. If the file is missing, it returns a File without contexts.
 func Load(path string) (*File, error) {
 	f := &File{path: path}
 	if path == "" {
@@ -130,7 +131,7 @@ func Load(path string) (*File, error) {
 
 const nameRule = "must be letters, digits, '_', '.' and '-', at most 64, and begin with a letter or digit"
 
-// Get returns a context by name.
+// Get returns the context called name, and whether it exists.
 func (f *File) Get(name string) (Context, bool) {
 	i := f.index(name)
 	if i < 0 {
@@ -143,7 +144,7 @@ func (f *File) index(name string) int {
 	return slices.IndexFunc(f.Contexts, func(c Context) bool { return c.Name == name })
 }
 
-// Names lists the contexts by name.
+// Names returns the names of the contexts, sorted.
 func (f *File) Names() []string {
 	out := make([]string, 0, len(f.Contexts))
 	for _, c := range f.Contexts {
@@ -153,7 +154,8 @@ func (f *File) Names() []string {
 	return out
 }
 
-// Put adds a context or replaces the one of the same name. The first one becomes current.
+// Put adds a context or replaces the context of the same name. If it is the only one, it becomes the current
+// context.
 func (f *File) Put(c Context) error {
 	if !name.MatchString(c.Name) {
 		return fmt.Errorf("name: %s, got %q", nameRule, c.Name)
@@ -193,18 +195,22 @@ func (f *File) Save() error {
 	if err != nil {
 		return err
 	}
-	dir := filepath.Dir(f.path)
+	return Write(f.path, append([]byte("# Clusters of persysctl; `persysctl context` changes them.\n"), data...))
+}
+
+// Write replaces a file of the user atomically. The file is readable by its owner only.
+func Write(path string, data []byte) error {
+	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(dir, ".contexts-*") // 0600
+	tmp, err := os.CreateTemp(dir, ".persysctl-*") // CreateTemp creates files with mode 0600
 	if err != nil {
 		return err
 	}
-	_, err = tmp.Write(append([]byte("# Clusters of persysctl; `persysctl context` changes them.\n"), data...))
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), f.path)
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(tmp.Name()))

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzFile: users may edit contexts.yaml.
+// FuzzFile loads arbitrary text as contexts.yaml, because users may edit that file.
 func FuzzFile(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "contexts.yaml")
 	f.Add([]byte("current: a\ncontexts:\n- {name: a, server: 'https://x'}\n"))

@@ -18,14 +18,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// JSON is protobuf's JSON mapping with the names of the proto files. Fields with default
-// values are written too, so a list is never missing.
+// JSON returns a message in protobuf's JSON mapping, with the field names of the proto files. It also writes
+// fields with default values, so that lists are always present.
 func JSON(m proto.Message, indent bool) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
 	}
-	// protojson varies its spaces at random.
+	// protojson varies white space between builds; Compact and Indent remove the difference.
 	var out bytes.Buffer
 	if indent {
 		err = json.Indent(&out, raw, "", "  ")
@@ -39,8 +39,9 @@ func JSON(m proto.Message, indent bool) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// YAML writes the fields that are set, in the order of the proto file, and 64-bit integers as
-// numbers, which protobuf's JSON has as strings. With lists it also writes empty lists of messages.
+// YAML returns a message as YAML with the fields that are set, in the order of the proto file. It writes
+// 64-bit integers as numbers; protobuf's JSON writes them as strings. If lists is true, it also writes empty
+// lists of messages.
 func YAML(m proto.Message, lists bool) ([]byte, error) {
 	n := messageNode(m.ProtoReflect(), lists)
 	var out bytes.Buffer
@@ -61,7 +62,7 @@ func textNode(s string) *yaml.Node {
 	n.SetString(s)
 	switch strings.ToLower(s) {
 	case "y", "n", "yes", "no", "on", "off":
-		// YAML 1.1 reads these words as booleans, and "no" is a restart policy.
+		// YAML 1.1 reads these words as booleans, and "no" is also a restart policy.
 		n.Style = yaml.DoubleQuotedStyle
 	}
 	return n
@@ -75,7 +76,7 @@ func messageNode(m protoreflect.Message, top bool) *yaml.Node {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		fd := fields.Get(i)
-		// Empty lists of an answer are written too.
+		// Empty lists at the top level of an answer are written too.
 		always := top && fd.IsList() && fd.Kind() == protoreflect.MessageKind
 		if !m.Has(fd) && !always {
 			continue

@@ -12,9 +12,9 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestYAMLMeansWhatWasSaid: strings that look like other types are read back as strings,
-// also by YAML 1.1, and numbers as numbers.
-func TestYAMLMeansWhatWasSaid(t *testing.T) {
+// TestYAMLKeepsStringsAndNumbersApart: a YAML reader gets strings that look like other types back as strings,
+// even under YAML 1.1, and numbers as numbers.
+func TestYAMLKeepsStringsAndNumbersApart(t *testing.T) {
 	env := map[string]string{}
 	for _, s := range []string{"no", "Yes", "on", "true", "null", "~", "1", "1.5", "0x1f", "1e3", "2026-11-20", "", " x", "a: b", "# c", "- d", "line\nbreak", "*", "&a", "'q'", "\"", "\t"} {
 		env[s+"key"] = s
@@ -46,11 +46,11 @@ func TestYAMLMeansWhatWasSaid(t *testing.T) {
 		t.Errorf("got %+v", back)
 	}
 	if !strings.Contains(string(data), `restart_policy: "no"`) {
-		t.Errorf("a reader of YAML 1.1 takes the restart policy for a boolean:\n%s", data)
+		t.Errorf("the restart policy no must be quoted, or a YAML 1.1 reader reads it as a boolean:\n%s", data)
 	}
 }
 
-func TestListsAreAlwaysThere(t *testing.T) {
+func TestEmptyListsAreEncoded(t *testing.T) {
 	empty := &controlv1.ListWorkloadsResponse{}
 	if data, err := YAML(empty, true); err != nil || string(data) != "workloads: []\n" {
 		t.Errorf("YAML %q, %v", data, err)
@@ -62,9 +62,9 @@ func TestListsAreAlwaysThere(t *testing.T) {
 	}
 }
 
-func TestTimes(t *testing.T) {
+func TestTimesAreEncodedInRFC3339(t *testing.T) {
 	w := &controlv1.WorkloadView{CreatedAt: timestamppb.New(time.Date(2026, 11, 20, 12, 0, 0, 5000, time.UTC))}
 	if data, err := YAML(w, false); err != nil || string(data) != "created_at: 2026-11-20T12:00:00.000005Z\n" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("the encoded time is %q, %v", data, err)
 	}
 }

@@ -12,26 +12,26 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/compose-spec/compose-go/v2/dotenv"
-
+	"github.com/persys/compute/policy"
 	"github.com/persys/compute/spec"
+	"github.com/persys/compute/stack"
 )
 
-// maxFiles bounds the files of one folder.
+// maxFiles is the maximum number of files read from one folder.
 const maxFiles = 10_000
 
 const stdin = "<stdin>"
 
 // Source is the text of one file.
 type Source struct {
-	Name string // path, for errors
-	Data []byte // at most spec.MaxFile+1 bytes
-	base string // folder of relative paths in the text
+	Name string // path of the file, for error messages
+	Data []byte // text of the file, at most spec.MaxFile+1 bytes, so that a larger file is noticed
+	base string // folder against which relative paths in the text are resolved
 }
 
-// Read reads files in the order of names. "-" is standard input (in). A folder stands for its *.yaml, *.yml
-// and *.json in the order of their names; with recursive its subfolders are read too. Hidden files are skipped.
-// The error is a *fs.PathError or names the folder.
+// Read reads files in the order of names. "-" is standard input (in). A folder stands for its *.yaml,
+// *.yml and *.json files, sorted by name; with recursive its subfolders are read too. Hidden files are
+// skipped. The error is a *fs.PathError or names the folder.
 func Read(names []string, recursive bool, in io.Reader) ([]Source, error) {
 	var out []Source
 	for _, name := range names {
@@ -64,39 +64,72 @@ func Read(names []string, recursive bool, in io.Reader) ([]Source, error) {
 	return out, nil
 }
 
-// Options are the options to parse the text: relative paths are resolved from its folder, and a Compose file
-// gets the stack name and the variables that Compose would give it. A name that is not "" takes precedence.
-func (s Source) Options(name string, readFile func(string) ([]byte, error), environ func(string) (string, bool)) spec.Options {
-	o := spec.Options{Name: name, ReadFile: func(path string) ([]byte, error) {
+// Options returns the options for parsing the source's text. Relative paths in it start at the source's
+// folder. pack loads a Compose file as docker compose would in that folder. If name is not "", it replaces
+// the name in the text.
+func (s Source) Options(name string, readFile func(string) ([]byte, error), pack func(stack.Local) (*stack.Packed, error)) spec.Options {
+	resolved := func(path string) string {
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(s.base, path)
 		}
-		return readFile(path)
-	}}
-	if s.Name == stdin {
-		return o // standard input has no folder and no .env
+		return path
 	}
-	if dir, err := filepath.Abs(s.base); err == nil {
-		o.DefaultName = filepath.Base(dir)
+	return spec.Options{
+		Name:     name,
+		ReadFile: func(path string) ([]byte, error) { return readFile(resolved(path)) },
+		Stack: func(t spec.StackText) (spec.Stack, error) {
+			in := s.Local(t.Name, []byte(t.Text))
+			if t.File != "" {
+				path := resolved(t.File)
+				in.Dir, in.File, in.Env = filepath.Dir(path), filepath.Base(path), t.Env
+			}
+			p, err := pack(in)
+			if err != nil {
+				return spec.Stack{}, s.faults(in, t.File, err)
+			}
+			return spec.Stack{Name: p.Name, Env: p.Env, MainFile: p.MainFile, Files: p.Archive}, nil
+		},
 	}
-	o.Env = func() (map[string]string, error) {
-		data, err := readFile(filepath.Join(s.base, ".env"))
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		env, err := dotenv.UnmarshalBytesWithLookup(data, environ)
-		if err != nil {
-			return nil, errors.New("must consist of KEY=VALUE lines") // the library's error may quote a secret
-		}
-		return env, nil
-	}
-	return o
 }
 
-// readLimited reads a file or a pipe, at most one byte more than spec.MaxFile.
+// Local returns text as a Compose file called name in the folder of the source. Standard input has no folder.
+func (s Source) Local(name string, text []byte) stack.Local {
+	in := stack.Local{File: filepath.Base(s.Name), Text: text, Name: name, MaxStopGrace: policy.MaxStopGrace}
+	if s.Name != stdin {
+		in.Dir = s.base
+	}
+	return in
+}
+
+// faults converts the faults that loading a Compose file found to errors of the specification. In err, files
+// are relative to the folder of the Compose file. own is the path of the Compose file if the specification
+// names one; otherwise the Compose text is in the specification itself, and its errors name no file.
+func (s Source) faults(in stack.Local, own string, err error) error {
+	var list stack.Faults
+	if !errors.As(err, &list) {
+		return err
+	}
+	var out spec.Errors
+	for _, f := range list {
+		e := spec.FieldError{Line: f.Line, Field: f.At, Rule: f.Rule}
+		if f.Line > 0 {
+			e.Column = 1
+		}
+		switch {
+		case f.File == in.File && own != "":
+			e.File = filepath.Join(s.base, own)
+		case f.File != in.File && f.File != "":
+			e.File = f.File
+			if !filepath.IsAbs(e.File) {
+				e.File = filepath.Join(in.Dir, e.File)
+			}
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// readLimited reads a file or a pipe, but at most one byte more than spec.MaxFile.
 func readLimited(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -106,7 +139,7 @@ func readLimited(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, spec.MaxFile+1))
 }
 
-// within lists the files of a folder, sorted.
+// within returns the paths of the specifications in a folder, sorted.
 func within(dir string, recursive bool) ([]string, error) {
 	var out []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

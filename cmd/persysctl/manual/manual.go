@@ -1,5 +1,5 @@
-// Package manual generates the reference of a command tree: a page of Markdown and
-// manual pages.
+// Package manual generates the reference of a command tree: one page of Markdown, and a manual page for each
+// command.
 package manual
 
 import (
@@ -45,7 +45,7 @@ func shown(cmd *cobra.Command) bool {
 	return !cmd.Hidden && cmd.Name() != "help" && !cmd.IsAdditionalHelpTopicCommand()
 }
 
-// anchor is the fragment that Git forges give a command's heading.
+// anchor returns the URL fragment that Git forges give a command's heading.
 func anchor(cmd *cobra.Command) string {
 	return strings.ReplaceAll(cmd.CommandPath(), " ", "-")
 }
@@ -60,7 +60,7 @@ func describe(b *strings.Builder, parent *cobra.Command) {
 			fmt.Fprintf(b, "\nAlso: `%s`.\n", strings.Join(cmd.Aliases, "`, `"))
 		}
 		if cmd.Name() == "completion" {
-			// The help of its subcommands is the library's, and long.
+			// The subcommands of completion are left out: cobra generates their help, and it is long.
 			b.WriteString("\n`persysctl completion bash --help` (or zsh, fish) shows how to load it.\n")
 			continue
 		}
@@ -78,7 +78,7 @@ func describe(b *strings.Builder, parent *cobra.Command) {
 	}
 }
 
-// prose fences indented blocks, so that Markdown keeps their lines.
+// prose puts indented blocks into code fences, so that Markdown keeps their lines.
 func prose(text string) string {
 	var out []string
 	inside := false
@@ -86,7 +86,7 @@ func prose(text string) string {
 		if block := strings.HasPrefix(line, "  "); block != inside {
 			fence := "```"
 			if block {
-				fence = "```text" // the documentation tests run no such block
+				fence = "```text" // with the language "text" the documentation tests do not run the block
 			}
 			out = append(out, fence)
 			inside = block
@@ -125,8 +125,8 @@ func flagList(b *strings.Builder, flags *pflag.FlagSet) {
 	})
 }
 
-// Write writes the reference to dir/NAME.md and, if man is set, a manual page for
-// every command to dir/man1. at is the date in the manual pages.
+// Write writes the reference to dir/NAME.md. If man is set, it also writes a manual page for every command
+// to dir/man1, dated at.
 func Write(root *cobra.Command, dir string, man bool, version string, at time.Time) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -1,10 +1,9 @@
-// Package restconn connects generated gRPC clients to a gateway: a Conn turns each call
-// into a request to the gateway's /v1, so commands work with either kind of connection.
+// Package restconn connects generated gRPC clients to a gateway. A Conn turns each call into a request to the
+// gateway's /v1, so commands work with both kinds of connection.
 //
-// The rules that map calls to requests are those from which the gateway's handlers are
-// generated (api/rest/rest.yaml). Sessions use the gateway's websocket. Calls without a
-// rule carry secrets or large data and need a connection to a scheduler; their error
-// says so.
+// A rule in api/rest/rest.yaml maps each gRPC method to an HTTP request; the gateway's handlers are generated
+// from the same rules. Sessions in workloads use the gateway's websocket. Calls with secrets or large data
+// have no rule. They fail with an error that says that they need a connection to a scheduler.
 package restconn
 
 import (
@@ -36,36 +35,40 @@ import (
 )
 
 const (
-	// attempts bounds the requests of one call, which share an idempotency key.
+	// attempts is the maximum number of HTTP requests for one call. All of them carry the same idempotency
+	// key.
 	attempts = 3
 	pause    = 100 * time.Millisecond
-	// maxAnswer bounds an answer and one event of a stream, in bytes. It allows for the JSON
-	// of a message of 4 MiB.
+	// maxAnswer is the maximum size in bytes of an answer and of one event of a stream. The JSON form of a
+	// gRPC message of 4 MiB fits.
 	maxAnswer = 16 << 20
-	// silence is how long a stream or session may be without a byte. A gateway sends a
+	// silence is how long a stream or session may receive nothing before it is ended. A gateway sends a
 	// comment or a ping every 15 or 20 seconds.
 	silence = 45 * time.Second
-	// probe bounds the second connection that finds out why a gateway cut the first one.
+	// probe is the time limit of the second connection (see Conn.why), which finds out why a gateway closed
+	// the first one.
 	probe = 5 * time.Second
 )
 
-// ReasonNoRoute is the error reason of a call without a rule.
+// ReasonNoRoute is the error reason of a call that cannot be made over a gateway, because no rule maps it to
+// a request.
 const ReasonNoRoute = "NO_ROUTE"
 
 // Options configure a Conn.
 type Options struct {
 	// URL is http://HOST[:PORT] or https://HOST[:PORT].
 	URL string
-	// Cluster is the id of one of the gateway's clusters; "" is the gateway's default.
+	// Cluster is the id of one of the clusters behind the gateway; "" selects the gateway's default cluster.
 	Cluster string
 	// Token returns a bearer token, or "" for none. It is called before each request, since
 	// tokens are renewed.
 	Token func() (string, error)
-	// TLS is for https. nil means the system's roots and no client certificate.
+	// TLS is the configuration for https. If it is nil, the connection uses the system's root CAs and no
+	// client certificate.
 	TLS         *tls.Config
 	UserAgent   string
 	CallTimeout time.Duration
-	// Wrap wraps the transport, for traces; it may be nil.
+	// Wrap wraps the HTTP transport, for traces; it may be nil.
 	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
@@ -81,7 +84,7 @@ type Conn struct {
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
 
-// New prepares a connection. Nothing is sent before the first call.
+// New prepares a connection to a gateway. It sends nothing; the first call does.
 func New(opt Options) (*Conn, error) {
 	u, err := url.Parse(opt.URL)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -107,7 +110,7 @@ func New(opt Options) (*Conn, error) {
 		rt = opt.Wrap(t)
 	}
 	c := &Conn{opt: opt, base: strings.TrimRight(opt.URL, "/"), routes: table, transport: t, silence: silence}
-	// A redirect could send the token to another server.
+	// Redirects are not followed: one could send the token to another server.
 	c.http = &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return c, nil
 }
@@ -141,13 +144,13 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 	mutation, once := !dial.IsRead(method), dial.Once(method)
 	key := ""
 	if mutation && !once {
-		// All attempts have one id, so the change happens at most once. With the header
-		// net/http repeats the request, too.
+		// All attempts carry the same request id in this header, so the change happens at most once. Because
+		// of the header, net/http may repeat the request too.
 		if key, err = requestID(ctx); err != nil {
 			return status.Errorf(codes.Internal, "%v", err)
 		}
 	}
-	sent := false // an attempt may have reached the cluster
+	sent := false // whether an attempt may have reached the cluster
 	for try := 1; ; try++ {
 		resp, err := c.do(ctx, r.method, path, body, key, "application/json")
 		if err == nil {
@@ -209,7 +212,7 @@ func (c *Conn) do(ctx context.Context, method, path string, body []byte, key, ac
 	return resp, nil
 }
 
-// header is the headers for the token, the cluster and the user agent.
+// header returns the headers for the token, the cluster and the user agent.
 func (c *Conn) header() (http.Header, error) {
 	h := http.Header{"User-Agent": {c.opt.UserAgent}}
 	if c.opt.Cluster != "" {
@@ -238,8 +241,8 @@ func neverSent(err error) bool {
 	return errors.As(err, &cert) || errors.As(err, &s) || refused(err) != ""
 }
 
-// refused returns the reason in a TLS alert about our certificate, "" for any other error. In TLS 1.3 the
-// alert follows our side of the handshake, in place of an answer.
+// refused returns the reason in a TLS alert with which the server refused our certificate, or "" for any
+// other error. In TLS 1.3 the alert arrives after our side of the handshake, instead of an answer.
 func refused(err error) string {
 	var op *net.OpError
 	if !errors.As(err, &op) || op.Op != "remote error" {
@@ -252,9 +255,9 @@ func refused(err error) string {
 	return ""
 }
 
-// why finds the reason when the gateway cut the connection. A connection that is still being written to
-// fails with "broken pipe" and never reads the alert that the gateway sent before. So why makes a second
-// connection, with the same certificate, that writes nothing and reads the alert.
+// why returns err with the reason why the gateway closed the connection. While a request is still being
+// written, the write fails with "broken pipe" and the alert that the gateway sent before is never read. So
+// why makes a second connection with the same certificate, writes nothing and reads the alert.
 func (c *Conn) why(req *http.Request, err error) error {
 	gone := errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) ||
 		strings.Contains(err.Error(), "http2: client conn") // net/http does not export these errors
@@ -273,7 +276,8 @@ func (c *Conn) why(req *http.Request, err error) error {
 	return err
 }
 
-// listen makes a TLS connection, sends no request and returns the error that the server ends it with.
+// listen opens a TLS connection to addr, sends no request, and returns the error with which the server closes
+// the connection.
 func listen(ctx context.Context, addr string, cfg *tls.Config) error {
 	conn, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -286,13 +290,14 @@ func listen(ctx context.Context, addr string, cfg *tls.Config) error {
 	return err
 }
 
-// CertificateRefusal returns the reason for which the server at addr refuses our certificate, "" if it
-// does not. It waits for the server until ctx ends, which must have a deadline.
+// CertificateRefusal returns the reason for which the server at addr refuses our certificate, or "" if it
+// accepts it. It waits for the server until ctx ends; ctx must have a deadline.
 func CertificateRefusal(ctx context.Context, addr string, cfg *tls.Config) string {
 	return refused(listen(ctx, addr, cfg))
 }
 
-// failed is the status error of a request without an answer. maybe: the change may have been carried out.
+// failed returns the status error for a request without an answer. maybe is true if the call is a change that
+// may have been carried out.
 func failed(ctx context.Context, err error, maybe bool) error {
 	var s interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &s) {
@@ -300,7 +305,7 @@ func failed(ctx context.Context, err error, maybe bool) error {
 	}
 	var u *url.Error
 	if errors.As(err, &u) {
-		err = u.Err // without method and address
+		err = u.Err // the error inside of a url.Error lacks the method and the address, which users do not need
 	}
 	if why := refused(err); why != "" {
 		return status.Error(codes.Unavailable, "connection error: the gateway refuses our certificate: "+why)
@@ -325,18 +330,19 @@ func read(resp *http.Response) ([]byte, error) {
 	return data, err
 }
 
-// answer decodes the body of a response into out, or returns the error in it.
+// answer decodes the body of an HTTP response with the status code into out, or returns the error that the
+// body contains.
 func (c *Conn) answer(code int, data []byte, out proto.Message, mutation bool) error {
 	if code == http.StatusOK {
 		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, out); err != nil {
-			return status.Errorf(codes.Internal, "%s is no Persys gateway, or a newer one: %v", c.base, err)
+			return status.Errorf(codes.Internal, "%s is not a Persys gateway, or it is newer than persysctl: %v", c.base, err)
 		}
 		return nil
 	}
 	return c.problem(code, data, mutation)
 }
 
-// problem turns the body of an error into the gRPC status that the gateway got.
+// problem turns the body of an HTTP error into the gRPC status that the gateway got from a scheduler.
 func (c *Conn) problem(code int, data []byte, mutation bool) error {
 	var p struct {
 		Error, Code, Reason string
@@ -346,7 +352,7 @@ func (c *Conn) problem(code int, data []byte, mutation bool) error {
 	}
 	text := strings.TrimSpace(string(data[:min(len(data), 200)]))
 	if code == http.StatusNotFound {
-		return status.Errorf(codes.Unimplemented, "%s answers, but has no /v1: it is no Persys gateway, or an older one", c.base)
+		return status.Errorf(codes.Unimplemented, "%s answers but has no /v1: it is not a Persys gateway, or an old one", c.base)
 	}
 	kind := fromHTTP(code)
 	if kind == codes.Unavailable && mutation {
@@ -355,7 +361,8 @@ func (c *Conn) problem(code int, data []byte, mutation bool) error {
 	return status.Errorf(kind, "%s answered %d: %s", c.base, code, text)
 }
 
-// named is an error with the gRPC code of that name, or else with kind.
+// named returns an error with the gRPC code that is called code. If there is none of that name, the error
+// gets the code kind.
 func named(kind codes.Code, code, reason, text string) error {
 	var k codes.Code
 	if code != "" && k.UnmarshalJSON([]byte(`"`+code+`"`)) == nil && k != codes.OK {
@@ -369,7 +376,7 @@ func named(kind codes.Code, code, reason, text string) error {
 
 func fromHTTP(code int) codes.Code {
 	switch code {
-	case http.StatusBadRequest:
+	case http.StatusBadRequest, http.StatusUnprocessableEntity:
 		return codes.InvalidArgument
 	case http.StatusUnauthorized:
 		return codes.Unauthenticated
@@ -377,7 +384,7 @@ func fromHTTP(code int) codes.Code {
 		return codes.PermissionDenied
 	case http.StatusNotFound:
 		return codes.NotFound
-	case http.StatusConflict:
+	case http.StatusConflict, http.StatusPreconditionFailed:
 		return codes.FailedPrecondition
 	case http.StatusRequestEntityTooLarge, http.StatusTooManyRequests:
 		return codes.ResourceExhausted
@@ -394,10 +401,10 @@ func fromHTTP(code int) codes.Code {
 func noRoute(method string) error {
 	name := method[strings.LastIndexByte(method, '/')+1:]
 	return dial.Error(codes.Unimplemented, ReasonNoRoute,
-		fmt.Sprintf("a gateway does not offer %s, it goes to a scheduler itself; `persysctl --server HOST:8085 …`", name))
+		fmt.Sprintf("a gateway does not offer %s, call a scheduler directly: `persysctl --server HOST:8085 …`", name))
 }
 
-// fromEvent is the status error in the last event of a stream.
+// fromEvent returns the status error in the last event of a stream.
 func fromEvent(data []byte) error {
 	s := &spb.Status{}
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, s); err != nil || s.GetCode() == 0 {

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestRequests(t *testing.T) {
+func TestMessagesBecomeRequests(t *testing.T) {
 	table, err := routes()
 	if err != nil {
 		t.Fatal(err)
@@ -54,11 +54,11 @@ func TestRequests(t *testing.T) {
 		}
 	}
 	if _, _, err := table[controlv1.AgentControl_GetWorkload_FullMethodName].request(&controlv1.GetWorkloadRequest{}); err == nil {
-		t.Error("a path without its id was made: it would be that of the list")
+		t.Error("a request without an id was built, and its path is that of the list of all objects")
 	}
 }
 
-// conn makes a connection to a handler.
+// conn returns a Conn to a test server with the handler h.
 func conn(t *testing.T, h http.HandlerFunc) *Conn {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -71,7 +71,7 @@ func conn(t *testing.T, h http.HandlerFunc) *Conn {
 }
 
 func TestEventsOfAStream(t *testing.T) {
-	const big = 200 << 10 // larger than the reader's buffer
+	const big = 200 << 10 // an event that is larger than the buffer of the stream's reader
 	for _, c := range []struct {
 		name, answer string
 		status       int
@@ -83,12 +83,12 @@ func TestEventsOfAStream(t *testing.T) {
 	}{
 		{name: "events, comments, several lines", answer: ": still here\n\nid: 1\ndata: {\"seq\":\"1\",\ndata: \"type\":\"Placed\"}\n\ndata:{\"seq\":\"2\"}\r\n\r\n", seqs: []uint64{1, 2}, err: io.EOF},
 		{name: "an error ends it", answer: "data: {\"seq\":\"1\"}\n\nevent: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", seqs: []uint64{1}, code: codes.NotFound},
-		{name: "an error at once, with its HTTP status", status: 404, answer: "event: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", code: codes.NotFound},
+		{name: "an error before the first event is returned with its HTTP status", status: 404, answer: "event: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", code: codes.NotFound},
 		{name: "a long line", answer: "data: {\"seq\":\"3\",\"message\":\"" + strings.Repeat("x", big) + "\"}\n\n", seqs: []uint64{3}, err: io.EOF},
 		{name: "a connection that breaks", answer: "data: {\"seq\":\"1\"}\n\n", cut: true, seqs: []uint64{1}, code: codes.Unavailable},
 		{name: "no event of this API", answer: "data: {\"seq\":[]}\n\n", code: codes.Internal},
 		{name: "an error behind a comment", answer: ": still here\n\n{\"error\":\"no leader\",\"code\":\"UNAVAILABLE\"}\n", code: codes.Unavailable, says: "no leader"},
-		{name: "what is no line of an event", answer: "id: 1\nretry: 5\ndata: {\"seq\":\"1\"}\n\nbad gateway\n", seqs: []uint64{1}, code: codes.Unknown, says: "bad gateway"},
+		{name: "a line that does not belong to an event", answer: "id: 1\nretry: 5\ndata: {\"seq\":\"1\"}\n\nbad gateway\n", seqs: []uint64{1}, code: codes.Unknown, says: "bad gateway"},
 		{name: "half an event is none", answer: "data: {\"seq\":\"1\"}\n", err: io.EOF},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -127,13 +127,13 @@ func TestEventsOfAStream(t *testing.T) {
 				t.Errorf("ended with %v, want %v %v %s", err, c.err, c.code, c.says)
 			}
 			if _, again := s.Recv(); again == nil {
-				t.Error("there is something after the end")
+				t.Error("Recv returned a message after the end of the stream")
 			}
 		})
 	}
 }
 
-func TestAnswers(t *testing.T) {
+func TestAnswersBecomeMessagesAndErrors(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		status int
@@ -143,10 +143,10 @@ func TestAnswers(t *testing.T) {
 	}{
 		{"an error of the gateway", 404, `{"error":"workload \"x\" not found","code":"NOT_FOUND"}`, codes.NotFound, "not found"},
 		{"the code beats the status", 409, `{"error":"busy","code":"ABORTED"}`, codes.Aborted, "busy"},
-		{"no code", 401, `{"error":"who are you"}`, codes.Unauthenticated, "who are you"},
-		{"a proxy before it", 502, "<html>bad gateway", codes.Unavailable, "answered 502"},
+		{"an error without a code", 401, `{"error":"who are you"}`, codes.Unauthenticated, "who are you"},
+		{"an answer of a proxy", 502, "<html>bad gateway", codes.Unavailable, "answered 502"},
 		{"a redirect is not followed", 302, "", codes.Unknown, "answered 302"},
-		{"no JSON", 200, "<html>", codes.Internal, "no Persys gateway"},
+		{"an answer that is not JSON", 200, "<html>", codes.Internal, "not a Persys gateway"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cn := conn(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -162,8 +162,9 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestALostAnswer holds the number of requests of a call whose answers are lost, and its error.
-func TestALostAnswer(t *testing.T) {
+// TestLostAnswersAreRepeatedOnlyIfSafe: if the answers to a call are lost, the call is repeated only if
+// repeating is safe, and ends with an error that says whether the change may have happened.
+func TestLostAnswersAreRepeatedOnlyIfSafe(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		call    func(grpc.ClientConnInterface) error
@@ -171,11 +172,11 @@ func TestALostAnswer(t *testing.T) {
 		keyed   bool
 		unknown bool
 	}{
-		{"a change is repeated under its key", func(cn grpc.ClientConnInterface) error {
+		{"a change is repeated with its idempotency key", func(cn grpc.ClientConnInterface) error {
 			_, err := clusterv1.NewClusterClient(cn).CordonNode(t.Context(), &clusterv1.CordonNodeRequest{NodeId: "n"})
 			return err
 		}, 3, true, true},
-		{"a change without a receipt is not repeated", func(cn grpc.ClientConnInterface) error {
+		{"a change for which the scheduler stores no answer is not repeated", func(cn grpc.ClientConnInterface) error {
 			_, err := clusterv1.NewClusterClient(cn).DeleteVolume(t.Context(), &clusterv1.DeleteVolumeRequest{NodeId: "n", Id: "local:data"})
 			return err
 		}, 1, false, true},
@@ -195,23 +196,24 @@ func TestALostAnswer(t *testing.T) {
 			})
 			err := c.call(cn)
 			if asked.Load() != c.asked || (keyed.Load() == c.asked) != c.keyed || err == nil || dial.IsUnknownOutcome(err) != c.unknown {
-				t.Errorf("asked %d times, %d with a key: %v", asked.Load(), keyed.Load(), err)
+				t.Errorf("the gateway got %d requests, %d of them with an idempotency key, and the call returned %v; one of these is not as expected", asked.Load(), keyed.Load(), err)
 			}
 		})
 	}
 }
 
-func TestAddresses(t *testing.T) {
+func TestInvalidGatewayAddressesAreRefused(t *testing.T) {
 	for _, url := range []string{"", "gw:8551", "ftp://gw", "https://", "https://gw?x=1", "https://me@gw", "https://gw#x"} {
 		if _, err := New(Options{URL: url}); err == nil {
-			t.Errorf("%q was taken", url)
+			t.Errorf("the address %q was accepted", url)
 		}
 	}
 }
 
-// TestTheReasonOfARefusalIsHeard: in TLS 1.3 a gateway checks our certificate after our side of the
-// handshake. The error is its reason, and not that the connection was cut, whatever was sent.
-func TestTheReasonOfARefusalIsHeard(t *testing.T) {
+// TestARejectedCertificateGivesItsReason: in TLS 1.3 a gateway checks our certificate after our side of
+// the handshake. The error must give the gateway's reason, and not only say that the connection was
+// closed, for every size of request.
+func TestARejectedCertificateGivesItsReason(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		s := httptest.NewUnstartedServer(http.NotFoundHandler())
 		s.EnableHTTP2 = h2
@@ -221,13 +223,13 @@ func TestTheReasonOfARefusalIsHeard(t *testing.T) {
 		t.Cleanup(s.Close)
 		roots := x509.NewCertPool()
 		roots.AddCert(s.Certificate())
-		stranger := s.TLS.Certificates[0] // of a CA that the server does not trust
+		stranger := s.TLS.Certificates[0] // a certificate of a CA that the server does not trust
 		for name, x := range map[string]struct {
 			certs []tls.Certificate
 			want  string
 		}{
-			"no certificate":       {nil, "certificate required"},
-			"of another authority": {[]tls.Certificate{stranger}, "certificate"},
+			"a call without a certificate":       {nil, "certificate required"},
+			"a certificate of another authority": {[]tls.Certificate{stranger}, "certificate"},
 		} {
 			for range 20 {
 				c, err := New(Options{URL: s.URL, CallTimeout: 5 * time.Second, TLS: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: x.certs}})

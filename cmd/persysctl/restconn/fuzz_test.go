@@ -14,7 +14,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// FuzzAnswer: a proxy in front of a gateway may answer anything.
+// FuzzAnswer decodes arbitrary HTTP answers, because a proxy in front of a gateway may answer with anything.
 func FuzzAnswer(f *testing.F) {
 	f.Add(200, []byte(`{"workloads":[{"id":"x"}]}`))
 	f.Add(503, []byte(`<html>busy</html>`))
@@ -24,15 +24,15 @@ func FuzzAnswer(f *testing.F) {
 		c := &Conn{base: "http://gateway"}
 		err := c.answer(code, data, &controlv1.ListWorkloadsResponse{}, true)
 		if code != 200 && err == nil {
-			t.Fatalf("%d is no error", code)
+			t.Fatalf("an answer with status %d returned no error", code)
 		}
 		if fromEvent(data) == nil {
-			t.Fatal("an event of an error is none")
+			t.Fatal("an error event yields no error")
 		}
 	})
 }
 
-// FuzzSession does the same for the messages of a session.
+// FuzzSession decodes arbitrary messages of a session's websocket.
 func FuzzSession(f *testing.F) {
 	f.Add([]byte(`{"exit":{"code":7}}`))
 	f.Add([]byte(`{"error":{"code":"NOT_FOUND","reason":"X","message":"no"}}`))
@@ -41,12 +41,13 @@ func FuzzSession(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := &clusterv1.ExecResponse{}
 		if err := (&Conn{}).said(data, m); err != nil && status.Code(err) == codes.OK {
-			t.Fatalf("%v is no error", err)
+			t.Fatalf("the error %v has the code OK", err)
 		}
 	})
 }
 
-// FuzzEvents: parsing a stream ends, and yields no more bytes than it got.
+// FuzzEvents checks that parsing arbitrary bytes as an event stream ends, and returns no more bytes than the
+// input has.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("event: x\ndata: {}\n\ndata: a\ndata: b\r\n\n: beat\n\n"))
 	f.Add([]byte("data\n\n\n\n:"))
@@ -60,7 +61,7 @@ func FuzzEvents(f *testing.F) {
 				return
 			}
 			if len(out) > len(data) || n > len(data) {
-				t.Fatalf("%d events, one of %d bytes, out of %d", n, len(out), len(data))
+				t.Fatalf("the parser returned %d events, one of %d bytes, from an input of %d bytes", n, len(out), len(data))
 			}
 		}
 	})

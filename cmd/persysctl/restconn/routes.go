@@ -15,13 +15,13 @@ import (
 	"github.com/persys/compute/api/rest"
 )
 
-// route is the HTTP request of one call.
+// route is the form of the HTTP request for one gRPC method.
 type route struct {
 	method, path string // {name} in the path is a field of the message
 	body         bool
 }
 
-// routes reads the rules, by the full name of the call.
+// routes reads the rules in rest.yaml. The keys are the full names of gRPC methods.
 func routes() (map[string]route, error) {
 	var doc struct {
 		HTTP struct {
@@ -52,7 +52,7 @@ func routes() (map[string]route, error) {
 	return out, nil
 }
 
-// request makes the path with its query, and the body, of a message.
+// request returns the path with its query, and the body, of the HTTP request for a message.
 func (r route) request(m proto.Message) (path string, body []byte, err error) {
 	used := map[string]bool{}
 	var b strings.Builder
@@ -88,7 +88,8 @@ func (r route) request(m proto.Message) (path string, body []byte, err error) {
 	return b.String(), nil, nil
 }
 
-// query adds the fields that are set, in the form that the generated handlers read.
+// query adds the fields of m that are set and not in used to the query q, in the form that the generated
+// handlers parse.
 func query(q url.Values, prefix string, m protoreflect.Message, used map[string]bool) {
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		name := prefix + string(fd.Name())

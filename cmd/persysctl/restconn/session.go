@@ -18,23 +18,23 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
-// The websocket that carries Cluster.Exec (gateway, exec.go). Rules cannot describe
-// one.
+// execProtocol is the subprotocol of the websocket that carries Cluster.Exec (see gateway, exec.go). The
+// rules in rest.yaml cannot describe a websocket.
 const execProtocol = "persys.exec.v1"
 
 var execRoute = route{method: http.MethodGet, path: "/v1/workloads/{workload_id}/exec"}
 
-// session is a bidirectional stream over one websocket, with messages as JSON. It dials
-// at the first SendMsg, whose message names the workload; RecvMsg must come after.
+// session is the bidirectional stream of Cluster.Exec over one websocket, with messages as JSON. It dials at
+// the first SendMsg, because that message names the workload. RecvMsg must not be called before it.
 type session struct {
 	conn    *Conn
 	ctx     context.Context
 	cancel  context.CancelFunc
 	ws      *websocket.Conn
-	idle    *time.Timer // runs while RecvMsg waits, and ends a silent session
-	silent  atomic.Bool // idle has ended the session
-	writing atomic.Bool // a write is waiting, for example for a command that reads no input
-	err     error       // final error of RecvMsg
+	idle    *time.Timer // timer that runs while RecvMsg waits, and ends a silent session
+	silent  atomic.Bool // whether the timer idle has ended the session
+	writing atomic.Bool // whether a write is blocked, for example because the command reads no input
+	err     error       // last error, which RecvMsg returns
 }
 
 func (c *Conn) session(ctx context.Context) *session {
@@ -47,8 +47,8 @@ func (s *session) Header() (metadata.MD, error) { return nil, nil }
 func (s *session) Trailer() metadata.MD         { return nil }
 func (s *session) Context() context.Context     { return s.ctx }
 
-// CloseSend does nothing: a websocket cannot close one direction, and the end of input is
-// a message of its own.
+// CloseSend does nothing: a websocket cannot close one direction, so a separate message carries the end of
+// the input.
 func (s *session) CloseSend() error { return nil }
 
 func (s *session) SendMsg(m any) error {
@@ -69,7 +69,7 @@ func (s *session) SendMsg(m any) error {
 	s.writing.Store(true)
 	defer s.writing.Store(false)
 	if s.ws.Write(s.ctx, websocket.MessageText, data) != nil {
-		return io.EOF // RecvMsg returns the reason
+		return io.EOF // RecvMsg will return the reason
 	}
 	return nil
 }
@@ -87,18 +87,18 @@ func (s *session) dial(first proto.Message) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, s.conn.opt.CallTimeout) // for the handshake only
+	ctx, cancel := context.WithTimeout(s.ctx, s.conn.opt.CallTimeout) // this deadline covers only the handshake
 	defer cancel()
 	ws, resp, err := websocket.Dial(ctx, s.conn.base+path, &websocket.DialOptions{
 		HTTPClient: s.conn.http, HTTPHeader: header, Subprotocols: []string{execProtocol},
 		OnPingReceived: func(context.Context, []byte) bool {
 			s.idle.Reset(s.conn.silence)
-			return !s.writing.Load() // the library ends the session if a pong cannot be written for 5 s
+			return !s.writing.Load() // the websocket library ends the session if it cannot write a pong for 5 s
 		},
 	})
 	switch {
 	case resp != nil && resp.StatusCode != http.StatusSwitchingProtocols:
-		data, err := read(resp) // the library keeps 1 KiB of it
+		data, err := read(resp) // the websocket library keeps at most 1 KiB of the error's text
 		if err != nil {
 			return failed(ctx, err, false)
 		}
@@ -110,7 +110,7 @@ func (s *session) dial(first proto.Message) error {
 	s.ws = ws
 	s.idle = time.AfterFunc(s.conn.silence, func() { s.silent.Store(true); s.cancel() })
 	s.idle.Stop()
-	context.AfterFunc(s.ctx, func() { _ = ws.CloseNow() }) // an error means that it is closed
+	context.AfterFunc(s.ctx, func() { _ = ws.CloseNow() }) // CloseNow fails only if the websocket is already closed
 	return nil
 }
 
@@ -131,15 +131,15 @@ func (s *session) recv(out proto.Message) error {
 	case websocket.CloseStatus(err) == websocket.StatusNormalClosure:
 		return io.EOF
 	case s.silent.Load():
-		return status.Errorf(codes.Unavailable, "connection error: the gateway said nothing for %s", s.conn.silence)
+		return status.Errorf(codes.Unavailable, "connection error: the gateway sent nothing for %s", s.conn.silence)
 	}
 	return failed(s.ctx, err, false)
 }
 
-// said decodes one message of a session into out, or returns the error in it.
+// said decodes one message of a session into out, or returns the error that the message contains.
 func (c *Conn) said(data []byte, out proto.Message) error {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, out); err != nil {
-		return status.Errorf(codes.Internal, "%s sends what is no message of this API: %v", c.base, err)
+		return status.Errorf(codes.Internal, "%s sent data that is not a message of this API: %v", c.base, err)
 	}
 	if proto.Size(out) > 0 {
 		return nil
@@ -150,5 +150,5 @@ func (c *Conn) said(data []byte, out proto.Message) error {
 	if err := json.Unmarshal(data, &end); err == nil && end.Error != nil {
 		return named(codes.Unknown, end.Error.Code, end.Error.Reason, end.Error.Message)
 	}
-	return nil // a message of a newer gateway
+	return nil // a newer gateway may send messages that this version does not know
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/testbed/wire"
 )
 
-// talk opens a session with a handler and reads its first answer.
+// talk opens an Exec session over cn and reads the first answer.
 func talk(t *testing.T, cn *Conn) (clusterv1.Cluster_ExecClient, *clusterv1.ExecResponse, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -37,7 +37,8 @@ func talk(t *testing.T, cn *Conn) (clusterv1.Cluster_ExecClient, *clusterv1.Exec
 	return s, m, err
 }
 
-// accept upgrades a request, reads the opening message and sends each text.
+// accept upgrades an HTTP request to a websocket, reads the opening message of the session and sends each of
+// texts.
 func accept(t *testing.T, w http.ResponseWriter, r *http.Request, texts ...string) *websocket.Conn {
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{execProtocol}})
 	if err != nil {
@@ -55,7 +56,7 @@ func accept(t *testing.T, w http.ResponseWriter, r *http.Request, texts ...strin
 	return ws
 }
 
-// A session sends the token and the cluster, over TLS, also when the gateway speaks
+// A session over TLS sends the token and the cluster to the gateway, even if the gateway also supports
 // HTTP/2.
 func TestSessionIsTheCallers(t *testing.T) {
 	var header http.Header
@@ -84,27 +85,27 @@ func TestSessionIsTheCallers(t *testing.T) {
 		t.Errorf("ended with %v, %v", m, err)
 	}
 	if _, err := s.Recv(); !errors.Is(err, io.EOF) {
-		t.Errorf("after the end comes %v", err)
+		t.Errorf("after the end of the session, RecvMsg returned %v, want io.EOF", err)
 	}
 	for name, want := range map[string]string{"Authorization": "Bearer a.b.c", "X-Persys-Cluster-Id": "east", "User-Agent": "persysctl/test", "Path": "/v1/workloads/web/exec", "Origin": ""} {
 		if got := header.Get(name); got != want {
-			t.Errorf("%s was %q, want %q", name, got, want)
+			t.Errorf("header %s was %q, want %q", name, got, want)
 		}
 	}
 	cn.opt.TLS, cn.opt.Token = nil, func() (string, error) { return "", errors.New("no such file") }
 	if _, _, err := talk(t, cn); status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("a token that cannot be read gives %v", err)
+		t.Errorf("with a token that cannot be read the error is %v", err)
 	}
 }
 
-func TestSessionRefusals(t *testing.T) {
+func TestRefusedSessionsKeepTheirError(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		h    http.HandlerFunc
 		code codes.Code
 		says string
 	}{
-		{"nobody is known", func(w http.ResponseWriter, _ *http.Request) {
+		{"an unknown caller", func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(401)
 			_, _ = io.WriteString(w, `{"error":"no client certificate"}`)
 		}, codes.Unauthenticated, "no client certificate"},
@@ -112,7 +113,7 @@ func TestSessionRefusals(t *testing.T) {
 			w.WriteHeader(403)
 			_, _ = io.WriteString(w, `{"error":"this needs operator","code":"PERMISSION_DENIED"}`)
 		}, codes.PermissionDenied, "this needs operator"},
-		{"no gateway", http.NotFound, codes.Unimplemented, "has no /v1"},
+		{"a server that is no gateway", http.NotFound, codes.Unimplemented, "has no /v1"},
 		{"a redirect is not followed", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, codes.Unknown, "answered 302"},
 		{"the end without an exit code", func(w http.ResponseWriter, r *http.Request) {
 			_ = accept(t, w, r).Close(websocket.StatusNormalClosure, "")
@@ -120,7 +121,7 @@ func TestSessionRefusals(t *testing.T) {
 		{"a gateway that breaks off", func(w http.ResponseWriter, r *http.Request) { _ = accept(t, w, r).CloseNow() }, codes.Unavailable, "connection error"},
 		{"no message of this API", func(w http.ResponseWriter, r *http.Request) {
 			_ = accept(t, w, r, `{"exit":[]}`).Close(websocket.StatusNormalClosure, "")
-		}, codes.Internal, "no message of this API"},
+		}, codes.Internal, "not a message of this API"},
 		{"an error of the session", func(w http.ResponseWriter, r *http.Request) {
 			_ = accept(t, w, r, `{"error":{"code":"NOT_FOUND","message":"workload web"}}`).Close(websocket.StatusNormalClosure, "")
 		}, codes.NotFound, "workload web"},
@@ -133,24 +134,24 @@ func TestSessionRefusals(t *testing.T) {
 	}
 }
 
-// A session with a silent gateway ends. Pings of the gateway keep a session without
-// messages open.
-func TestSilence(t *testing.T) {
+// If a gateway sends nothing, the session over it ends. Pings of the gateway keep a session without messages
+// open.
+func TestASilentSessionEnds(t *testing.T) {
 	alive := conn(t, func(w http.ResponseWriter, r *http.Request) {
 		ws := accept(t, w, r)
 		ctx := ws.CloseRead(context.Background())
 		for range 7 {
 			if err := ws.Ping(ctx); err != nil {
-				t.Errorf("a question is not answered: %v", err)
+				t.Errorf("a ping was not answered: %v", err)
 			}
-			time.Sleep(500 * time.Millisecond) // the limit is three seconds
+			time.Sleep(500 * time.Millisecond) // shorter than the time limit of three seconds for silence
 		}
 		_ = ws.Write(ctx, websocket.MessageText, []byte(`{"opened":{"node_id":"n"}}`))
 		<-ctx.Done()
 	})
 	alive.silence = 3 * time.Second
 	if _, m, err := talk(t, alive); err != nil || m.GetOpened() == nil {
-		t.Errorf("a gateway that asks is taken for dead: %v", err)
+		t.Errorf("the session ended although the gateway sends pings: %v", err)
 	}
 
 	dead := conn(t, func(w http.ResponseWriter, r *http.Request) {
@@ -167,20 +168,20 @@ func TestSilence(t *testing.T) {
 		<-r.Context().Done()
 	})
 	dead.silence = 200 * time.Millisecond
-	if _, _, err := talk(t, dead); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "said nothing for 200ms") {
+	if _, _, err := talk(t, dead); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "sent nothing for 200ms") {
 		t.Errorf("a silent session ends with %v", err)
 	}
 	events, err := clusterv1.NewClusterClient(dead).Events(t.Context(), &clusterv1.EventsRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := events.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "said nothing for 200ms") {
+	if _, err := events.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "sent nothing for 200ms") {
 		t.Errorf("a silent stream ends with %v", err)
 	}
 }
 
-// A command that reads no input also delays our answers to the gateway's pings. The session
-// goes on when it reads again.
+// If the command of a session reads no input, persysctl's answers to the gateway's pings are delayed too. The
+// session must survive this and continue when the command reads again.
 func TestSessionOfABusyCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []byte
@@ -191,7 +192,7 @@ func TestSessionOfABusyCommand(t *testing.T) {
 				<-ctx.Done()
 				cancel()
 				ctx, cancel = context.WithTimeout(r.Context(), time.Second)
-				_ = ws.Ping(ctx) // the answer is not read
+				_ = ws.Ping(ctx) // this fake gateway does not read the answer to its ping
 				cancel()
 			}
 			_, got, _ = ws.Read(r.Context())
@@ -200,7 +201,7 @@ func TestSessionOfABusyCommand(t *testing.T) {
 		}
 		cn, err := New(Options{URL: "http://gateway", Wrap: func(http.RoundTripper) http.RoundTripper {
 			return wire.Transport(func(w http.ResponseWriter, r *http.Request) {
-				go gateway(w, r.WithContext(t.Context())) // the request's context ends with the handshake
+				go gateway(w, r.WithContext(t.Context())) // the request's own context would end with the handshake
 				synctest.Wait()
 			})
 		}})
@@ -222,10 +223,10 @@ func TestSessionOfABusyCommand(t *testing.T) {
 			sent <- s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Input{Input: []byte("hello")}})
 		}()
 		if m, err := s.Recv(); err != nil || m.GetExit().GetCode() != 3 || !strings.Contains(string(got), "aGVsbG8=") {
-			t.Errorf("ended with %v, %v; the command read %q", m, err, got)
+			t.Errorf("the session ended with %v, %v, want exit code 3; the command read %q, want the input", m, err, got)
 		}
 		if _, err := s.Recv(); !errors.Is(err, io.EOF) {
-			t.Errorf("after the end comes %v", err)
+			t.Errorf("after the end of the session, RecvMsg returned %v, want io.EOF", err)
 		}
 		<-sent
 	})
@@ -235,7 +236,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// A caller may pause between two reads. That does not count as silence of the gateway.
+// If the caller of a stream pauses between two reads, the pause does not count as silence of the gateway.
 func TestStreamOfASlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cn, err := New(Options{URL: "http://gateway", Wrap: func(http.RoundTripper) http.RoundTripper {

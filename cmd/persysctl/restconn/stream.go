@@ -23,8 +23,8 @@ import (
 
 const eventStream = "text/event-stream"
 
-// NewStream implements grpc.ClientConnInterface. A gateway offers server streams, as
-// server-sent events, and sessions.
+// NewStream implements grpc.ClientConnInterface. It supports server streams (as server-sent events) and the
+// sessions of Cluster.Exec.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
 	if method == clusterv1.Cluster_Exec_FullMethodName {
 		return c.session(ctx), nil
@@ -37,8 +37,8 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	return &stream{conn: c, route: r, ctx: ctx, cancel: cancel}, nil
 }
 
-// stream is one request with a streamed response. The request is made at the first
-// RecvMsg, because the response begins with the first event, which may take long.
+// stream is one request with a streamed response. The request is sent at the first RecvMsg, because the HTTP
+// response begins only with the first event, which may come late.
 type stream struct {
 	conn   *Conn
 	route  route
@@ -48,8 +48,8 @@ type stream struct {
 
 	body   io.ReadCloser
 	lines  *bufio.Reader
-	idle   *time.Timer // runs only while a line is read, since the caller may pause between lines
-	silent atomic.Bool // idle has fired; set before it cancels the request
+	idle   *time.Timer // timer that ends a silent stream; it runs only while a line is read, because the caller may pause between lines
+	silent atomic.Bool // whether the timer idle has fired; set before the request is cancelled
 	err    error
 }
 
@@ -75,8 +75,8 @@ func (s *stream) RecvMsg(m any) error {
 	return receive(m, &s.err, s.recv, s.end)
 }
 
-// receive implements RecvMsg with recv: the first error of recv ends the stream and is returned by all later
-// calls.
+// receive implements RecvMsg: it calls recv and stores its first error in last. That error ends the stream,
+// and all later calls return it again.
 func receive(m any, last *error, recv func(proto.Message) error, end func()) error {
 	out, ok := m.(proto.Message)
 	if !ok {
@@ -96,7 +96,7 @@ func (s *stream) end() {
 		s.idle.Stop()
 	}
 	if s.body != nil {
-		_ = s.body.Close() // a read has returned the error
+		_ = s.body.Close() // an error of Close is ignored, because a read has already returned the reason
 	}
 	s.cancel()
 }
@@ -118,7 +118,7 @@ func (s *stream) recv(out proto.Message) error {
 			continue
 		}
 		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, out); err != nil {
-			return status.Errorf(codes.Internal, "%s sends what is no event of this API: %v", s.conn.base, err)
+			return status.Errorf(codes.Internal, "%s sent data that is not an event of this API: %v", s.conn.base, err)
 		}
 		return nil
 	}
@@ -141,7 +141,7 @@ func (s *stream) open() error {
 	return nil
 }
 
-// event reads one event, up to its blank line. data is nil for an event without
+// event reads one server-sent event, up to the blank line that ends it. data is nil for an event without
 // data.
 func (s *stream) event() (name string, data []byte, err error) {
 	var text bytes.Buffer
@@ -170,7 +170,8 @@ func (s *stream) event() (name string, data []byte, err error) {
 			text.Write(value)
 		case "", "id", "retry":
 		default:
-			// The gateway has sent a comment before, so its error is not an HTTP status.
+			// The gateway has already sent status 200 with a comment, so it writes an error as a line of the
+			// stream.
 			return "", nil, s.conn.problem(http.StatusOK, line, false)
 		}
 		if text.Len() > maxAnswer {
@@ -192,7 +193,7 @@ func (s *stream) line() ([]byte, error) {
 		case errors.Is(err, io.EOF) && len(part) == 0 && len(whole) == 0:
 			return nil, io.EOF
 		case err != nil && s.silent.Load():
-			return nil, status.Errorf(codes.Unavailable, "connection error: the gateway said nothing for %s", s.conn.silence)
+			return nil, status.Errorf(codes.Unavailable, "connection error: the gateway sent nothing for %s", s.conn.silence)
 		case err != nil:
 			return nil, failed(s.ctx, err, false)
 		}

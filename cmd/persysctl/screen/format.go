@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Span formats a duration with its two largest units: 3m12s, 2h5m, 4d3h.
+// Span formats a duration with its two largest units, as in 3m12s, 2h5m, 4d3h.
 func Span(d time.Duration) string {
 	if d < 0 {
 		d = 0
@@ -41,7 +41,7 @@ func Elapsed(d time.Duration) string {
 	return Span(d)
 }
 
-// Number formats v with at most that many decimals.
+// Number formats v with at most that many decimal places.
 func Number(v float64, decimals int) string {
 	s := strconv.FormatFloat(v, 'f', decimals, 64)
 	if strings.Contains(s, ".") {
@@ -53,7 +53,7 @@ func Number(v float64, decimals int) string {
 // Cores formats millicores as cores.
 func Cores(millicores int64) string { return Number(float64(millicores)/1000, 2) }
 
-// MiB formats an amount in MiB with its largest unit.
+// MiB formats an amount in MiB with the largest fitting unit.
 func MiB(n int64) string {
 	switch {
 	case n == 0:
@@ -80,7 +80,7 @@ func Bytes(n int64) string {
 	return strconv.FormatInt(n, 10) + "B"
 }
 
-// Plural is "1 node" or "3 nodes".
+// Plural returns a number with its noun: "1 node" or "3 nodes".
 func Plural[T ~int | ~int32 | ~int64](n T, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -93,7 +93,7 @@ func Join(sep string, parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), sep)
 }
 
-// Natural compares ids, with numbers at their end by value: web-2 comes before web-10.
+// Natural compares ids. Numbers at the end of the ids are compared by value: web-2 comes before web-10.
 func Natural(a, b string) int {
 	stem := func(s string) (string, string) {
 		i := len(s)

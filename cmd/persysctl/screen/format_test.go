@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestSpan(t *testing.T) {
+func TestSpanPrintsDurations(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Second: "0s", 0: "0s", 1900 * time.Millisecond: "1s", 59 * time.Second: "59s", time.Minute: "1m", 192 * time.Second: "3m12s",
 		time.Hour: "1h", 125 * time.Minute: "2h5m", 24 * time.Hour: "1d", 99 * time.Hour: "4d3h", 400 * 24 * time.Hour: "400d",
@@ -17,7 +17,7 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-func TestSizes(t *testing.T) {
+func TestMiBPrintsSizes(t *testing.T) {
 	for n, want := range map[int64]string{0: "0", 1: "1Mi", 1023: "1023Mi", 1024: "1Gi", 7900: "7.7Gi", 1 << 20: "1Ti"} {
 		if got := MiB(n); got != want {
 			t.Errorf("MiB(%d) = %s, want %s", n, got, want)
@@ -30,7 +30,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-func TestNaturalOrder(t *testing.T) {
+func TestNaturalSortsNumbersByValue(t *testing.T) {
 	ids := []string{"web-10", "db", "web-2", "web", "web-0", "2", "10"}
 	slices.SortFunc(ids, Natural)
 	if want := []string{"2", "10", "db", "web", "web-0", "web-2", "web-10"}; !slices.Equal(ids, want) {

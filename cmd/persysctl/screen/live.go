@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// Live is a block of lines at the bottom of a terminal that is redrawn in place. Lines
-// must be shorter than the width of the terminal.
+// Live is a block of lines at the bottom of a terminal that is redrawn in place. The lines must be shorter
+// than the width of the terminal.
 type Live struct {
 	W            io.Writer
 	shown, width int
 }
 
-// Draw replaces the block.
+// Draw replaces the block on the screen by lines.
 func (l *Live) Draw(lines []string) {
 	var b strings.Builder
 	if l.shown > 0 {
@@ -23,18 +23,18 @@ func (l *Live) Draw(lines []string) {
 		b.WriteString("\r\x1b[2K" + line + "\n")
 	}
 	if len(lines) < l.shown {
-		b.WriteString("\x1b[J") // clears the rest of the longer block before
+		b.WriteString("\x1b[J") // erases the remaining lines of a former, longer block
 	}
 	l.shown = len(lines)
-	// An error means that the reader is gone, and there is nowhere to report it.
+	// An error means that the reader of the output is gone, so the error is ignored.
 	_, _ = io.WriteString(l.W, b.String())
 }
 
-// Leave keeps the block on the screen: the next Draw begins below it.
+// Leave ends the block and keeps it on the screen. The next Draw starts a new block below it.
 func (l *Live) Leave() { l.shown = 0 }
 
-// Fit sets the present width of the terminal. In a narrower terminal the old lines have wrapped and
-// cannot be redrawn, so the block is left.
+// Fit tells Live the present width of the terminal. If the terminal became narrower, the old lines have
+// wrapped and cannot be redrawn, so the old block stays and a new one begins.
 func (l *Live) Fit(columns int) {
 	if columns < l.width {
 		l.Leave()
@@ -42,7 +42,7 @@ func (l *Live) Fit(columns int) {
 	l.width = columns
 }
 
-// Spinner is the n-th frame of a spinner.
+// Spinner returns frame number n of an animated spinner.
 func Spinner(n int) string {
 	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 	return string(frames[n%len(frames)])

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-func TestCut(t *testing.T) {
+func TestCutShortensText(t *testing.T) {
 	for _, c := range []struct {
 		in    string
 		n     int
@@ -29,7 +29,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-func TestFold(t *testing.T) {
+func TestFoldWrapsText(t *testing.T) {
 	for _, c := range []struct {
 		in   string
 		want []string
@@ -45,7 +45,7 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// TestTableKeepsItsWidth: no line is longer than the width, whatever the columns hold.
+// TestTableKeepsItsWidth: no line of a table is longer than the width, whatever its columns contain.
 func TestTableKeepsItsWidth(t *testing.T) {
 	long := strings.Repeat("word ", 60)
 	table := NewTable(Column{Title: "ID", Gives: 1, Least: 8, Keeps: Middle}, Column{Title: "N", Right: true}, Column{Title: "WHERE", Gives: 2, Least: 6},
@@ -55,16 +55,16 @@ func TestTableKeepsItsWidth(t *testing.T) {
 	for width := 1; width <= 200; width++ {
 		for _, line := range table.Lines(width, false) {
 			if n := utf8.RuneCountInString(line); n > width {
-				t.Fatalf("%d columns in a table of %d: %q", n, width, line)
+				t.Fatalf("a line of the table has %d columns, the limit is %d: %q", n, width, line)
 			}
 		}
 	}
 	if wide := table.Lines(0, false); !strings.Contains(wide[0], "ALL") || !strings.Contains(wide[2], strings.TrimSpace(long)) {
-		t.Error("without a limit something is missing")
+		t.Error("text without a width limit was shortened")
 	}
 }
 
-// TestColourAddsNoWidth: without its escape sequences a coloured table is the plain one.
+// TestColourAddsNoWidth: a coloured table without its escape sequences equals the table without colours.
 func TestColourAddsNoWidth(t *testing.T) {
 	table := NewTable(Column{Title: "STATUS"}, Column{Title: "NEXT"})
 	table.Add(State("Running"), Text("x"))
@@ -75,18 +75,18 @@ func TestColourAddsNoWidth(t *testing.T) {
 			p = strings.ReplaceAll(p, "\x1b["+s+"m", "")
 		}
 		if p = strings.ReplaceAll(p, "\x1b[0m", ""); p != bare[i] {
-			t.Errorf("%q and %q differ in more than colour", p, bare[i])
+			t.Errorf("lines %q and %q differ in more than colour", p, bare[i])
 		}
 	}
 }
 
-func TestStateStyle(t *testing.T) {
+func TestStatesHaveTheirStyle(t *testing.T) {
 	for state, want := range map[string]Style{
 		"Running": Good, "Ready": Good, "Ready,cordoned": Warn, "RetryPending": Warn, "Failed": Bad, "NotReady": Bad, "NotReady,cordoned": Bad,
 		"Stopped": Dim, "something new": Plain, "": Plain,
 	} {
 		if got := StateStyle(state); got != want {
-			t.Errorf("%q is shown as %d, want %d", state, got, want)
+			t.Errorf("the style of state %q is %d, want %d", state, got, want)
 		}
 	}
 }

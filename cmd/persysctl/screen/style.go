@@ -1,11 +1,10 @@
-// Package screen lays out text for terminals: tables that fit a width, lists of facts,
-// colours, and lines that are redrawn in place. Of Persys it knows only the names of
-// states.
+// Package screen lays out text for terminals: tables that fit a width, lists of facts, colours, and lines
+// that are redrawn in place. The only thing specific to Persys are the names of states and their colours.
 package screen
 
 import "strings"
 
-// Style is the look of a word on a terminal.
+// Style is the colour and weight of a word on a terminal.
 type Style uint8
 
 // The styles.
@@ -20,7 +19,7 @@ const (
 
 var sgr = [...]string{Plain: "", Good: "32", Warn: "33", Bad: "31", Dim: "2", Bold: "1"}
 
-// Painter adds colours if it is true.
+// Painter adds colours to text if it is true, and leaves text unchanged if it is false.
 type Painter bool
 
 // Paint adds the escape sequences of a style to text.
@@ -31,8 +30,8 @@ func (p Painter) Paint(s Style, text string) string {
 	return "\x1b[" + sgr[s] + "m" + text + "\x1b[0m"
 }
 
-// StateStyle is the style of a state of a workload, node or replica, or of a mode. A
-// good state with a remark ("Ready,cordoned") is a warning.
+// StateStyle returns the colour for a state of a workload, node or replica, or for a mode. A good state
+// with a remark ("Ready,cordoned") is shown as a warning.
 func StateStyle(state string) Style {
 	word, _, remark := strings.Cut(state, ",")
 	switch strings.ToLower(word) {
@@ -51,8 +50,8 @@ func StateStyle(state string) Style {
 	return Plain
 }
 
-// Clean makes foreign text safe to print in one line: it replaces control characters,
-// which could move the cursor.
+// Clean makes text from a server safe to print in one line: it replaces control characters, which could move
+// the cursor.
 func Clean(s string) string {
 	if !strings.ContainsFunc(s, control) {
 		return s
@@ -69,7 +68,8 @@ func Clean(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// control reports C0 and C1 control characters, DEL, and marks that reorder text.
+// control reports whether r is a C0 or C1 control character, DEL, or a Unicode mark that changes the
+// direction of text.
 func control(r rune) bool {
 	return r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x200e && r <= 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069
 }

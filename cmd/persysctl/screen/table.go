@@ -15,38 +15,38 @@ const Gap = 2
 // Column describes one column of a table.
 type Column struct {
 	Title string
-	// Gives orders columns by how early they are cut when the table is too wide: the
-	// highest first, 0 never. Least is the smallest width after that.
+	// Gives says in which order columns are shortened if the table is too wide: the column with the highest
+	// value first, columns with 0 never. Least is the smallest width to which it is shortened.
 	Gives, Least int
-	// Keeps is the part of a cut text that stays.
+	// Keeps says which part of a text remains when it is shortened.
 	Keeps Part
-	Right bool // aligned to the right, for numbers
-	Wide  bool // shown only in tables without a width limit
+	Right bool // align the column to the right, for numbers
+	Wide  bool // show the column only in tables without a width limit
 }
 
-// Part of a text.
+// Part is a part of a text.
 type Part uint8
 
-// The parts.
+// The parts of a text that can remain when it is shortened.
 const (
-	Head   Part = iota // "0/3 nodes fit: 2 lack m…"
-	Tail               // "…ry.example/team/web:1.2", for images and paths
-	Middle             // "billing-api-…-7", for ids
+	Head   Part = iota // the beginning remains: "0/3 nodes fit: 2 lack m…"
+	Tail               // the end remains: "…ry.example/team/web:1.2", for images and paths
+	Middle             // both ends remain: "billing-api-…-7", for ids
 )
 
-// Cell is one value and its style.
+// Cell is one value of a table and its style.
 type Cell struct {
 	Text  string
 	Style Style
 }
 
-// Text is a cell with foreign text, which it cleans.
+// Text returns a cell with text from a server, which it cleans (see Clean).
 func Text(s string) Cell { return Cell{Text: orNone(Clean(s))} }
 
-// Styled is a cell with a style. The text must be clean.
+// Styled returns a cell with a colour. The caller must have cleaned the text (see Clean).
 func Styled(s string, how Style) Cell { return Cell{Text: s, Style: how} }
 
-// State is a cell with a state in its colour.
+// State returns a cell with a state in the colour of the state.
 func State(s string) Cell { return Cell{orNone(Clean(s)), StateStyle(s)} }
 
 func orNone(s string) string {
@@ -68,8 +68,8 @@ func NewTable(cols ...Column) *Table { return &Table{Cols: cols} }
 // Add adds a row with one cell for each column.
 func (t *Table) Add(cells ...Cell) { t.Rows = append(t.Rows, cells) }
 
-// Lines renders the table. No line is longer than width, in characters; with width 0
-// there is no limit, and the wide columns are shown too.
+// Lines returns the lines of the table. No line is longer than width characters. If width is 0, there is no
+// limit, and columns with Wide are shown too.
 func (t *Table) Lines(width int, p Painter) []string {
 	var use []int
 	for i, c := range t.Cols {
@@ -91,9 +91,9 @@ func (t *Table) Lines(width int, p Painter) []string {
 	return out
 }
 
-// fit finds the columns to show and their widths. It shortens columns until the table
-// fits: first those of more than twice their least width, the longest first; then by
-// Gives, down to the least widths. If that is not enough, it drops the last columns.
+// fit returns the columns to show, from those in use, and their widths. First it shortens columns of more
+// than twice their least width, the longest first. Then it shortens columns in the order of Gives, down to
+// their least widths. If the table is still too wide, it drops the last columns.
 func (t *Table) fit(use []int, width int) ([]int, []int) {
 	widths := make([]int, len(t.Cols))
 	for _, i := range use {
@@ -135,7 +135,7 @@ func (t *Table) fit(use []int, width int) ([]int, []int) {
 	return use, widths
 }
 
-// line renders one row, with b as its buffer.
+// line formats one row, with b as its buffer.
 func (t *Table) line(b *bytes.Buffer, row []Cell, use, widths []int, p Painter) string {
 	b.Reset()
 	for n, i := range use {
@@ -163,7 +163,7 @@ func blank(b *bytes.Buffer, n int) {
 
 func length(s string) int { return utf8.RuneCountInString(s) }
 
-// Cut shortens text to n characters, with an ellipsis for the missing part.
+// Cut shortens s to n characters, with an ellipsis for the missing part.
 func Cut(s string, n int, keeps Part) string {
 	if length(s) <= n {
 		return s
@@ -190,14 +190,14 @@ type fact struct {
 	value Cell
 }
 
-// Add adds a fact if it has a value.
+// Add adds a name with its value, unless the value is empty.
 func (f *Facts) Add(name string, value Cell) {
 	if value.Text != "" && value.Text != None {
 		f.rows = append(f.rows, fact{name, value})
 	}
 }
 
-// Lines renders the facts. Long values are wrapped at spaces.
+// Lines returns the names and values as lines of a terminal. Long values are wrapped at spaces.
 func (f *Facts) Lines(width int, p Painter) []string {
 	var out []string
 	label := 0

@@ -38,7 +38,7 @@ func call[Req, Resp any](ctx context.Context, o Options, do func(context.Context
 // action is a change of a workload or a node.
 type action struct {
 	key, verb, doing string
-	ask              string // question to confirm it; %s is the id
+	ask              string // question that confirms the action; %s stands for the id
 	do               func(ctx context.Context, o Options, id string) error
 }
 
@@ -57,7 +57,7 @@ func workloadActions() []action {
 		{"a", "start", "starting", "Start %s?", desire("Running")},
 		{"x", "stop", "stopping", "Stop %s and keep its specification?", desire("Stopped")},
 		{"r", "restart", "restarting", "Restart %s?", func(ctx context.Context, o Options, id string) error {
-			r, err := call(ctx, o, o.Control.RetryWorkload, &controlv1.RetryWorkloadRequest{WorkloadId: id})
+			r, err := call(ctx, o, o.Control.RetryWorkload, &controlv1.RetryWorkloadRequest{WorkloadId: id, Restart: true})
 			if err == nil && !r.GetAccepted() {
 				err = errors.New(r.GetReason())
 			}

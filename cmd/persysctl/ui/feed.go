@@ -14,9 +14,9 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Messages of the feed.
+// Messages that the feed sends to the model.
 type (
-	// workloadsMsg holds changed workloads, or with whole all of them.
+	// workloadsMsg contains changed workloads or, if whole is true, all workloads.
 	workloadsMsg struct {
 		changes []*clusterv1.WorkloadChange
 		whole   bool
@@ -24,7 +24,8 @@ type (
 	eventsMsg []*clusterv1.Event
 	nodesMsg  []*controlv1.NodeView
 	statusMsg *clusterv1.StatusResponse
-	// lostMsg reports that a source has failed and is tried again, or with nil that it works.
+	// lostMsg reports that a source of data has failed and will be opened again or, with a nil error, that
+	// the source works again.
 	lostMsg struct {
 		what string
 		err  error
@@ -40,17 +41,17 @@ type (
 )
 
 const (
-	again     = time.Second           // pause after a failed source
-	poll      = 2 * time.Second       // between reads of nodes and status, which have no stream
-	settled   = 2 * time.Second       // after this time a stream counts as working, even without a message
-	gather    = 50 * time.Millisecond // changes within this time are shown together
-	pastTail  = 200                   // past events
-	firstPage = 1000                  // nodes per answer
-	logTail   = 500                   // past lines of a log
-	most      = 4096                  // changes per message
+	again     = time.Second           // pause before a failed source of data is opened again
+	poll      = 2 * time.Second       // interval between two reads of the nodes and the cluster status, for which the API has no stream
+	settled   = 2 * time.Second       // time after which an open stream counts as working, even if no message has arrived
+	gather    = 50 * time.Millisecond // changes that arrive within this time are shown together
+	pastTail  = 200                   // number of past events that the view loads at its start
+	firstPage = 1000                  // number of nodes per page of a list
+	logTail   = 500                   // number of past lines of a log that are loaded first
+	most      = 4096                  // maximum number of changes per message to the model
 )
 
-// feed turns the API's streams into messages.
+// feed turns the API's streams into messages for the model.
 type feed struct {
 	opt  Options
 	send func(tea.Msg)
@@ -69,7 +70,8 @@ func (f *feed) start(ctx context.Context) {
 
 func (f *feed) wait() { f.wg.Wait() }
 
-// keep runs a source, again after it has ended.
+// keep runs source, which feeds one kind of data, and runs it again whenever it ends. what is its name for
+// the user.
 func (f *feed) keep(ctx context.Context, what string, source func(context.Context) error) {
 	for {
 		err := source(ctx)
@@ -97,7 +99,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// workloads sends all workloads, and then their changes.
+// workloads sends all workloads to the model, and then their changes.
 func (f *feed) workloads(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -127,7 +129,8 @@ func (f *feed) workloads(ctx context.Context) error {
 	})
 }
 
-// events sends events; when it runs again it continues after the last one.
+// events returns a source that sends events to the model. When it is started again, it continues after the
+// last event.
 func (f *feed) events() func(context.Context) error {
 	req := &clusterv1.EventsRequest{Tail: pastTail, Follow: true, Namespace: f.opt.Namespace}
 	return func(ctx context.Context) error {
@@ -150,7 +153,8 @@ func (f *feed) events() func(context.Context) error {
 	}
 }
 
-// gathered reads a stream and passes on together what arrives within gather.
+// gathered reads a stream with recv and passes its messages to take. Messages that arrive within the time
+// gather are passed together.
 func gathered[M any](ctx context.Context, recv func() (M, error), take func([]M)) error {
 	items := make(chan M)
 	ended := make(chan error, 1)
@@ -237,7 +241,7 @@ func (f *feed) status(ctx context.Context) error {
 	}
 }
 
-// logs follows the output of a workload, in place of the one before.
+// logs follows the output of a workload, and stops following that of the previous one.
 func (f *feed) logs(ctx context.Context, id string) {
 	ctx, cancel := context.WithCancel(ctx)
 	f.mu.Lock()

@@ -22,11 +22,11 @@ const (
 	tabEvents
 )
 
-// Bounds of the data that the model keeps.
+// Limits on the amount of data that the model keeps.
 const (
 	maxEvents   = 5000
 	maxLogLines = 10_000
-	maxLine     = 64 << 10 // bytes; a longer line is broken
+	maxLine     = 64 << 10 // maximum length of a log line in bytes; a longer line is split
 )
 
 // logFeed is the part of the feed that the model calls.
@@ -35,21 +35,21 @@ type logFeed interface {
 	endLogs()
 }
 
-// list is the state of one tab: cursor, filter and order.
+// list holds the state of one tab: cursor, filter and sort order.
 type list struct {
 	cursor, top int
-	selected    string // id under the cursor; the cursor follows it
+	selected    string // id of the row under the cursor; the cursor follows this row when the row moves
 	filter      string
 	sort        int
 	reverse     bool
 }
 
-// page is a text that covers the tabs: a description, or logs.
+// page is a text that is shown instead of the tabs: a description, or logs.
 type page struct {
 	title, kind, id string
 	lines           []string
 	top             int
-	follow          bool // logs: stay at the end
+	follow          bool // the view of the log stays at its end
 	partial         string
 	note            string
 }
@@ -70,19 +70,19 @@ type model struct {
 	lists         [3]list
 	page          *page
 	asked         *question
-	typing        bool // a filter is being typed
+	typing        bool // whether the user is typing a filter
 	help          bool
-	said          string // result of the last action
+	said          string // result of the last action, for the status line of the screen
 	saidBad       bool
-	lost          map[string]string // source → error
+	lost          map[string]string // name of a failed source of data → its error
 	lostAt        time.Time
 
 	workloads map[string]*controlv1.WorkloadView
 	nodes     []*controlv1.NodeView
-	events    []*clusterv1.Event // oldest first
+	events    []*clusterv1.Event // events, oldest first
 	status    *clusterv1.StatusResponse
 	loaded    [3]bool
-	order     []string // of the present tab, filtered and sorted; nil when stale
+	order     []string // ids of the rows of the present tab, filtered and sorted; nil if they must be computed again
 }
 
 func newModel(ctx context.Context, opt Options) *model {
@@ -100,7 +100,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.KeyPressMsg:
 		return m, m.key(msg.String())
 	case tickMsg:
-		return m, tick() // ages change with time
+		return m, tick() // the next tick draws the screen again, because the ages on it grow
 	case workloadsMsg:
 		m.take(msg)
 	case nodesMsg:
@@ -119,7 +119,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case logEndMsg:
 		if p := m.page; p != nil && p.kind == "logs" && p.id == msg.id {
 			if p.partial != "" {
-				m.log(logMsg{msg.id, []byte("\n")}) // ends the last line
+				m.log(logMsg{msg.id, []byte("\n")}) // the line end completes an unfinished last line of the log
 			}
 			p.note = "the end"
 			if msg.err != nil && !strings.HasSuffix(msg.err.Error(), "EOF") {
@@ -160,7 +160,7 @@ func (m *model) take(msg workloadsMsg) {
 	m.order = nil
 }
 
-// took records whether a source fails or works.
+// took records whether a source of data has failed or works again.
 func (m *model) took(msg lostMsg) {
 	if msg.err == nil {
 		delete(m.lost, msg.what)
@@ -175,7 +175,7 @@ func (m *model) took(msg lostMsg) {
 func (m *model) log(msg logMsg) {
 	p := m.page
 	if p == nil || p.kind != "logs" || p.id != msg.id {
-		return // the page has been closed
+		return // the lines belong to a log whose page has been closed
 	}
 	p.note = ""
 	parts := strings.Split(p.partial+string(msg.data), "\n")
@@ -266,7 +266,7 @@ func (m *model) key(k string) tea.Cmd {
 
 func (m *model) show(tab int) { m.tab, m.order = tab, nil }
 
-// edit handles a key while a filter is typed. The filter applies at once.
+// edit handles a key while a filter is typed. The filter takes effect with each key.
 func (m *model) edit(k string) {
 	l := &m.lists[m.tab]
 	switch k {
@@ -288,7 +288,7 @@ func (m *model) edit(k string) {
 	l.cursor, l.top, l.selected, m.order = 0, 0, "", nil
 }
 
-// move moves the cursor, if the key is for that, and reports whether it was.
+// move moves the cursor if the key is a cursor key, and reports whether it did.
 func (m *model) move(k string) bool {
 	l, n := &m.lists[m.tab], len(m.ids())
 	rows := m.rows()
@@ -306,7 +306,7 @@ func (m *model) move(k string) bool {
 	return true
 }
 
-// ask asks before an action.
+// ask shows the question that confirms the action of key k.
 func (m *model) ask(k string) {
 	id := m.current()
 	actions := map[int][]action{tabWorkloads: workloadActions(), tabNodes: nodeActions()}[m.tab]
@@ -370,7 +370,7 @@ func (m *model) pageKey(k string) tea.Cmd {
 	return nil
 }
 
-// current is the id under the cursor.
+// current returns the id of the row under the cursor.
 func (m *model) current() string {
 	ids := m.ids()
 	if len(ids) == 0 {
@@ -379,7 +379,8 @@ func (m *model) current() string {
 	return ids[m.settle(ids)]
 }
 
-// settle moves the cursor to the row of its id.
+// settle returns the cursor's index in ids. The cursor follows the row that was selected before. If that row
+// is gone, the cursor stays within ids.
 func (m *model) settle(ids []string) int {
 	l := &m.lists[m.tab]
 	if l.selected != "" && (l.cursor >= len(ids) || ids[l.cursor] != l.selected) {
@@ -391,11 +392,10 @@ func (m *model) settle(ids []string) int {
 	return l.cursor
 }
 
-// sorts are the orders of each tab; the first is the default.
+// sorts are the sort orders of each tab; the first is the default.
 var sorts = [3][]string{{"name", "state", "node", "age"}, {"name", "state", "workloads", "cpu"}, {"newest"}}
 
-// ids lists the rows of a tab, filtered and sorted. For events these are indexes of
-// m.events.
+// ids lists the rows of a tab, filtered and sorted. For the events tab they are indexes of m.events.
 func (m *model) ids() []string {
 	if m.order != nil {
 		return m.order
@@ -460,7 +460,7 @@ func (m *model) ids() []string {
 	return out
 }
 
-// matches reports whether each word of the filter is in one of the texts.
+// matches reports whether each word of the filter occurs in at least one of the texts.
 func matches(filter string, texts ...string) bool {
 	for _, word := range strings.Fields(strings.ToLower(filter)) {
 		if !slices.ContainsFunc(texts, func(t string) bool { return strings.Contains(strings.ToLower(t), word) }) {
@@ -470,7 +470,7 @@ func matches(filter string, texts ...string) bool {
 	return true
 }
 
-// trouble ranks states for sorting: those that need attention come first.
+// trouble returns the rank of a state for sorting: states that need attention come first.
 func trouble(state string) int {
 	switch screen.StateStyle(state) {
 	case screen.Bad:

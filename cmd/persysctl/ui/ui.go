@@ -1,7 +1,7 @@
-// Package ui is the full-screen view of persysctl: workloads, nodes and events with
-// their changes, and actions on them.
+// Package ui is the full-screen view of persysctl: it shows workloads, nodes and events as they change, and
+// offers actions on them.
 //
-// The model is pure: it takes messages and returns a view and effects, so tests drive it
+// The type model has no side effects: it takes messages and returns a view and effects. So tests can use it
 // without a terminal. feed.go turns streams of the API into messages.
 package ui
 
@@ -17,7 +17,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Control is the part of the control API that the view calls.
+// Control is the set of calls of the control API that the view makes.
 type Control interface {
 	ListNodes(context.Context, *controlv1.ListNodesRequest, ...grpc.CallOption) (*controlv1.ListNodesResponse, error)
 	ApplyWorkload(context.Context, *controlv1.ApplyWorkloadRequest, ...grpc.CallOption) (*controlv1.ApplyWorkloadResponse, error)
@@ -25,7 +25,7 @@ type Control interface {
 	RetryWorkload(context.Context, *controlv1.RetryWorkloadRequest, ...grpc.CallOption) (*controlv1.RetryWorkloadResponse, error)
 }
 
-// Cluster is the part of the cluster API that the view calls.
+// Cluster is the set of calls of the cluster API that the view makes.
 type Cluster interface {
 	Status(context.Context, *clusterv1.StatusRequest, ...grpc.CallOption) (*clusterv1.StatusResponse, error)
 	WatchWorkloads(context.Context, *clusterv1.WatchWorkloadsRequest, ...grpc.CallOption) (grpc.ServerStreamingClient[clusterv1.WorkloadChange], error)
@@ -39,16 +39,16 @@ type Cluster interface {
 type Options struct {
 	Control Control
 	Cluster Cluster
-	// Where is shown as the cluster's name: a context, or an address.
+	// Where is shown as the name of the cluster: a context or an address.
 	Where string
-	// Namespace limits workloads and events to one; "" shows all.
+	// Namespace limits workloads and events to one namespace; "" shows all.
 	Namespace string
-	// Describe returns the output of a command: kind is "get" or "why" for a workload, and
-	// "node" for a node.
+	// Describe returns the output of the command `persysctl KIND ID`, wrapped at width. kind is "get" or
+	// "why" for a workload, and "node" for a node.
 	Describe func(ctx context.Context, kind, id string, width int) (string, error)
 	// Explain returns an error as one sentence.
 	Explain func(error) string
-	// Timeout bounds one call.
+	// Timeout is the time limit of one call.
 	Timeout time.Duration
 	Now     func() time.Time
 	Zone    *time.Location
@@ -73,7 +73,7 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, opt Options) error {
 	cancel()
 	f.wait()
 	if outside {
-		return nil // a signal quits, too
+		return nil // a program that was ended by a signal has quit normally too
 	}
 	return err
 }

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var now = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// api records its calls.
+// api is a fake API that records its calls.
 type api struct {
 	Control
 	Cluster
@@ -59,7 +59,7 @@ func (a *api) DrainNode(_ context.Context, r *clusterv1.DrainNodeRequest, _ ...g
 func (a *api) logs(_ context.Context, id string) { a.asked = append(a.asked, "logs "+id) }
 func (a *api) endLogs()                          { a.asked = append(a.asked, "end of logs") }
 
-// bench is a model with data.
+// bench is the fixture of a test: a model with data.
 type bench struct {
 	*model
 	t   *testing.T
@@ -96,7 +96,7 @@ func newBench(t *testing.T, width, height int) *bench {
 	return b
 }
 
-// send passes a message to the model and runs its effects, except timers.
+// send passes a message to the model and runs the effects that the model returns, except timers.
 func (b *bench) send(msg tea.Msg) {
 	b.t.Helper()
 	_, cmd := b.Update(msg)
@@ -130,7 +130,7 @@ func press(name string) tea.KeyPressMsg {
 	return tea.KeyPressMsg{Code: r, Text: name}
 }
 
-// view returns the screen, and fails if it does not fit.
+// view returns the screen, and fails the test if the screen is larger than the terminal.
 func (b *bench) view() string {
 	b.t.Helper()
 	lines := b.lines()
@@ -139,7 +139,7 @@ func (b *bench) view() string {
 	}
 	for _, l := range lines {
 		if n := utf8.RuneCountInString(l); n > b.width {
-			b.t.Errorf("a line of %d columns on a screen of %d: %s", n, b.width, l)
+			b.t.Errorf("a line of the view has %d columns on a terminal of %d: %s", n, b.width, l)
 		}
 		if strings.ContainsRune(l, '\x1b') {
 			b.t.Errorf("an escape sequence without colours: %q", l)
@@ -153,12 +153,12 @@ func (b *bench) want(what string, texts ...string) {
 	view := b.view()
 	for _, text := range texts {
 		if strings.HasPrefix(text, "!") == strings.Contains(view, strings.TrimPrefix(text, "!")) {
-			b.t.Errorf("%s: %q is wrong in\n%s", what, text, view)
+			b.t.Errorf("after %s the screen wrongly has or lacks %q:\n%s", what, text, view)
 		}
 	}
 }
 
-func TestTables(t *testing.T) {
+func TestTablesShowTheirRows(t *testing.T) {
 	b := newBench(t, 100, 20)
 	b.want("workloads in their natural order", "mode normal  leader scheduler-1  nodes 1/2 ready  workloads 4, 2 running", "live", "[1 Workloads (4)]", ">web-1", "Because: said ?[31mred")
 	if view := b.view(); strings.Index(view, "web-2") > strings.Index(view, "web-10") {
@@ -180,18 +180,18 @@ func TestTables(t *testing.T) {
 	}
 }
 
-func TestLive(t *testing.T) {
+func TestTheCursorFollowsItsWorkload(t *testing.T) {
 	b := newBench(t, 100, 20)
-	b.keys("down", "down") // web-3
+	b.keys("down", "down") // move to the row of web-3
 	b.want("the cursor", ">web-3")
 	b.send(workloadsMsg{changes: []*clusterv1.WorkloadChange{{Workload: &controlv1.WorkloadView{WorkloadId: "web-0", Status: "Running", DesiredState: "Running"}}}})
-	b.want("the cursor stays on its workload when one comes before it", ">web-3", "web-0", "(5)")
+	b.want("the cursor stays on its workload when another workload is inserted above it", ">web-3", "web-0", "(5)")
 	b.send(workloadsMsg{changes: []*clusterv1.WorkloadChange{{Workload: &controlv1.WorkloadView{WorkloadId: "web-3"}, Deleted: true}}})
 	b.want("one that goes", "!web-3 ", "(4)", ">web-10")
 	b.send(lostMsg{"workloads", errors.New("no scheduler answers")})
 	b.want("a lost source is told", "stale for 0s", "workloads: no scheduler answers", "!live")
 	b.send(lostMsg{what: "workloads"})
-	b.want("and that it is back", "live")
+	b.want("the view shows that a failed stream works again", "live")
 	b.send(workloadsMsg{whole: true})
 	b.want("a whole list replaces all", "(0)", "No workloads yet: persysctl apply -f FILE")
 }
@@ -216,7 +216,7 @@ func TestFilterAndSort(t *testing.T) {
 	b.want("workloads of a node", "[1 Workloads (4)]", "filter: node-b (2)")
 }
 
-func TestActionsAsk(t *testing.T) {
+func TestActionsAskForConfirmation(t *testing.T) {
 	for _, c := range []struct {
 		keys     []string
 		question string
@@ -239,7 +239,7 @@ func TestActionsAsk(t *testing.T) {
 			b.want("the question", c.question)
 		}
 		if len(b.api.asked) > 0 {
-			t.Errorf("%v: done before the answer: %v", c.keys, b.api.asked)
+			t.Errorf("after the keys %v, before the question was answered, the action was carried out: %v", c.keys, b.api.asked)
 		}
 		b.keys(c.keys[len(c.keys)-1])
 		if got := strings.Join(b.api.asked, ","); got != c.asked {
@@ -255,7 +255,7 @@ func TestActionsAsk(t *testing.T) {
 	b.want("a refusal", "it is being deleted")
 }
 
-func TestPages(t *testing.T) {
+func TestPagesOpenAndClose(t *testing.T) {
 	b := newBench(t, 100, 20)
 	b.keys("enter")
 	b.want("a description", "get of web-1 at 100", "second line")
@@ -277,7 +277,7 @@ func TestPages(t *testing.T) {
 	b.keys("pgup")
 	b.want("moving up stays there", "line 70", "!line 99", "!follows")
 	b.send(logMsg{"web-1", []byte("newest\n")})
-	b.want("also when more comes", "!newest")
+	b.want("new output does not move the page", "!newest")
 	b.keys("g")
 	b.want("the first", "one", "partial?[2J")
 	b.keys("f")
@@ -285,15 +285,15 @@ func TestPages(t *testing.T) {
 	b.send(logMsg{"web-1", []byte("last words")})
 	b.want("it is asked no more", "!asking", "!last words")
 	b.send(logEndMsg{"web-1", errors.New("the agent does not answer")})
-	b.want("the end says why, and nothing that was said is lost", "last words", "the agent does not answer")
+	b.want("the end of the logs gives the reason, and no line of output is lost", "last words", "the agent does not answer")
 	b.keys("q")
 	b.want("back", "[1 Workloads (4)]", ">web-1")
 	if got := strings.Join(b.api.asked, ","); !strings.HasSuffix(got, "logs web-1,end of logs") {
-		t.Errorf("the stream of logs is not ended: %s", got)
+		t.Errorf("the stream of logs was not closed: %s", got)
 	}
 }
 
-func TestQuit(t *testing.T) {
+func TestKeysQuitTheScreen(t *testing.T) {
 	b := newBench(t, 80, 20)
 	for _, k := range []tea.KeyPressMsg{press("q"), {Code: 'c', Mod: tea.ModCtrl}} {
 		_, cmd := b.Update(k)
@@ -301,12 +301,12 @@ func TestQuit(t *testing.T) {
 			t.Fatal("nothing happens")
 		}
 		if _, ok := cmd().(tea.QuitMsg); !ok {
-			t.Errorf("%s does not quit", k)
+			t.Errorf("key %s does not quit", k)
 		}
 	}
 }
 
-// source is an API that records its calls and whose streams end at once.
+// source is a fake API that records its calls and whose streams end at once.
 type source struct {
 	api
 	watched, told chan string
@@ -322,13 +322,13 @@ func (s *source) Events(_ context.Context, r *clusterv1.EventsRequest, _ ...grpc
 	return nil, errors.New("enough")
 }
 
-// TestNamespace: a view of one namespace requests that one and shows its name.
-func TestNamespace(t *testing.T) {
+// TestAViewShowsOneNamespace: a view of one namespace requests only that namespace and shows its name.
+func TestAViewShowsOneNamespace(t *testing.T) {
 	s := &source{watched: make(chan string, 1), told: make(chan string, 1)}
 	f := &feed{opt: Options{Cluster: s, Namespace: "shop"}, send: func(tea.Msg) {}}
 	_, _ = f.workloads(t.Context()), f.events()(t.Context())
 	if w, e := <-s.watched, <-s.told; w != "shop" || e != "shop" {
-		t.Errorf("workloads of %q and events of %q, want both of shop", w, e)
+		t.Errorf("requested workloads of %q and events of %q, want namespace shop for both", w, e)
 	}
 	b := newBench(t, 120, 20)
 	b.want("all of them", "!namespace")
@@ -340,7 +340,7 @@ func TestNamespace(t *testing.T) {
 	b.want("a stale one", "namespace shop  status: no scheduler answers")
 }
 
-// silent is an API whose stream of events sends nothing.
+// silent is a fake API whose event stream sends nothing.
 type silent struct {
 	api
 	grpc.ServerStreamingClient[clusterv1.Event]
@@ -354,7 +354,8 @@ func (s *silent) Events(ctx context.Context, _ *clusterv1.EventsRequest, _ ...gr
 
 func (s *silent) Recv() (*clusterv1.Event, error) { <-s.ctx.Done(); return nil, s.ctx.Err() }
 
-// TestSilentEventsAreLive: a reopened stream without events is not shown as lost.
+// TestSilentEventsAreLive: if the event stream was opened again and no events occur, the view does not report
+// the stream as lost.
 func TestSilentEventsAreLive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		back := make(chan tea.Msg, 10)
@@ -366,13 +367,14 @@ func TestSilentEventsAreLive(t *testing.T) {
 		cancel()
 		<-done
 		if len(back) == 0 || <-back != (lostMsg{what: "events"}) {
-			t.Error("after a minute of silence nothing says that the stream is back")
+			t.Error("after a minute without events the stream is still shown as lost")
 		}
 	})
 }
 
-// TestMany: a view of 10,000 changing workloads is drawn within a frame.
-func TestMany(t *testing.T) {
+// TestManyWorkloadsAreDrawnInTime: a view of 10,000 changing workloads is drawn fast enough for a smooth
+// display.
+func TestManyWorkloadsAreDrawnInTime(t *testing.T) {
 	b := newBench(t, 100, 40)
 	var changes []*clusterv1.WorkloadChange
 	for i := range 10_000 {

@@ -28,10 +28,10 @@ func (m *model) paint(s screen.Style, text string) string {
 	return screen.Painter(m.opt.Colour).Paint(s, text)
 }
 
-// rows is the number of table rows that fit.
+// rows returns the number of table rows that fit on the screen.
 func (m *model) rows() int { return max(1, m.height-4) }
 
-// lines are the lines of the screen: exactly height, none wider than width.
+// lines returns the lines of the screen: exactly as many as its height, none wider than its width.
 func (m *model) lines() []string {
 	var out []string
 	switch {
@@ -49,7 +49,7 @@ func (m *model) lines() []string {
 	return append(out, m.footLine())
 }
 
-// cut shortens a line without colours.
+// cut shortens a line without colours to the width of the screen.
 func (m *model) cut(s string) string { return screen.Cut(s, m.width, screen.Head) }
 
 func (m *model) headLine() string {
@@ -76,7 +76,7 @@ func (m *model) headLine() string {
 	return m.paint(bold, left) + strings.Repeat(" ", room-utf8.RuneCountInString(left)+1) + m.paint(style, right)
 }
 
-// where is the name of the cluster, and of the namespace if there is one.
+// where returns the name of the cluster, and of the namespace if one is selected.
 func (m *model) where() string {
 	text := "persysctl  " + screen.Clean(m.opt.Where)
 	if m.opt.Namespace != "" {
@@ -118,7 +118,7 @@ func (m *model) tabLine() string {
 	return m.cut(strings.Join(append(parts, order), "   "))
 }
 
-// tableLines is the visible part of the table, with the cursor's row inverted.
+// tableLines returns the visible part of the table, with the cursor's row inverted.
 func (m *model) tableLines() []string {
 	ids := m.ids()
 	l, rows := &m.lists[m.tab], m.rows()
@@ -192,7 +192,7 @@ func (m *model) workloadTable(ids []string) *screen.Table {
 	return t
 }
 
-// reason is the reason why a workload is not in its desired state.
+// reason returns the reason why a workload is not in its desired state.
 func reason(w *controlv1.WorkloadView) string {
 	if w.GetStatus() == w.GetDesiredState() {
 		return ""
@@ -224,7 +224,7 @@ func (m *model) nodeTable(ids []string) *screen.Table {
 	return t
 }
 
-// percent is the reserved share of a total.
+// percent returns the share of whole that part is, as in "25%".
 func percent(part, whole int64) string {
 	if whole <= 0 {
 		return screen.None

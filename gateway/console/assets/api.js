@@ -116,7 +116,7 @@ export async function call(method, path, body, signal) {
   const out = await r.json();
   if (fresh.failing.size === 0) fresh.at = Date.now();
   fresh.error = "";
-  // Answers to changes and a replica's own status carry no age.
+  // Answers to changes, and the status of a replica, do not say how old their data is.
   if (method === "GET" && path !== "/status") {
     fresh.stale = r.headers.get("X-Persys-Stale") === "true" || out.stale === true;
     fresh.ageMs = Number(r.headers.get("X-Persys-Age-Ms") || out.age_ms || 0);
@@ -144,6 +144,23 @@ export async function clusters() {
   const r = await fetch("../clusters", { headers: headers({}), signal: signals.timeout(10000) });
   if (!r.ok) throw await failure(r);
   return r.json();
+}
+
+/**
+ * Whether people can sign in at this gateway's issuer, and who is signed in. Scripts cannot see the session itself:
+ * it is in a cookie that only the browser reads.
+ * @returns {Promise<{login?: boolean, user?: string}>}
+ */
+export async function currentSession() {
+  const r = await fetch("../auth/session", { signal: signals.timeout(10000) });
+  if (!r.ok) throw await failure(r);
+  return r.json();
+}
+
+/** Ends the session in this browser. */
+export async function endSession() {
+  const r = await fetch("../auth/logout", { method: "POST", signal: signals.timeout(10000) });
+  if (!r.ok) throw await failure(r);
 }
 
 // A gateway sends a comment every 15 seconds. A stream without a byte for this long, in ms, is dead.
@@ -211,7 +228,7 @@ export async function stream(path, onMessage, signal, { once = false, strict = f
       if (once) return;
     } catch (/** @type {any} */ e) {
       if (signal.aborted) return;
-      onState(dead.signal.aborted ? "the gateway has fallen silent" : e.message);
+      onState(dead.signal.aborted ? "the gateway has sent nothing for 45 seconds" : e.message);
       if (strict || once && e.status >= 400 && e.status < 500) throw e;
     } finally {
       clearTimeout(alarm);

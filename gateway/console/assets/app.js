@@ -1,6 +1,6 @@
 // @ts-check
-// The frame around the pages: addresses, the banner, the token dialog, the theme, keys, the cluster in use.
-import { clusters, fresh, get, onFresh, session, stream } from "./api.js";
+// The frame around the pages: addresses, the banner, signing in, the token dialog, the theme, keys, the cluster in use.
+import { clusters, currentSession, endSession, fresh, get, onFresh, session, stream } from "./api.js";
 import { byId, h, replace, toast } from "./dom.js";
 import { onUnauthorized, problem, publish, refresh } from "./live.js";
 import { overview } from "./overview.js";
@@ -48,7 +48,7 @@ function route() {
   window.scrollTo(0, 0);
 }
 
-// An aborted request of a page that was left is no error; every other rejection is shown.
+// A request is aborted when its page is left, which is no error. Every other failed promise is shown.
 addEventListener("unhandledrejection", (e) => {
   if (e.reason?.name === "AbortError") e.preventDefault();
   else if (e.reason?.message) {
@@ -84,10 +84,53 @@ function showFreshness() {
 onFresh(showFreshness);
 setInterval(showFreshness, 1000);
 
-const signIn = byId("sign-in");
+const tokenButton = byId("token-button"), signIn = byId("sign-in"), signOut = byId("sign-out");
+/** @type {{login?: boolean, user?: string}} */
+let who = {};
+async function readSession() {
+  try {
+    who = await currentSession();
+  } catch (/** @type {any} */ e) {
+    who = {};
+    toast(e.message, true);
+  }
+  const user = byId("user");
+  user.hidden = signOut.hidden = !who.user;
+  user.textContent = user.title = who.user || "";
+  signIn.hidden = true;
+}
+
+function logIn() {
+  session.token = ""; // otherwise the pasted token would take precedence over the session cookie
+  location.assign("../auth/login?next=" + encodeURIComponent("/ui/" + location.hash));
+}
+signIn.addEventListener("click", logIn);
+signOut.addEventListener("click", async () => {
+  await endSession();
+  session.token = "";
+  location.reload();
+});
+
+/** Shows how to become known to a gateway that refuses strangers. @param {string} why */
+function strange(why) {
+  if (!who.login) {
+    askToken(why);
+    return;
+  }
+  running.abort();
+  leave.abort();
+  signIn.hidden = false;
+  byId("user").hidden = signOut.hidden = true;
+  replace(main, h("h1", {}, "You are not signed in"), h("p", {}, "Sign in at the identity provider of this cluster."),
+    h("p", { class: "quiet" }, "The gateway says: " + why.replace(/[^.?!]$/, "$&.")),
+    h("div", { class: "actions" },
+      h("button", { class: "main", onclick: logIn }, "Sign in"),
+      h("button", { onclick: () => askToken("Paste a token in place of signing in.") }, "Use a token …")));
+}
+
 /** @param {string} why */
 function askToken(why) {
-  signIn.hidden = false;
+  tokenButton.hidden = false;
   if (document.querySelector("dialog")) return;
   const input = h("input", { type: "password", id: "token", autocomplete: "off", style: { width: "100%" } });
   const d = h("dialog", { "aria-labelledby": "token-title" }, h("form", { method: "dialog" },
@@ -105,8 +148,8 @@ function askToken(why) {
   document.body.append(d);
   d.showModal();
 }
-onUnauthorized(askToken);
-signIn.addEventListener("click", () => askToken("Paste another token, or an empty one to sign out."));
+onUnauthorized(strange);
+tokenButton.addEventListener("click", () => askToken("Paste another token, or an empty one to sign out."));
 
 /** @param {string | null} theme light, dark, or null for the system's */
 function setTheme(theme) {
@@ -160,16 +203,17 @@ async function pickCluster() {
 }
 
 let running = new AbortController();
-// start begins anew, with the cluster and the token that are chosen now.
+// start loads the console again, with the cluster and the token that the user has chosen.
 async function start() {
   running.abort();
   running = new AbortController();
   const { signal } = running;
+  await readSession();
   try {
     await pickCluster();
   } catch (/** @type {any} */ e) {
     if (e.status === 401) {
-      askToken(e.message);
+      strange(e.message);
       return;
     }
     toast(e.message, true);
@@ -182,7 +226,7 @@ async function start() {
       mode = { mode: s.mode, reason: s.mode_reason };
       showFreshness();
     } catch (/** @type {any} */ e) {
-      if (e.status === 401) throw e; // the banner shows every other error
+      if (e.status === 401) throw e; // other errors of this request are shown in the banner
     }
   }, signal, { every: 10000, about: (e) => e.type === "ModeChanged" });
   route();

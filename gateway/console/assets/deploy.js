@@ -19,13 +19,14 @@ export async function deploy(main, signal) {
   const file = h("input", { type: "file", accept: ".yaml,.yml,.json", "aria-label": "Read a file", onchange: readFile });
   const out = h("div", { "aria-live": "polite" });
   const apply = h("button", { class: "main", disabled: true, onclick: send }, "Apply");
-  // planned is the request that the plan on the page is of; endings are its workloads that stop or go.
+  // planned is the request whose plan the page shows; endings are the workloads that this request stops
+  // or deletes.
   let planned = "";
   /** @type {string[]} */
   let endings = [];
   const name = h("input", { id: "stack", type: "text", autocapitalize: "off", spellcheck: "false", oninput: changed });
   const named = h("p", { hidden: true }, h("label", { for: "stack" }, "Name of the stack "), name);
-  // A Compose file may have no name of its own, so the page asks for one.
+  // A Compose file may have no key "name", so the page asks for a name.
   const isCompose = () => /^services\s*:/m.test(text.value)
     && !/^(id|workload_id|container|compose|vm|spec)\s*:/m.test(text.value);
   const body = () => ({ file: text.value, ...(isCompose() && name.value ? { name: name.value } : {}) });
@@ -52,9 +53,12 @@ export async function deploy(main, signal) {
 
   const errors = (title, lines) => card(title, h("ul", { class: "err" }, lines.map((line) => h("li", {}, line))));
 
-  // fault shows an error and selects the line that it names. sent: the request may have been carried out.
+  // fault shows an error and selects the line that it names. If sent is true, the request may have been
+  // carried out.
   function fault(e, sent) {
-    const title = sent && unsure(e) ? "It may have been applied, or not: look, or apply it again" : "Nothing has been changed";
+    const title = sent && unsure(e)
+      ? "It may have been applied or not: look at the workloads, or apply it again"
+      : "Nothing has been changed";
     replace(out, errors(title, e.message.split("\n")));
     const at = /(?:^|\s)(\d+):(\d+):/.exec(e.message);
     if (!at) return;
@@ -66,11 +70,20 @@ export async function deploy(main, signal) {
 
   const change = (c) => h("div", {}, h("span", { class: "mono" }, c.field),
     c.before || c.after ? `: ${c.before || "–"} → ${c.after || "–"}` : "");
+  // takenBack shows one field that the request sets back to the value of an earlier revision.
+  function takenBack(b) {
+    const values = b.before || b.after ? `: ${b.before || "–"} → ${b.after || "–"}` : "";
+    const by = (b.by || "").split("/").pop();
+    const set = Number(b.revision || 0) > 0 ? `, set${by ? ` by ${by}` : ""} in revision ${b.revision}` : "";
+    return h("div", {}, h("strong", {}, "takes back "), `${b.field}${values}${set}`);
+  }
   const planRow = (w) => [
     w.workload_id,
-    h("div", {}, state(w.action), w.at_a_time ? h("div", { class: "quiet" }, `in turns, ${w.at_a_time} at a time`) : ""),
+    h("div", {}, state(w.action), w.at_a_time ? h("div", { class: "quiet" }, `one after another, ${w.at_a_time} at a time`) : ""),
     nodeLink(w.node_id),
-    w.reason ? h("span", { class: w.action === "delete" ? "" : "err" }, w.reason) : h("div", {}, (w.changes || []).map(change)),
+    h("div", {},
+      w.reason ? h("div", { class: w.action === "delete" ? "" : "err" }, w.reason) : (w.changes || []).map(change),
+      (w.takes_back || []).map(takenBack)),
   ];
 
   async function plan() {
@@ -116,11 +129,12 @@ export async function deploy(main, signal) {
       fault(new Error(refused.join("\n")), false);
       return;
     }
-    const turns = "Members of a group change a few at a time; until its turn a member runs as before. To follow: "
-      + "persysctl rollout status GROUP";
+    const turns = "A group is updated a few members at a time; until a member is updated, it runs unchanged. "
+      + "To follow the update: persysctl rollout status GROUP";
     await follow(ids, [
       refused.length > 0 && errors(`${refused.length} of ${results.length} refused; the others have been applied`, refused),
       results.some((x) => x.rollout) && h("p", {}, turns),
+      results.flatMap((x) => (x.takes_back || []).map((b) => h("p", {}, x.workload_ids?.join(", "), " ", takenBack(b)))),
     ]);
   }
 

@@ -1,5 +1,5 @@
 // @ts-check
-// Elements that every page is built from. Text is only ever set as text, never as HTML.
+// Functions that make the HTML elements of every page. They set text only as text, never as HTML.
 
 /** @typedef {any} Child A node, a text, a list of them, or undefined, null or false for nothing. */
 

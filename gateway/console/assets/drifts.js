@@ -6,12 +6,12 @@ import { refresh } from "./live.js";
 
 /** @type {Record<string, string>} */
 const words = {
-  orphan_on_agent: "runs there and is not known here",
+  orphan_on_agent: "runs there, but the schedulers have no such workload",
   state_mismatch: "is not in the desired state",
   revision_mismatch: "runs another revision",
   missing_on_agent: "does not run there",
 };
-const explanation = "Every node is compared about twice a minute. Differences are repaired automatically, except "
+const explanation = "The leader compares every node with the desired state about twice a minute. It repairs differences, except "
   + "orphans, which wait for your decision. If the schedulers never knew an orphan, adopting it needs its "
   + "specification: persysctl drift adopt NODE WORKLOAD -f FILE";
 

@@ -1,5 +1,5 @@
 // @ts-check
-// Events as they happen; the audit is those that a caller caused.
+// The page of all events as they happen, and the audit page: the events that a caller caused.
 import { fetchLines } from "./api.js";
 import { card, h, replace, timeline } from "./dom.js";
 import { live } from "./live.js";
@@ -10,7 +10,7 @@ export const events = (main, signal) => show(main, signal, "Events", "/events?ta
 /** Changes, joins and refused calls, with their callers. @param {HTMLElement} main @param {AbortSignal} signal */
 export const audit = (main, signal) => show(main, signal, "Audit", "/events", (e) => {
   const d = e.details || {};
-  return d.caller || (d.from && !d.to); // with "to", "from" is a state and not a caller
+  return d.caller || (d.from && !d.to); // if the event has "to", then "from" is a state and not the address of a caller
 });
 
 async function show(main, signal, title, path, belongs) {

@@ -35,8 +35,9 @@ const bytesOf = (text) => Uint8Array.from(atob(text || ""), (c) => c.charCodeAt(
 // url64 is base64 without the characters that a websocket's subprotocol may not have.
 const url64 = (text) => base64(new TextEncoder().encode(text)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
 const maxInput = 16384; // bytes per message
-const help = "Who ran what is kept in the audit. Ctrl+] leaves the keyboard of the terminal. Processes that the command "
-  + "leaves running end with the session, and the session ends with this page.";
+const help = "The audit log records who ran which program, and a hash of the whole command. "
+  + "Ctrl+] moves the keyboard focus out of the terminal. "
+  + "Processes that the command leaves running end with the session, and the session ends with this page.";
 
 /**
  * Fills body. The session ends when signal aborts: the page or the tab was left.
@@ -75,7 +76,8 @@ export function showExec(body, signal, w) {
     const held = document.activeElement === end || term?.el.contains(document.activeElement);
     end.disabled = true;
     term?.end();
-    // The command field does not get the focus: a key still held down would run the command again.
+    // The command field does not get the focus, because a key that is still held down would run the
+    // command again.
     if (held && !signal.aborted) note.focus();
   }
   function leave(text) {
@@ -158,7 +160,7 @@ export function showExec(body, signal, w) {
       if (socket !== ws) return;
       ws = null;
       if (over) return;
-      let why = opened ? "The session broke off." : "The session did not open.";
+      let why = opened ? "The session was interrupted." : "The session did not open.";
       // A browser hides why a websocket was refused. A plain request to the same address gets the reason.
       if (!opened) {
         try {

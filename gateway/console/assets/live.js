@@ -49,7 +49,7 @@ export function refresh(load, signal, { every = 5000, about = () => true } = {})
     again = false;
   };
   live((e) => {
-    if (!about(e) || soon) return; // another event does not put off a load that is due
+    if (!about(e) || soon) return; // a further event does not delay a reload that is already scheduled
     if (running) {
       again = true;
       return;
@@ -73,7 +73,7 @@ function settled(look) {
 }
 
 /**
- * Shows an error. One that may pass is shown by the banner, and the page keeps what it shows.
+ * Shows an error. The banner shows an error that may pass, and then the page keeps its content.
  * @param {any} e @param {Function} look the load that failed
  */
 export function problem(e, look) {

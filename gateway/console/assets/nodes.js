@@ -10,11 +10,17 @@ import { refresh } from "./live.js";
 
 const millicores = (n) => Math.round((n.total_cpu_cores || 0) * 1000);
 
-// usage is a measured amount of a node; undefined where the agent does not measure.
+// usage is the measured use of one resource of a node; undefined if the agent does not measure it.
 function usage(n, field) {
   const measures = int(n.usage?.cpu_used_millicores) + int(n.usage?.memory_used_mb) > 0;
   return measures ? int(n.usage[field]) : undefined;
 }
+
+const taintText = (t) => t.key + (t.value ? "=" + t.value : "") + ":" + t.effect + (int(t.seconds) ? ":" + int(t.seconds) : "");
+
+// setKeys lists the labels and taints that people set, and, with a minus, those that people removed.
+const setKeys = (n) => [...(n.set_labels || []), ...(n.set_taints || []),
+...[...(n.removed_labels || []), ...(n.removed_taints || [])].map((k) => k + "-")];
 
 // allNodes reads every page of the list, at most 50,000 nodes.
 async function allNodes(signal) {
@@ -102,13 +108,13 @@ export async function node(main, signal, id) {
     const yes = await confirmed(`Drain ${id}?`, [
       h("p", {}, "It takes no new workload, and its workloads move:"),
       table(["Workload", "Goes to"], moves.map(row), "Nothing runs here."),
-      stuck > 0 && h("p", { class: "err" }, `${stuck} would wait until there is room.`)], "Drain", stuck > 0);
+      stuck > 0 && h("p", { class: "err" }, `${stuck} would wait until another node has room.`)], "Drain", stuck > 0);
     if (yes) await act("/drain", { on: true }, `${id} is draining.`);
   }
   async function fence() {
     const text = "Fencing states that nothing on this machine runs any more. Exclusive workloads then start elsewhere. "
       + "If the machine still runs them, they run twice.";
-    if (!await confirmed(`Is ${id} really dead?`, h("p", {}, text), "It is dead: fence it", true)) return;
+    if (!await confirmed(`Is ${id} really dead?`, h("p", {}, text), "The machine is off: fence it", true)) return;
     await act("/fence", {}, `${id} is fenced.`);
   }
   const cordon = (n) => (n.cordoned
@@ -136,7 +142,8 @@ export async function node(main, signal, id) {
           ["Endpoint", h("span", { class: "mono" }, n.grpc_endpoint)],
           ["Runs", (n.supported_workload_types || []).join(", ")], ["Agent", n.agent_version],
           ["Labels", labelTexts(n.labels).join(" ")],
-          ["Taints", (n.taints || []).map((t) => `${t.key}=${t.value}:${t.effect}`).join(" ")],
+          ["Taints", (n.taints || []).map(taintText).join(" ")],
+          ["Set by people", setKeys(n).join(" ")],
         ])),
         card("Reserved and used against capacity",
           chart("CPU", id + " cpu", {

@@ -50,7 +50,8 @@ export async function overview(main, signal) {
   }, signal);
 }
 
-// capacity charts the sums over all nodes. Use is known only of the nodes that measure it.
+// capacity draws charts of the resources of all nodes together. The measured use includes only nodes that
+// measure it.
 function capacity(sum) {
   const used = (v) => (int(sum.measured_nodes) > 0 ? int(v) : undefined);
   const bar = (label, total, reserved, inUse, unit) => chart(label, "all " + label.toLowerCase(),

@@ -4,7 +4,7 @@
 // the bytes that a terminal sends.
 import { h } from "./dom.js";
 
-const maxPast = 2000; // lines kept above the screen
+const maxPast = 2000; // maximum number of lines that are kept after they scrolled off the screen
 
 /** @typedef {{ch: string, at: string}} Cell A character and its CSS classes. */
 /** @type {Cell} */
@@ -22,10 +22,10 @@ export class Screen {
   dirty = new Set();
   x = 0;
   y = 0;
-  // The first and the last row that scroll.
+  // The first and the last row of the region that scrolls.
   top = 0;
   bottom = 0;
-  // The classes of the text to come, and the styles that they are made of.
+  // The CSS classes of the text that is written next, and the styles from which they are made.
   pen = "";
   /** @type {Map<string, string>} */
   styles = new Map();
@@ -37,7 +37,7 @@ export class Screen {
   appKeys = false;
   shown = true;
   wrap = false;
-  // The beginning of an escape sequence whose end has not come yet.
+  // The beginning of an escape sequence whose end has not been received yet.
   rest = "";
 
   /** @param {number} cols @param {number} rows @param {(text: string) => void} [reply] sends an answer to the program */
@@ -79,7 +79,8 @@ export class Screen {
     this.wrap = false;
     this.allDirty();
   }
-  // keepFirst moves the first line to the past; the alternate screen has none.
+  // keepFirst moves the first line to the lines that scrolled off; the alternate screen keeps none of
+  // these.
   keepFirst() {
     const row = this.grid.shift();
     if (!row || this.main) return;
@@ -159,7 +160,8 @@ export class Screen {
     for (let y = this.top; y <= this.bottom; y++) this.dirty.add(y);
   }
 
-  // escape obeys one sequence and returns its length, or 0 when its end has not come yet.
+  // escape carries out one escape sequence and returns its length, or 0 if its end has not been received
+  // yet.
   escape(s) {
     if (s.length < 2) return 0;
     if (s[1] === "[") {
@@ -204,7 +206,7 @@ export class Screen {
     this.y = Math.max(0, Math.min(this.rows - 1, y));
     this.dirty.add(this.y);
   }
-  // control obeys ESC [ mark numbers verb.
+  // control carries out a control sequence: ESC [ mark numbers verb.
   control(mark, p, verb) {
     if (mark === "?" && (verb === "h" || verb === "l")) for (const mode of p) this.mode(mode, verb === "h");
     if (mark) return;
@@ -239,7 +241,8 @@ export class Screen {
       case "m": this.style(p); break;
     }
   }
-  // clearScreen clears from the cursor (0), to the cursor (1), all (2), all and the past (3).
+  // clearScreen clears a part of the screen: 0 from the cursor to the end, 1 from the start to the
+  // cursor, 2 the whole screen, 3 also the lines that scrolled off.
   clearScreen(part) {
     if (part < 2) this.clearLine(part);
     for (let y = 0; y < this.rows; y++) {
@@ -247,7 +250,8 @@ export class Screen {
     }
     if (part === 3) this.past.length = 0;
   }
-  // clearLine clears from the cursor (0), to the cursor (1), all (2).
+  // clearLine clears a part of the cursor's line: 0 from the cursor to the end, 1 from the start to the
+  // cursor, 2 the whole line.
   clearLine(part) {
     const row = this.row(this.y);
     if (part === 0) row.length = Math.min(row.length, this.x);
@@ -268,7 +272,8 @@ export class Screen {
     row.splice(this.x, 0, ...Array(n).fill(blank));
     row.length = Math.min(row.length, this.cols);
   }
-  // shiftLines deletes n lines at the cursor, or inserts when n is negative. They do not go to the past.
+  // shiftLines deletes n lines at the cursor, or inserts when n is negative. Deleted lines are not kept
+  // as scrolled-off lines.
   shiftLines(n) {
     if (this.y < this.top || this.y > this.bottom) return;
     const { top, main } = this;
@@ -310,7 +315,8 @@ export class Screen {
     this.bottom = this.rows - 1;
     this.allDirty();
   }
-  // style sets weight, underline, inversion and colour. Of colours the first sixteen are shown.
+  // style sets weight, underline, inversion and colour of the text. Only the first sixteen colours are
+  // shown.
   style(p) {
     const s = this.styles;
     for (let i = 0; i < p.length; i++) {
@@ -352,7 +358,7 @@ const cursor = { ArrowUp: "A", ArrowDown: "B", ArrowRight: "C", ArrowLeft: "D", 
  */
 export function bytesOf(e, appKeys) {
   if (e.metaKey || e.isComposing) return "";
-  if (e.ctrlKey && e.shiftKey) return ""; // the browser's own copy and paste
+  if (e.ctrlKey && e.shiftKey) return ""; // the browser handles copy and paste itself
   const esc = e.altKey ? "\x1b" : "";
   if (cursor[e.key]) return esc + (appKeys ? "\x1bO" : "\x1b[") + cursor[e.key];
   if (e.key === "Tab" && e.shiftKey) return "\x1b[Z";
@@ -442,7 +448,7 @@ export function terminal({ label, onInput, onSize, onLeave }) {
     follow = true;
     onInput(bytes);
   });
-  // Text from the keyboard, an input method or the clipboard arrives in the field.
+  // The terminal has a hidden text field. It receives text from the keyboard, an input method or the clipboard.
   function typed() {
     const text = field.value;
     field.value = "";
@@ -475,7 +481,7 @@ export function terminal({ label, onInput, onSize, onLeave }) {
       drawSoon();
     },
     size: () => ({ columns: screen.cols, rows: screen.rows }),
-    // end shows that the session is over; close also releases the element.
+    // end shows that the session has ended; close also releases the element.
     end() {
       screen.shown = false;
       field.disabled = true;

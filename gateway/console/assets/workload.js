@@ -4,11 +4,12 @@ import { call, del, fetchLines, get, post, query, stream } from "./api.js";
 import {
   card, clock, confirmed, facts, h, int, labelTexts, nodeLink, reasonText, replace, state, table, timeline, toast,
 } from "./dom.js";
+import { ended, outputCard, resultCard, runsCard } from "./job.js";
 import { live, refresh } from "./live.js";
 import { verdicts } from "./placement.js";
 
 const tabs = ["State", "Timeline", "Placement", "Logs", "Exec", "Revisions", "Specification"];
-const maxLog = 500000; // characters that the log keeps
+const maxLog = 500000; // maximum number of characters of the log that the page keeps
 
 /** @param {HTMLElement} main @param {AbortSignal} signal @param {string} id */
 export async function workload(main, signal, id) {
@@ -37,7 +38,7 @@ export async function workload(main, signal, id) {
     try {
       const r = await fn();
       if (r.success === false || r.accepted === false) toast(r.error_message || r.reason, true);
-      else toast(done);
+      else toast(r.unchanged && r.reason || done);
     } catch (/** @type {any} */ e) {
       toast(e.message, true);
     }
@@ -47,6 +48,7 @@ export async function workload(main, signal, id) {
   const start = () => act(`${id} starts.`, () => desire("Running"));
   const stop = () => act(`${id} stops.`, () => desire("Stopped"));
   const retry = () => act(`${id} is tried again.`, () => call("POST", at + "/retry"));
+  const again = () => act(`${id} is restarted.`, () => call("POST", at + "/retry?restart=true"));
   async function remove() {
     const text = "It is stopped and removed from its node. Its managed volumes follow their retain policy.";
     if (!await confirmed(`Delete ${id}?`, h("p", {}, text), "Delete", true)) return;
@@ -57,12 +59,13 @@ export async function workload(main, signal, id) {
   async function draw() {
     const { workload: w } = await get(at, signal);
     seen = w;
-    const stopped = w.desired_state === "Stopped";
-    replace(head, h("div", { class: "actions" }, state(w.status),
+    const stopped = w.desired_state === "Stopped", finished = !!w.job_result;
+    replace(head, h("div", { class: "actions" }, ended(w),
       w.message && h("span", { class: "quiet" }, w.message),
       h("span", { style: { marginLeft: "auto" } }),
-      h("button", { onclick: stopped ? start : stop }, stopped ? "Start" : "Stop"),
-      h("button", { onclick: retry }, "Retry"),
+      !finished && h("button", { onclick: stopped ? start : stop }, stopped ? "Start" : "Stop"),
+      !finished && h("button", { onclick: retry }, "Retry"),
+      h("button", { onclick: again }, finished ? "Run again" : "Restart"),
       h("button", { class: "danger", onclick: remove }, "Delete …")));
     onState(w);
     return w;
@@ -88,10 +91,22 @@ export async function workload(main, signal, id) {
     shows[t](s).catch((e) => { if (!s.aborted) replace(body, h("p", { class: "err" }, e.message)); });
   }
 
-  async function showState() {
-    onState = (w) => replace(body, h("div", { class: "grid" }, stateCard(w), attemptsCard(w), identityCard(w)),
-      (w.last_actions || []).length > 0
-      && card("What the agent had done when the last order timed out", actionTable(w.last_actions)));
+  async function showState(s) {
+    const runs = h("div", {});
+    let reading = false;
+    const readRuns = (group) => refresh(async () => {
+      const r = await get("/workloads" + query({ group, kind: "job", page_size: 200 }), s);
+      if (!s.aborted) replace(runs, runsCard(group, r.workloads || [], !!r.next_page_token));
+    }, s, { about: (e) => e.workload_id });
+    onState = (w) => {
+      replace(body,
+        h("div", { class: "grid" }, resultCard(w), stateCard(w), attemptsCard(w), identityCard(w)), outputCard(w), runs,
+        (w.last_actions || []).length > 0
+        && card("What the agent had done when the last order timed out", actionTable(w.last_actions)));
+      if (reading || w.kind !== "job" || !w.group) return;
+      reading = true;
+      readRuns(w.group);
+    };
     if (seen) onState(seen);
   }
 
@@ -142,7 +157,8 @@ export async function workload(main, signal, id) {
     replace(body, note, out);
     const decoder = new TextDecoder();
     const take = (chunk) => {
-      // After an interruption the stream goes on from this second, so a line of it may come twice.
+      // After an interruption the stream continues from this second, so a line of this second may
+      // be shown twice.
       if (int(chunk.at_unix_nanos)) from = "since_unix_seconds=" + Math.floor(int(chunk.at_unix_nanos) / 1e9);
       const bytes = Uint8Array.from(atob(chunk.data || ""), (c) => c.charCodeAt(0));
       const text = decoder.decode(bytes, { stream: true });
@@ -188,14 +204,18 @@ export async function workload(main, signal, id) {
       await draw();
     } catch (/** @type {any} */ e) {
       if (e.status !== 404 || !seen) throw e;
-      replace(head, state("Deleted")); // the tab keeps what it shows
+      replace(head, state("Deleted")); // the open tab keeps its content, such as the last lines of the log
     }
   }, signal, { about: (e) => e.workload_id === id });
 }
 
 function stateCard(w) {
   const why = w.reason || {};
-  const port = (p) => `${p.host_port || "–"} → ${p.container_port}/${p.protocol || "tcp"} ${p.name || ""}`.trim();
+  const local = (a) => a && (a.startsWith("127.") || a === "::1");
+  const port = (p) => {
+    const host = `${p.address || ""} ${p.host_port || "–"} → ${p.container_port}/${p.protocol || "tcp"} ${p.name || ""}`;
+    return host.trim() + (local(p.address) ? " (on the node only, not in DNS)" : "");
+  };
   return card("State", facts([
     ["Desired", w.desired_state], ["State", state(w.status)], ["Why", reasonText(why.code, why.message)],
     ["Since", why.last_transition && clock(why.last_transition)], ["Node", nodeLink(w.assigned_node_id)],
@@ -215,7 +235,8 @@ function attemptsCard(w) {
 
 function identityCard(w) {
   return card("Identity", facts([
-    ["Type", w.type], ["Image or source", w.image_or_source], ["Revision", h("span", { class: "mono" }, w.revision_id)],
+    ["Type", w.type], ["Kind", w.kind || "service"], ["Image or source", w.image_or_source],
+    ["Revision", h("span", { class: "mono" }, w.revision_id)],
     ["Caller's revision", w.caller_revision_id],
     ["Generation", w.generation && `${w.generation.incarnation}/${w.generation.sequence}`],
     ["Namespace", w.namespace], ["Group", w.group], ["Priority", int(w.priority) ? String(w.priority) : ""],
@@ -224,7 +245,7 @@ function identityCard(w) {
   ]));
 }
 
-// actionTable lists tasks of an agent.
+// actionTable shows a table of the tasks that an agent has carried out.
 function actionTable(list) {
   function took(a) {
     if (!a.started_at || !a.ended_at) return "–";

@@ -1,19 +1,21 @@
 // @ts-check
-// Workloads: a list of any length. Only the rows in sight are elements, and pages are read as they come
-// into sight.
+// Workloads: a list of any length. Only the visible rows are HTML elements, and a page of the list
+// is read when its rows become visible.
 import { get, query } from "./api.js";
-import { age, h, nodeLink, replace, state, toast, workloadLink } from "./dom.js";
+import { age, h, nodeLink, replace, toast, workloadLink } from "./dom.js";
+import { ended } from "./job.js";
 import { refresh } from "./live.js";
 
 const page = 100;
 const states = ["Pending", "Scheduled", "Updating", "Running", "Stopped", "Failed", "Unknown", "RetryPending", "Deleting"];
+const kinds = ["service", "job", "cron", "system"];
 
 /** @param {HTMLElement} main @param {AbortSignal} signal */
 export async function workloads(main, signal) {
   const wanted = new URLSearchParams(location.hash.split("?")[1] || "");
   /** @type {any[]} */
   let rows = [];
-  // run counts the filters so far: an answer to an earlier filter is dropped.
+  // run grows with each change of the filter: an answer to an earlier filter is dropped.
   let next = "", more = true, run = 0;
   /** @type {any} */
   let failed = null;
@@ -25,18 +27,19 @@ export async function workloads(main, signal) {
     typing = setTimeout(restart, 250);
   };
   const search = h("input", { type: "search", id: "search", value: wanted.get("search") || "", oninput: searched });
-  const status = h("select", { id: "status", onchange: restart }, h("option", { value: "" }, "any"),
-    states.map((s) => h("option", { value: s, selected: s === wanted.get("status") }, s)));
+  const choice = (id, words) => h("select", { id, onchange: restart }, h("option", { value: "" }, "any"),
+    words.map((s) => h("option", { value: s, selected: s === wanted.get(id) }, s)));
+  const status = choice("status", states), kind = choice("kind", kinds);
   const field = (id, value) => h("input", { id, value: value || "", onchange: restart, autocomplete: "off" });
   const node = field("on-node", wanted.get("node")), namespace = field("namespace", wanted.get("namespace"));
   const shown = h("p", { class: "quiet", role: "status" });
   const space = h("div", { role: "presentation" });
   const view = h("div", { class: "view", tabIndex: 0, role: "region", "aria-label": "Workloads", onscroll: draw }, space);
-  const titles = ["Workload", "State", "Node", "Source, or what is wrong", "Age"];
+  const titles = ["Workload", "State", "Kind", "Node", "Source, or what is wrong", "Age"];
   const head = h("div", { class: "head", "aria-hidden": "true" }, titles.map((t) => h("span", {}, t)));
   replace(main, h("h1", {}, "Workloads"),
     h("div", { class: "filters" }, h("label", {}, "Id, group or image", search), h("label", {}, "State", status),
-      h("label", {}, "Node", node), h("label", {}, "Namespace", namespace),
+      h("label", {}, "Kind", kind), h("label", {}, "Node", node), h("label", {}, "Namespace", namespace),
       h("a", { class: "button", href: "#/deploy" }, "Deploy …")),
     shown, h("div", { class: "list" }, head, view));
 
@@ -44,7 +47,8 @@ export async function workloads(main, signal) {
   const height = () => parseFloat(getComputedStyle(view).getPropertyValue("--row"))
     * parseFloat(getComputedStyle(document.documentElement).fontSize) || 40;
   const filter = () => ({
-    search: search.value.trim(), status: status.value, node_id: node.value.trim(), namespace: namespace.value.trim(),
+    search: search.value.trim(), status: status.value, kind: kind.value,
+    node_id: node.value.trim(), namespace: namespace.value.trim(),
   });
 
   // inSight is the range of rows on the screen, with five more at each end.
@@ -72,7 +76,7 @@ export async function workloads(main, signal) {
     }
   }
 
-  // read appends the next page.
+  // read appends the next page of the list.
   function read() {
     if (!more || reading) return reading;
     failed = null;
@@ -83,7 +87,8 @@ export async function workloads(main, signal) {
   function row(w, top) {
     const source = w.status === "Running" ? w.image_or_source : w.message || w.image_or_source;
     return h("div", { class: "row", style: { top } },
-      workloadLink(w.workload_id), state(w.status), nodeLink(w.assigned_node_id),
+      workloadLink(w.workload_id), ended(w), h("span", { class: "quiet" }, w.kind || "service"),
+      nodeLink(w.assigned_node_id || w.job_result?.node_id),
       h("span", { title: w.message || w.image_or_source }, source), h("span", { class: "quiet" }, age(w.created_at)));
   }
 
@@ -117,10 +122,10 @@ export async function workloads(main, signal) {
     draw();
   }
 
-  // again reads the rows in sight anew, so that their states stay current.
+  // again reads the visible rows again, so that their states stay current.
   async function again() {
     if (rows.length === 0) {
-      more = true; // there may be workloads now
+      more = true; // the list had no rows, so read its first page again
       await read();
       if (failed?.status === 401) throw failed;
       return;
@@ -132,7 +137,7 @@ export async function workloads(main, signal) {
     if (mine !== run) return;
     const got = r.workloads || [];
     const end = got.length ? got[got.length - 1].workload_id : "";
-    // Rows before and after the part that was read stay.
+    // Rows before and after the part that was read again stay as they are.
     const tail = r.next_page_token ? rows.slice(first).filter((w) => w.workload_id > end) : [];
     rows = [...rows.slice(0, first), ...got, ...tail];
     failed = null;

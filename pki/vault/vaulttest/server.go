@@ -1,6 +1,6 @@
-// Package vaulttest is a server with the few calls of Vault that Persys makes, in the
-// shapes that Vault's API documentation gives, which really signs and really encrypts.
-// It is for tests: no policies, no leases, nothing on disk.
+// Package vaulttest provides a fake Vault server for tests. It implements the API calls that Persys makes, in
+// the documented formats. It signs certificates with a CA of its own and encrypts keys. It has no policies and
+// no leases, and stores nothing on disk.
 package vaulttest
 
 import (
@@ -24,14 +24,14 @@ import (
 	"time"
 )
 
-// Credentials that the server takes.
+// Credentials that the fake server accepts.
 const (
 	Token    = "hvs.test-token"
 	RoleID   = "test-role-id"
 	SecretID = "test-secret-id"
 )
 
-// Server is a Vault with a PKI engine at pki/ and a transit engine at transit/.
+// Server is a fake Vault with a PKI engine at pki/ and a transit engine at transit/.
 type Server struct {
 	*httptest.Server
 	root, inter *x509.Certificate
@@ -40,12 +40,12 @@ type Server struct {
 
 	mu      sync.Mutex
 	sealed  bool
-	refused int // calls, for being sealed
+	refused int // number of calls that failed while the server was sealed
 	tokens  map[string]bool
-	issued  []map[string]any // what was asked for, oldest first
+	issued  []map[string]any // granted certificate requests, oldest first
 }
 
-// New starts a server. Close it.
+// New starts a fake server. The caller must close it.
 func New() (*Server, error) {
 	s := &Server{tokens: map[string]bool{Token: true}}
 	rootKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -90,21 +90,21 @@ func sign(tmpl, parent *x509.Certificate, key, by *ecdsa.PrivateKey) (*x509.Cert
 	return x509.ParseCertificate(der)
 }
 
-// Seal makes every call fail as a sealed Vault's does, until Seal(false).
+// Seal makes every call fail, as on a sealed Vault, until Seal(false) is called.
 func (s *Server) Seal(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sealed = on
 }
 
-// Refused counts the calls that failed because the server was sealed.
+// Refused returns the number of calls that failed while the server was sealed.
 func (s *Server) Refused() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.refused
 }
 
-// Issued are the requests for certificates that were granted, oldest first.
+// Issued returns the certificate requests that the server has granted, oldest first.
 func (s *Server) Issued() []map[string]any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,7 +159,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// issue is PKI's "generate certificate and key".
+// issue implements the call "generate certificate and key" of the PKI engine.
 func (s *Server) issue(w http.ResponseWriter, in map[string]any) {
 	word := func(k string) string { v, _ := in[k].(string); return v }
 	ttl, err := time.ParseDuration(word("ttl"))
@@ -212,12 +212,12 @@ func (s *Server) issue(w http.ResponseWriter, in map[string]any) {
 	}, nil)
 }
 
-// text is PEM as Vault writes it: without the last line break.
+// text returns PEM as Vault writes it: without the last line break.
 func text(kind string, der []byte) string {
 	return strings.TrimSpace(string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})))
 }
 
-// crypt is transit's encrypt and decrypt.
+// crypt implements the calls encrypt and decrypt of the transit engine.
 func (s *Server) crypt(w http.ResponseWriter, call, name string, in map[string]any) {
 	if call == "encrypt" {
 		b64, _ := in["plaintext"].(string)
@@ -251,7 +251,7 @@ func (s *Server) crypt(w http.ResponseWriter, call, name string, in map[string]a
 
 func answer(w http.ResponseWriter, data, auth any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]any{ // the client sees what is missing
+	_ = json.NewEncoder(w).Encode(map[string]any{ // if encoding fails, the client reports an incomplete answer
 		"request_id": "test", "lease_id": "", "renewable": false, "lease_duration": 0, "data": data, "wrap_info": nil, "warnings": nil, "auth": auth,
 	})
 }

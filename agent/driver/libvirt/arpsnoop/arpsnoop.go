@@ -1,11 +1,11 @@
 // Package arpsnoop learns the IPv4 addresses of interfaces on a bridge from their ARP traffic.
 //
-// If an external DHCP server gives a guest its address, libvirt does not know the address. But before an
-// interface sends its first packet to a neighbour, it broadcasts an ARP request that carries its own
-// address (RFC 826), and the bridge delivers the request to this machine too. The kernel stores only
-// requests for its own addresses, so it knows nothing about bridges on which this machine has no address.
-// libvirt 9 can return the kernel's table, but fails under newer kernels ("wrong nlmsg len"). So the driver
-// listens for ARP itself and also reads the kernel's table.
+// If an external DHCP server gives a guest its address, libvirt does not know the address. However, before an
+// interface sends its first packet to a neighbour, it broadcasts an ARP request that carries its own address
+// (RFC 826), and the bridge delivers the request to this machine too. The kernel's own ARP table contains
+// only senders that requested one of this machine's addresses, so it lacks guests on bridges where this
+// machine has no address. libvirt 9 can return that table, but fails on newer kernels ("wrong nlmsg len"). So
+// this package listens for ARP itself and also reads the kernel's table.
 package arpsnoop
 
 import (
@@ -22,9 +22,9 @@ import (
 	"time"
 )
 
-// Snooper collects the addresses that interfaces announce (ARP snooping).
+// Snooper collects the IPv4 addresses that interfaces announce by ARP (ARP snooping).
 type Snooper struct {
-	open func() (io.ReadCloser, error) // returns a stream of ARP frames
+	open func() (io.ReadCloser, error) // open returns a stream of ARP frames
 	now  func() time.Time
 
 	mu     sync.Mutex
@@ -32,32 +32,35 @@ type Snooper struct {
 	done   chan struct{}
 	closed bool
 	warned bool
-	// wanted holds the interfaces of interest and when each was last requested. Other interfaces are ignored.
+	// wanted holds the MAC addresses to observe, each with the time of its last Want. Other interfaces are
+	// ignored.
 	wanted map[string]time.Time
-	heard  map[string][]heard // by MAC address, in the order of the first announcement
+	heard  map[string][]heard // announced IP addresses, by the MAC address of their interface, in the order of the first announcement
 }
 
-// heard is an address that an interface announced.
+// heard is an IP address that an interface announced, and when.
 type heard struct {
 	ip   netip.Addr
 	last time.Time
 }
 
 const (
-	// forgetWanted is how long an interface is observed after the last request for it.
+	// forgetWanted is how long an interface is observed after the last Want for it.
 	forgetWanted = time.Hour
-	// forgetHeard is how long an address is valid that is not announced again while another one is.
+	// forgetHeard is how long an announced address stays valid after the interface announces another
+	// address instead.
 	forgetHeard = 10 * time.Minute
-	// mostHeard bounds the addresses stored per interface.
+	// mostHeard is the maximum number of addresses stored for one interface.
 	mostHeard = 8
 )
 
-// New returns a snooper that does not listen yet.
+// New returns a snooper that does not listen on the network yet.
 func New() *Snooper {
 	return &Snooper{open: listenARP, now: time.Now, wanted: map[string]time.Time{}, heard: map[string][]heard{}}
 }
 
-// Want starts listening for interfaces by MAC address. If listening is impossible, only the first call returns an error.
+// Want starts listening for the interfaces with these MAC addresses. If listening is impossible, only the
+// first call returns an error.
 func (s *Snooper) Want(macs []string) error {
 	if len(macs) == 0 {
 		return nil
@@ -96,7 +99,7 @@ func (s *Snooper) listen(source io.Reader, done chan struct{}) {
 	for {
 		n, err := source.Read(frame)
 		if err != nil {
-			return // closed: a socket bound to no interface ends in no other way
+			return // the socket is bound to no interface, so only Close ends the stream
 		}
 		if mac, ip, ok := readARP(frame[:n]); ok {
 			s.hear(mac, ip)
@@ -107,7 +110,8 @@ func (s *Snooper) listen(source io.Reader, done chan struct{}) {
 func (s *Snooper) hear(mac string, ip netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The last interface to announce an address has it: a service address may move between guests.
+	// An address belongs to the interface that announced it last: a service address may move between
+	// guests.
 	for other, all := range s.heard {
 		if other != mac {
 			s.heard[other] = slices.DeleteFunc(all, func(h heard) bool { return h.ip == ip })
@@ -126,7 +130,7 @@ func (s *Snooper) hear(mac string, ip netip.Addr) {
 	s.heard[mac] = all
 }
 
-// Of returns the addresses that an interface has announced since a time.
+// Of returns the IP addresses that the interface with this MAC address has announced since the given time.
 func (s *Snooper) Of(mac string, since time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,9 +155,9 @@ func (s *Snooper) Close() {
 	}
 }
 
-// readARP returns the sender of an ARP frame and its address. It ignores probes for an unused address,
-// which have no sender address (RFC 5227), and link-local addresses, which are often temporary:
-// cloud-init uses one while it looks for its data.
+// readARP returns the MAC and IP address of the sender of an ARP frame. It ignores probes of whether an
+// address is in use, which have no sender address (RFC 5227), and link-local addresses, which are often
+// temporary: cloud-init uses one while it looks for its metadata.
 func readARP(frame []byte) (mac string, ip netip.Addr, ok bool) {
 	const head, length = 14, 28
 	if len(frame) < head+length {
@@ -168,17 +172,17 @@ func readARP(frame []byte) (mac string, ip netip.Addr, ok bool) {
 	return net.HardwareAddr(p[8:14]).String(), ip, ip.IsGlobalUnicast()
 }
 
-// Kernel returns the addresses of interfaces in the kernel's neighbour table, a file in the format of
-// /proc/net/arp.
+// Kernel returns the IP addresses in the kernel's neighbour table, by MAC address. path is a file in the
+// format of /proc/net/arp.
 func Kernel(path string) map[string][]string {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil // this system has no such table
+		return nil // this system has no ARP table at that path
 	}
 	defer f.Close()
 	out := map[string][]string{}
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		// IP address, HW type, Flags, HW address, Mask, Device
+		// columns: IP address, HW type, Flags, HW address, Mask, Device; the flag 0x2 marks a complete entry
 		const complete = "0x2"
 		w := strings.Fields(lines.Text())
 		if len(w) < 6 || w[2] != complete {

@@ -20,7 +20,7 @@ const (
 	macB = "52:54:00:00:00:0b"
 )
 
-// arp returns the frame of an ARP request with changes applied.
+// arp returns the frame of an ARP request, with change applied to its bytes.
 func arp(change ...func([]byte)) []byte {
 	f := []byte{
 		0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x52, 0x54, 0, 0, 0, 0x0a, 0x08, 0x06,
@@ -34,7 +34,7 @@ func arp(change ...func([]byte)) []byte {
 	return f
 }
 
-func TestReadARP(t *testing.T) {
+func TestReadARPAcceptsOnlyValidFrames(t *testing.T) {
 	set := func(at int, to ...byte) func([]byte) { return func(f []byte) { copy(f[at:], to) } }
 	for _, c := range []struct {
 		name  string
@@ -47,7 +47,7 @@ func TestReadARP(t *testing.T) {
 		{"a probe for an unused address", arp(set(28, 0, 0, 0, 0)), ""},
 		{"a link-local address", arp(set(28, 169, 254, 3, 4)), ""},
 		{"a multicast address", arp(set(28, 224, 0, 0, 1)), ""},
-		{"sender hardware address differs from the frame's source", arp(set(6, 2)), ""},
+		{"sender's hardware address differs from the source of the frame", arp(set(6, 2)), ""},
 		{"not ARP", arp(set(12, 0x08, 0x00)), ""},
 		{"hardware type is not Ethernet", arp(set(15, 6)), ""},
 		{"protocol type is not IPv4", arp(set(16, 0x86, 0xdd)), ""},
@@ -57,13 +57,13 @@ func TestReadARP(t *testing.T) {
 	} {
 		mac, ip, ok := readARP(c.frame)
 		if ok != (c.want != "") || ok && (ip.String() != c.want || mac != macA) {
-			t.Errorf("%s: %s has %s, %t; want %q", c.name, mac, ip, ok, c.want)
+			t.Errorf("frame %s: readARP returned MAC %s, IP %s, %t; want %q", c.name, mac, ip, ok, c.want)
 		}
 	}
 }
 
-// An announced address is kept while it is valid, and the number per interface is bounded.
-func TestHeard(t *testing.T) {
+// An announced address is kept while it is valid, and the number of addresses per interface is bounded.
+func TestHeardAddressesExpireAndAreBounded(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	type said struct {
 		after time.Duration
@@ -80,15 +80,15 @@ func TestHeard(t *testing.T) {
 		since time.Duration
 		want  []string
 	}{
-		{"nothing", nil, 0, nil},
-		{"one", []said{{0, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1"}},
-		{"one of another interface", []said{{0, macB, "10.0.0.1"}}, 0, nil},
-		{"two, in the order in which they were first heard", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.2"}, {2, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1", "10.0.0.2"}},
-		{"one before the guest's start", []said{{0, macA, "10.0.0.1"}}, time.Second, nil},
-		{"one before and after it", []said{{0, macA, "10.0.0.1"}, {time.Minute, macA, "10.0.0.1"}}, time.Second, []string{"10.0.0.1"}},
+		{"no announcement", nil, 0, nil},
+		{"one announcement", []said{{0, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1"}},
+		{"an announcement of another interface", []said{{0, macB, "10.0.0.1"}}, 0, nil},
+		{"two addresses, in the order in which they were first announced", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.2"}, {2, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1", "10.0.0.2"}},
+		{"an address announced before the guest's start is left out", []said{{0, macA, "10.0.0.1"}}, time.Second, nil},
+		{"of the addresses announced before and after the guest's start, only the latter count", []said{{0, macA, "10.0.0.1"}, {time.Minute, macA, "10.0.0.1"}}, time.Second, []string{"10.0.0.1"}},
 		{"an address without later announcements stays valid", []said{{0, macA, "10.0.0.1"}, {time.Hour, macB, "10.0.0.2"}}, 0, []string{"10.0.0.1"}},
 		{"an address expires once only another one is announced", []said{{0, macA, "10.0.0.1"}, {11 * time.Minute, macA, "10.0.0.2"}}, 0, []string{"10.0.0.2"}},
-		{"one that moved to another interface", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.9"}, {2, macB, "10.0.0.9"}}, 0, []string{"10.0.0.1"}},
+		{"an address that moved to another interface", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.9"}, {2, macB, "10.0.0.9"}}, 0, []string{"10.0.0.1"}},
 		{"more addresses than the bound", many, 0, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8"}},
 	} {
 		now := start
@@ -106,15 +106,15 @@ func TestHeard(t *testing.T) {
 	}
 }
 
-// The snooper opens no socket before the first request, reports a refusal once, and leaves nothing open
-// after Close.
-func TestListening(t *testing.T) {
+// The snooper opens no socket before the first Want, returns the error of a refused socket only once, and
+// leaves no socket open after Close.
+func TestTheSocketIsOpenOnlyWhileWanted(t *testing.T) {
 	e := New()
 	refused := errors.New("not permitted")
 	opened := 0
 	e.open = func() (io.ReadCloser, error) { opened++; return nil, refused }
 	if err := e.Want(nil); err != nil || opened != 0 {
-		t.Errorf("for nobody: %v, opened %d times", err, opened)
+		t.Errorf("before the first Want, the error is %v, want none, and the socket was opened %d times, want never", err, opened)
 	}
 	macs := []string{macA}
 	if first, second := e.Want(macs), e.Want(macs); !errors.Is(first, refused) || second != nil {
@@ -133,14 +133,14 @@ func TestListening(t *testing.T) {
 	testbed.Until(t, "the address", func() bool { return slices.Equal(e.Of(macA, time.Time{}), []string{"10.77.0.130"}) })
 	e.Close()
 	if _, err := w.Write(arp()); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("after Close: %v", err)
 	}
-	e.open = func() (io.ReadCloser, error) { t.Error("it listens after Close"); return nil, refused }
+	e.open = func() (io.ReadCloser, error) { t.Error("the snooper opens a socket after Close"); return nil, refused }
 	_ = e.Want(macs)
 }
 
-// An interface without further requests is forgotten.
-func TestForgotten(t *testing.T) {
+// An interface for which Want is no longer called is forgotten.
+func TestUnwantedInterfacesAreForgotten(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	e := New()
 	e.now = func() time.Time { return now }
@@ -155,7 +155,7 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-func TestKernelNeighbours(t *testing.T) {
+func TestTheKernelsARPTableIsRead(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "arp")
 	text := `IP address       HW type     Flags       HW address            Mask     Device
 10.0.0.5         0x1         0x2         52:54:00:00:00:0a     *        br0
@@ -171,12 +171,12 @@ garbage
 		t.Errorf("%v, want %v", got, want)
 	}
 	if got := Kernel(file + ".none"); len(got) != 0 {
-		t.Errorf("without a table: %v", got)
+		t.Errorf("without an ARP table: %v", got)
 	}
 }
 
-// FuzzFrame checks that any frame yields either nothing or a MAC address and an address that a guest may
-// have.
+// FuzzFrame checks that readARP returns, for every frame, either nothing or a MAC address and an IP address
+// that a guest may have.
 func FuzzFrame(f *testing.F) {
 	f.Add(arp())
 	f.Add(arp()[:20])
@@ -187,7 +187,7 @@ func FuzzFrame(f *testing.F) {
 			return
 		}
 		if hw, err := net.ParseMAC(mac); err != nil || len(hw) != 6 || !ip.Is4() || !ip.IsGlobalUnicast() {
-			t.Errorf("%q has %s, %v", mac, ip, err)
+			t.Errorf("readARP accepted MAC %q with IP %s: %v", mac, ip, err)
 		}
 	})
 }

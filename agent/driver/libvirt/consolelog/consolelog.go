@@ -16,12 +16,13 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
-// maxLine is where a longer line is split, in bytes: a guest may write without line ends.
+// maxLine is the maximum length of a line in bytes. A longer line is split, because a guest may never write a
+// line end.
 const maxLine = 64 << 10
 
-// Copy writes the content of a file and, with Follow, what is added until over reports the end. A serial
-// port has no clock: lines that were there before get the modification time of the file, followed lines
-// the time of their arrival.
+// Copy writes the lines of a console log and, with Follow, the lines that are added until over reports that
+// the guest has ended. The file contains no times, so existing lines get the modification time of the file,
+// and followed lines the time of their arrival.
 func Copy(ctx context.Context, file string, options driver.LogOptions, over func(context.Context) (bool, error), w io.Writer) error {
 	var f *os.File
 	defer func() {
@@ -78,7 +79,7 @@ func Copy(ctx context.Context, file string, options driver.LogOptions, over func
 	}
 	buf := make([]byte, 32<<10)
 	for {
-		// Ask over before reading the file, so that the last output is not missed.
+		// over is called before the file is read, so that the last output is not missed.
 		ended, err := over(ctx)
 		if err != nil {
 			return err
@@ -126,7 +127,7 @@ func Copy(ctx context.Context, file string, options driver.LogOptions, over func
 	}
 }
 
-// rotated reports whether virtlogd has started another file.
+// rotated reports whether virtlogd has moved the file away and started another one.
 func rotated(f *os.File, path string, offset int64) bool {
 	now, err := os.Stat(path)
 	if err != nil {
@@ -136,7 +137,7 @@ func rotated(f *os.File, path string, offset int64) bool {
 	return err == nil && (!os.SameFile(was, now) || now.Size() < offset)
 }
 
-// readLines returns the last tail lines of a file (all for tail ≤ 0), the text after the last line end,
+// readLines returns the last tail lines of a file (all lines if tail ≤ 0), the unfinished line after them,
 // and the offset up to which it read.
 func readLines(f *os.File, tail int) (lines [][]byte, rest []byte, offset int64, err error) {
 	in := bufio.NewReaderSize(f, maxLine)

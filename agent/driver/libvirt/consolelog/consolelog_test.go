@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Splitting an overlong line loses no bytes.
-func TestLongLine(t *testing.T) {
+// A line longer than maxLine is split without losing a byte.
+func TestALongLineLosesNoBytes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "console.log")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)

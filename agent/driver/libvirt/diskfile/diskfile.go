@@ -1,5 +1,5 @@
-// Package diskfile makes the disk files of virtual machines with qemu-img, marks them as made by us, cleans
-// the folders of domains, and parses the addresses of network disks.
+// Package diskfile makes the disk files of virtual machines with qemu-img, writes mark files that name their
+// owners, cleans the folders of domains, and parses the addresses of network disks.
 package diskfile
 
 import (
@@ -17,13 +17,14 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Suffixes of a disk that is being made, and of a finished one that waits for the former guest to stop.
+// Suffixes of file names. PartSuffix: a disk file that is still being written. StagedSuffix: a complete disk
+// that gets its final name once the former guest has stopped.
 const (
 	PartSuffix   = ".persys-part"
 	StagedSuffix = ".persys-staged"
 )
 
-// Image describes an image or an existing disk.
+// Image describes an image or an existing disk file.
 type Image struct {
 	Path   string `json:"-"`
 	Format string `json:"format"`
@@ -52,11 +53,11 @@ func qemuImg(ctx context.Context, class driver.Class, args ...string) ([]byte, e
 	return out.Bytes(), nil
 }
 
-// Inspect reads the header of an image or a disk. With an empty format, qemu-img detects it from the
-// content; never do so for a raw disk, because the guest controls that content.
+// Inspect reads the header of an image or a disk. If format is empty, qemu-img detects it from the content.
+// That is not safe for a raw disk, because its guest controls the content.
 func Inspect(ctx context.Context, path, format string) (Image, error) {
 	f := Image{Path: path}
-	// -U: a running guest holds a lock on the disk.
+	// The option -U makes qemu-img read the disk although a running guest holds a lock on it.
 	args := []string{"info", "-U", "--output=json"}
 	if format != "" {
 		args = append(args, "-f", format)
@@ -71,8 +72,8 @@ func Inspect(ctx context.Context, path, format string) (Image, error) {
 	return f, nil
 }
 
-// Make creates the disk file to: empty, backed by an image, or (raw) as a copy of one. The file appears
-// complete or not at all.
+// Make creates a disk file at the path in to. Without img the disk is empty. With img it is backed by that
+// image, or a copy of it if format is raw. The file appears complete or not at all.
 func Make(ctx context.Context, to, format string, size int64, img *Image) error {
 	part := to + PartSuffix
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -88,7 +89,8 @@ func Make(ctx context.Context, to, format string, size int64, img *Image) error 
 			args = append(args, strconv.FormatInt(size, 10))
 		}
 	default:
-		// -U is not given: an image that is being written must not be copied.
+		// Without the option -U qemu-img convert fails if a guest holds a lock on the image: an image that a
+		// guest is writing must not be copied.
 		args = []string{"convert", "-q", "-f", img.Format, "-O", "raw", img.Path, part}
 	}
 	if _, err := qemuImg(ctx, driver.StorageProvisionFailed, args...); err != nil {
@@ -108,7 +110,7 @@ func Make(ctx context.Context, to, format string, size int64, img *Image) error 
 // Move renames a file durably.
 func Move(from, to string) error { return Failed(driver.Rename(from, to)) }
 
-// named is Move for a temporary file: it deletes the file if the rename fails.
+// named renames the temporary file part to its final name and syncs both. If that fails, it deletes the file.
 func named(part, to string) error {
 	if err := driver.Rename(part, to); err != nil {
 		return errors.Join(Failed(err), Remove(part))
@@ -116,7 +118,7 @@ func named(part, to string) error {
 	return nil
 }
 
-// Grow enlarges a disk to at least size bytes. No guest may use it meanwhile.
+// Grow enlarges a disk to at least size bytes. No guest may use the disk during the call.
 func Grow(ctx context.Context, path, format string, size int64) error {
 	f, err := Inspect(ctx, path, format)
 	if err != nil || size <= f.Size {
@@ -126,7 +128,7 @@ func Grow(ctx context.Context, path, format string, size int64) error {
 	return err
 }
 
-// Exists reports whether path exists.
+// Exists reports whether the file path exists.
 func Exists(path string) (bool, error) {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {

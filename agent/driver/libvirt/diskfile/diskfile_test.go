@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk gets its final name only after its file was synced. A socket cannot be synced, so it never gets
-// the name.
+// A disk gets its final name only after its file was synced. The test uses a socket instead of a disk: it
+// cannot be synced, so it must not get the final name.
 func TestDiskIsWrittenOutBeforeItIsNamed(t *testing.T) {
 	programs := t.TempDir()
 	t.Setenv("PATH", programs+string(os.PathListSeparator)+os.Getenv("PATH"))
@@ -27,7 +27,7 @@ func TestDiskIsWrittenOutBeforeItIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := Make(t.Context(), to, "raw", 1<<20, img); !errors.Is(err, unix.ENXIO) {
-			t.Errorf("%s: %v; want an error from syncing the file", name, err)
+			t.Errorf("naming the disk after %s returned %v; want an error from syncing the file", name, err)
 		}
 		for _, path := range []string{to, to + PartSuffix} {
 			if there, err := Exists(path); err != nil || there {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// MakeFolder makes a domain's folder, which QEMU's user must be able to enter.
+// MakeFolder creates the folder for the disks of a libvirt domain. Its mode 0711 lets the user of QEMU open files in it.
 func MakeFolder(dir string) error {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return Failed(err)
@@ -16,7 +16,7 @@ func MakeFolder(dir string) error {
 	return nil
 }
 
-// RemoveOthers deletes the files in a domain's folder that a replaced definition left.
+// RemoveOthers deletes files in a domain's folder that no present definition uses: all except keep.
 func RemoveOthers(dir string, keep ...string) error {
 	files, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -28,7 +28,7 @@ func RemoveOthers(dir string, keep ...string) error {
 	for _, f := range files {
 		stays := false
 		for _, k := range keep {
-			// Rotated logs have a number after the name.
+			// Rotated logs have the name of the log and a number.
 			stays = stays || k != "" && (f.Name() == filepath.Base(k) || strings.HasPrefix(f.Name(), filepath.Base(k)+"."))
 		}
 		if stays {

@@ -10,25 +10,28 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// MarkSuffix marks a disk that an agent made (contract/state-etcd.md).
+// MarkSuffix is the suffix of the mark file beside a disk that an agent made (contract/state-etcd.md).
 const MarkSuffix = ".persys-managed"
 
-// Mark is the file beside a disk that records its owner and source image, for when no domain names the disk.
+// Mark is the content of the file beside a disk that records the disk's owner and source image. The driver
+// reads it when no domain records the disk.
 type Mark struct {
 	Cluster, Node string
 	Workload      driver.ID
-	// Image is the source image, "" for none. Unsure means that it is unknown.
+	// Image is the path of the image from which the disk was made, "" for none. Unsure means that the image
+	// is unknown.
 	Image  string
 	Unsure bool
 }
 
-// Keys of the lines after the first three. Values are quoted: a path may hold any byte.
+// Keys of the lines after the first three lines. Values are quoted, because a path may hold any byte.
 const (
 	nodeKey  = "node "
 	imageKey = "image "
 )
 
-// Write writes the mark beside a disk: the time, as legacy v1 agents write it, then the owner.
+// Write writes the mark beside a disk: the time in the first line, as legacy v1 agents write it, then the
+// owner.
 func (m Mark) Write(path string) error {
 	lines := []string{time.Now().UTC().Format(time.RFC3339), m.Cluster, string(m.Workload), nodeKey + strconv.Quote(m.Node)}
 	if !m.Unsure {
@@ -37,8 +40,9 @@ func (m Mark) Write(path string) error {
 	return Write(path+MarkSuffix, []byte(strings.Join(lines, "\n")+"\n"))
 }
 
-// Made reports whether the mark beside a disk says that an agent made it for this workload. Marks of
-// legacy v1 agents name no workload; then the disk's file name must begin with the workload's id.
+// Made reports whether the mark beside the disk path says that an agent of this cluster made the disk for
+// this workload. The marks of legacy v1 agents name no workload. For those, the disk's file name must begin
+// with the workload's id.
 func Made(path, cluster string, workload driver.ID) bool {
 	lines := markLines(path)
 	switch {
@@ -50,15 +54,16 @@ func Made(path, cluster string, workload driver.ID) bool {
 	return lines[1] == cluster && lines[2] == string(workload)
 }
 
-// Elsewhere reports whether the mark beside a disk names another node, which made the disk or took it
-// over since.
+// Elsewhere reports whether the mark beside a disk names another node than node: that node made the disk or
+// used it later.
 func Elsewhere(path, node string) bool {
 	lines := markLines(path)
 	return len(lines) > 3 && strings.HasPrefix(lines[3], nodeKey) && lines[3] != nodeKey+strconv.Quote(node)
 }
 
-// MadeFrom returns the source image of a disk that this node made, as its mark records. The image is
-// unknown for disks of legacy v1 agents, earlier versions and other nodes, whose paths mean nothing here.
+// MadeFrom returns the source image of a disk that this node made, as its mark records. The image is unknown
+// if a legacy v1 agent, an earlier version or another node made the disk; the path of an image on another
+// node means nothing on this one.
 func MadeFrom(path, node string) (image string, known bool) {
 	lines := markLines(path)
 	if len(lines) < 5 || lines[3] != nodeKey+strconv.Quote(node) {

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// A mark names the owner and the source image of a disk. Older marks name less and are still read.
-func TestMarks(t *testing.T) {
+// A mark names the owner and the source image of a disk. Marks of earlier versions lack some of these lines
+// and can still be read.
+func TestMarksOfAllVersionsAreRead(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name, text string) string {
 		t.Helper()
@@ -26,27 +27,27 @@ func TestMarks(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !Made(path, "c1", "web") || Made(path, "c1", "web-2") || Made(path, "c2", "web") {
-			t.Error("the mark does not name the workload, or names another one too")
+			t.Error("the mark does not name its workload, or another workload matches it too")
 		}
 		if got, known := MadeFrom(path, "node-a"); got != image || !known {
 			t.Errorf("made from %q, %v; want %q", got, known, image)
 		}
 		if got, known := MadeFrom(path, "node-b"); known {
-			t.Errorf("another node takes the path %q for its own image", got)
+			t.Errorf("another node takes the path %q in the mark for one of its own images", got)
 		}
 		if Elsewhere(path, "node-a") || !Elsewhere(path, "node-b") {
-			t.Error("Elsewhere does not know the node of the disk")
+			t.Error("Elsewhere returned true for the node that made the disk, or false for another node")
 		}
 	}
 	for _, c := range []struct {
 		what, path string
 		ours       bool
 	}{
-		{"of an earlier version", at("earlier", "2026-01-02T03:04:05Z\nc1\nweb\n"), true},
-		{"with an image that cannot be read", at("odd", "2026-01-02T03:04:05Z\nc1\nweb\nnode \"node-a\"\nimage '\n"), true},
-		{"of a legacy v1 agent", at("web-vda.qcow2", "2026-01-02T03:04:05Z"), true},
-		{"of a legacy v1 agent, for another workload", at("db-vda.qcow2", "2026-01-02T03:04:05Z"), false},
-		{"none", at("absent", ""), false},
+		{"a mark of an earlier version", at("earlier", "2026-01-02T03:04:05Z\nc1\nweb\n"), true},
+		{"a mark whose image cannot be parsed", at("odd", "2026-01-02T03:04:05Z\nc1\nweb\nnode \"node-a\"\nimage '\n"), true},
+		{"a mark of a legacy v1 agent", at("web-vda.qcow2", "2026-01-02T03:04:05Z"), true},
+		{"mark of a legacy v1 agent, for another workload", at("db-vda.qcow2", "2026-01-02T03:04:05Z"), false},
+		{"a disk without a mark", at("absent", ""), false},
 	} {
 		if ours := Made(c.path, "c1", "web"); ours != c.ours {
 			t.Errorf("%s: %v, want %v", c.what, ours, c.ours)

@@ -9,7 +9,8 @@ import (
 // Network is the address of a network disk.
 type Network struct{ Protocol, Name, Host, Port string }
 
-// ParseNetwork parses the three forms of a network disk's address (contract/wire-agent.md).
+// ParseNetwork parses the address of a network disk, in one of the three forms that contract/wire-agent.md
+// lists.
 func ParseNetwork(path string) (*Network, error) {
 	if rest, ok := strings.CutPrefix(path, "rbd:"); ok {
 		pool, image, ok := strings.Cut(rest, "/")

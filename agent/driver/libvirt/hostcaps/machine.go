@@ -10,21 +10,21 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Machine describes one way to run guests (KVM or emulation).
+// Machine describes one way to run guests, KVM or emulation, as libvirt's domain capabilities report it.
 type Machine struct {
-	Kind        string // kvm or qemu, the domain's type
+	Kind        string // type of the domain: kvm or qemu
 	Type        string
 	Emulator    string
-	CPU         string // mode; empty leaves it to QEMU
-	Firmware    string // efi where there is no BIOS
+	CPU         string // CPU mode; if empty, QEMU chooses it
+	Firmware    string // "efi" for machine types without a BIOS
 	CDROMBus    string
 	VNC         bool
 	RNG         bool
-	PanicDevice string // model; empty: none
+	PanicDevice string // model of the panic device; empty if the machine type has none
 }
 
-// GuestTypes returns, from the capabilities, the ways to run a 64-bit guest of the host's architecture and
-// the machine type of each.
+// GuestTypes reads libvirt's capabilities. It returns the host's architecture and uuid, and the machine type
+// of a 64-bit guest for each way to run one (kvm or qemu).
 func GuestTypes(capsXML string) (arch, uuid string, machine map[string]string, err error) {
 	var caps libvirtxml.Caps
 	if err := caps.Unmarshal(capsXML); err != nil {
@@ -56,7 +56,7 @@ func GuestTypes(capsXML string) (arch, uuid string, machine map[string]string, e
 	return arch, caps.Host.UUID, machine, nil
 }
 
-// ReadMachine reads the domain capabilities of one machine.
+// ReadMachine reads libvirt's domain capabilities for one way to run guests.
 func ReadMachine(domcapsXML string) (*Machine, error) {
 	var caps libvirtxml.DomainCaps
 	if err := xml.Unmarshal([]byte(domcapsXML), &caps); err != nil {
@@ -85,7 +85,8 @@ func ReadMachine(domcapsXML string) (*Machine, error) {
 	return m, nil
 }
 
-// cpuMode: the host's processor under KVM, the most capable QEMU model in emulation.
+// cpuMode returns the CPU mode for guests: the host's own processor under KVM, or the most capable model of
+// QEMU in emulation.
 func cpuMode(modes []libvirtxml.DomainCapsCPUMode, kind string) string {
 	order := []string{"host-passthrough", "host-model"}
 	if kind != "kvm" {

@@ -10,7 +10,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Subnets reads the addresses of a libvirt network from its XML.
+// Subnets returns the subnets of a libvirt network, from the network's XML.
 func Subnets(networkXML string) ([]nocloud.Subnet, error) {
 	var n libvirtxml.Network
 	if err := n.Unmarshal(networkXML); err != nil {

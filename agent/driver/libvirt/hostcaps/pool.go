@@ -18,5 +18,5 @@ func PoolType(description string) string {
 	case "rbd":
 		return "ceph-rbd"
 	}
-	return "local" // dir, fs, logical, disk, zfs, …
+	return "local" // the types dir, fs, logical, disk, zfs and others
 }

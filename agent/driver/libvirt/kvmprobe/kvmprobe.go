@@ -1,4 +1,5 @@
-// Package kvmprobe provides a guest of 300 bytes that shows whether KVM works: it powers itself off if it runs.
+// Package kvmprobe provides a guest of 300 bytes that shows whether KVM works: if KVM executes the guest, it
+// powers itself off.
 package kvmprobe
 
 import "libvirt.org/go/libvirtxml"
@@ -11,13 +12,13 @@ func Disk() []byte {
 	return disk
 }
 
-// Machine is the way to run the guest.
+// Machine is one way to run the guest: emulator, machine type and domain type.
 type Machine struct {
 	Kind, Type, Emulator string
-	CPU                  string // mode; empty leaves it to QEMU
+	CPU                  string // CPU mode; if empty, QEMU chooses it
 }
 
-// Domain returns the XML of a domain with only the disk at a path.
+// Domain returns the XML of a domain that has only the disk file disk.
 func Domain(name, disk string, m Machine) (string, error) {
 	dom := &libvirtxml.Domain{
 		Type: m.Kind, Name: name, Title: "probe whether KVM works; removed in a few seconds",
@@ -41,9 +42,9 @@ func Domain(name, disk string, m Machine) (string, error) {
 	return dom.Marshal()
 }
 
-// guest is a boot sector. It goes from real mode to 64 bits with paging, programs the timer to
-// 1 kHz, halts until 100 interrupts have come, and powers the machine off by writing 0x2000 to port
-// 0x604 (PM1a control of QEMU's PC machines under SeaBIOS). Its source:
+// guest is a boot sector. It switches from real mode to 64-bit mode with paging, sets the timer to 1 kHz,
+// halts until 100 timer interrupts have occurred, and powers the machine off by writing 0x2000 to port 0x604
+// (PM1a control of QEMU's PC machines under SeaBIOS). Its source:
 //
 //	.code16
 //	start:

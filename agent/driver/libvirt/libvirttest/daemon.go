@@ -1,8 +1,8 @@
 // Package libvirttest starts a private libvirt daemon for tests, and builds guests for it.
 //
-// The daemon runs in its own mount, network and process namespaces. It does not touch the machine's libvirt,
-// its networks collide with no others, and everything in it ends with the test. It needs root and Debian's
-// packages, which hack/install-test-deps.sh installs.
+// The daemon runs in its own mount, network and process namespaces. So it does not touch the machine's
+// libvirt and the names of its networks cannot collide with existing ones. All its processes end when Close
+// is called. It needs root and the Debian packages that hack/install-test-deps.sh installs.
 package libvirttest
 
 import (
@@ -19,7 +19,8 @@ import (
 	"time"
 )
 
-// script is process 1 of the namespaces. It restarts the daemon whenever it ends, unless the file "down" exists.
+// script runs as process 1 of the namespaces. It starts the daemon again whenever the daemon ends, unless
+// the file "down" exists.
 const script = `set -e
 D=$1
 C=$2
@@ -30,15 +31,15 @@ cp -a /etc/libvirt/. "$D/root/etc/libvirt/"
 for p in /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt; do
 	mount --bind "$D/root$p" "$p"
 done
-# What /sys tells of the network is what it was when it was mounted: libvirt would set up the bridges
-# of the machine that have the names of its own.
+# A mounted /sys shows the network namespace in which it was mounted. With the host's /sys, libvirt would
+# see the host's bridges and configure those whose names it uses itself.
 mkdir "$D/sys"
 mount -t sysfs sysfs "$D/sys"
 for p in /sys/devices/virtual/net /sys/class/net; do
 	mount --bind "$D$p" "$p"
 done
 umount "$D/sys"
-# Without user=root libvirt can not open /dev/kvm and asks QEMU anew at every call.
+# Without user=root libvirt cannot open /dev/kvm, and asks QEMU for its capabilities at every call.
 cat >>/etc/libvirt/qemu.conf <<EOF
 user = "root"
 group = "root"
@@ -57,7 +58,7 @@ mkdir -p "$D/sock" /run/libvirt
 ip link set lo up
 virtlogd --daemon --pid-file "$D/virtlogd.pid"
 set +e
-# A second hierarchy that has no controllers, beside one that has: libvirt starts no guest there.
+# libvirt starts no guest if a cgroup hierarchy without controllers is mounted beside one with controllers.
 [ -z "$C" ] || umount /sys/fs/cgroup/unified 2>/dev/null
 while [ ! -e "$D/quit" ]; do
 	if [ -e "$D/down" ]; then
@@ -70,9 +71,9 @@ while [ ! -e "$D/quit" ]; do
 done
 `
 
-// Daemon is a libvirtd with its virtlogd.
+// Daemon is a running libvirtd with its own virtlogd.
 type Daemon struct {
-	// URI is the connection URI for clients.
+	// URI connects libvirt clients, such as virsh, to this daemon.
 	URI string
 	// Dir holds all files of the daemon. Close removes it.
 	Dir string
@@ -81,10 +82,10 @@ type Daemon struct {
 	done chan struct{}
 }
 
-// Missing names a requirement that this machine lacks, "" if it lacks none.
+// Missing returns the name of a requirement for the daemon that this machine lacks, or "" if it lacks none.
 func Missing() string {
 	if os.Geteuid() != 0 {
-		return "only root can start a libvirt daemon of its own"
+		return "only root can start a private libvirt daemon"
 	}
 	for _, program := range []string{"libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "qemu-img", "dnsmasq", "unshare", "nsenter", "ip"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -96,10 +97,10 @@ func Missing() string {
 	return ""
 }
 
-// Start starts a daemon and waits until it answers and its network "default" is active. The daemon uses the
-// named cgroup controllers for guests, none by default.
+// Start starts a daemon and waits until it answers and its network "default" is active. The daemon puts
+// guests into the named cgroup controllers; into none by default.
 func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
-	dir, err := os.MkdirTemp("", "pv-") // short: sockets have at most 108 bytes
+	dir, err := os.MkdirTemp("", "pv-") // a short path, because the path of a Unix socket has at most 108 bytes
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +113,7 @@ func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 		return nil, err
 	}
 	defer out.Close()
-	// Mounted outside the namespaces, so that both they and the caller see it.
+	// Mounted outside the namespaces, so that both the daemon and the caller see the file system.
 	if err := errors.Join(os.Mkdir(d.Small(), 0o755), syscall.Mount("persys-small", d.Small(), "tmpfs", 0, "mode=0755,size=16m")); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -129,7 +130,7 @@ func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 		return nil, errors.Join(err, syscall.Unmount(d.Small(), syscall.MNT_DETACH), os.RemoveAll(dir))
 	}
 	go func() {
-		_ = d.cmd.Wait() // it ends by being killed
+		_ = d.cmd.Wait() // the error of Wait is ignored: it would only say that the daemon was killed
 		close(d.done)
 	}()
 	if err := d.Await(ctx); err != nil {
@@ -158,12 +159,12 @@ func (d *Daemon) Await(ctx context.Context) error {
 		case <-d.done:
 			return fmt.Errorf("the libvirt daemon ended: %w\n%s", err, d.Log())
 		case <-ctx.Done():
-			return fmt.Errorf("the libvirt daemon does not answer: %w\n%s", err, d.Log())
+			return fmt.Errorf("the libvirt daemon of the test does not answer: %w\n%s", err, d.Log())
 		}
 	}
 }
 
-// Log returns the output of the daemon and the script.
+// Log returns the output of the daemon and of the script that starts it.
 func (d *Daemon) Log() string {
 	script, _ := os.ReadFile(filepath.Join(d.Dir, "daemon.log"))
 	daemon, _ := os.ReadFile(filepath.Join(d.Dir, "libvirtd.log"))
@@ -206,7 +207,7 @@ func (d *Daemon) Inside(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// first returns the host's process id of process 1 in the namespaces.
+// first returns the process id, on the host, of process 1 of the daemon's namespaces.
 func (d *Daemon) first() (string, error) {
 	pid := strconv.Itoa(d.cmd.Process.Pid)
 	raw, err := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
@@ -220,8 +221,8 @@ func (d *Daemon) first() (string, error) {
 	return children[0], nil
 }
 
-// Signal sends a signal ("KILL", "STOP", "CONT") to the daemon. If the daemon dies, the script starts it again
-// at once, unless Down was called.
+// Signal sends a signal ("KILL", "STOP", "CONT") to the daemon. If the daemon dies, process 1 of its
+// namespaces starts it again at once, unless Down was called.
 func (d *Daemon) Signal(ctx context.Context, name string) error {
 	pid, err := os.ReadFile(filepath.Join(d.Dir, "daemon.pid"))
 	if err != nil {
@@ -231,7 +232,8 @@ func (d *Daemon) Signal(ctx context.Context, name string) error {
 	return err
 }
 
-// Down kills the daemon, waits until it has ended and keeps it down until Up. Its guests run on.
+// Down kills the daemon, waits until it has ended, and keeps it down until Up is called. Its guests keep
+// running.
 func (d *Daemon) Down(ctx context.Context) error {
 	if err := os.WriteFile(filepath.Join(d.Dir, "down"), nil, 0o600); err != nil {
 		return err
@@ -251,7 +253,7 @@ func (d *Daemon) Up(ctx context.Context) error {
 	return d.Await(ctx)
 }
 
-// Restart kills the daemon with SIGKILL and starts the next one with Recover.
+// Restart kills the daemon with SIGKILL and starts it again with Recover.
 func (d *Daemon) Restart(ctx context.Context) error {
 	if err := d.Down(ctx); err != nil {
 		return err
@@ -259,13 +261,13 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	return d.Recover(ctx)
 }
 
-// Notes returns the daemon's status file of a running domain.
+// Notes returns the path of the daemon's status file for a running domain.
 func (d *Daemon) Notes(name string) string {
 	return filepath.Join(d.Dir, "root", "run", "libvirt", "qemu", name+".xml")
 }
 
-// Recover is Up after the daemon was killed during a start and keeps the domain locked. Before starting the
-// daemon it removes the status files of domains that have no QEMU process, as an operator would.
+// Recover starts the daemon after it was killed. A domain that was being started at that moment stays locked,
+// so Recover first removes the status files of domains without a QEMU process, as an operator would.
 func (d *Daemon) Recover(ctx context.Context) error {
 	notes, err := filepath.Glob(d.Notes("*"))
 	for _, note := range notes {
@@ -278,9 +280,9 @@ func (d *Daemon) Recover(ctx context.Context) error {
 	return errors.Join(err, d.Up(ctx))
 }
 
-// Close ends the daemon and everything that runs on it.
+// Close ends the daemon and all its guests, and removes Dir.
 func (d *Daemon) Close() error {
-	_ = d.cmd.Process.Kill() // also kills process 1 of the namespaces, and with it all others
+	_ = d.cmd.Process.Kill() // this also kills process 1 of the namespaces, and so all their processes
 	select {
 	case <-d.done:
 	case <-time.After(10 * time.Second):
@@ -290,7 +292,7 @@ func (d *Daemon) Close() error {
 		return err
 	}
 	var err error
-	for range 50 { // files that guests had open are released shortly after
+	for range 50 { // the kernel releases files that guests had open shortly after the kill
 		if err = os.RemoveAll(d.Dir); err == nil {
 			return nil
 		}

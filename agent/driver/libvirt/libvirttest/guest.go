@@ -15,14 +15,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Layout of a real guest's disk, in sectors of 512 bytes. The first megabyte holds the boot loader; its last
-// sector is where the guest counts its boots.
+// Layout of a real guest's disk, in sectors of 512 bytes. The first megabyte holds the boot loader. The
+// guest counts its boots in the last sector of that megabyte.
 const (
 	sector      = 512
 	kernelStart = 2048
 )
 
-// GuestMissing names a requirement for building a real guest that this machine lacks, "" if it lacks none.
+// GuestMissing returns the name of a requirement for building a real guest that this machine lacks, or "" if
+// it lacks none.
 func GuestMissing(ctx context.Context) string {
 	root, err := testbed.Root(ctx)
 	if err != nil {
@@ -42,8 +43,8 @@ func GuestMissing(ctx context.Context) string {
 
 const grubDir = "/usr/lib/grub/i386-pc"
 
-// Guest returns the path of a real guest's qcow2 image: GRUB, Debian's cloud kernel, and an initramfs whose
-// /init is e2e/guest. It is built once per version of these and cached in .cache.
+// Guest returns the path of a real guest's qcow2 image: GRUB, Debian's cloud kernel, and an initramfs
+// whose /init is e2e/guest. The image is built once for each version of these parts and cached in .cache.
 func Guest(ctx context.Context) (string, error) {
 	if missing := GuestMissing(ctx); missing != "" {
 		return "", errors.New(missing)
@@ -94,7 +95,8 @@ func run(ctx context.Context, dir string, env []string, args ...string) error {
 	return nil
 }
 
-// packInit builds /init and packs it with the kernel modules that it lists.
+// packInit builds the guest's /init and packs it into an initramfs with the kernel modules that it needs. The
+// program itself lists these modules.
 func packInit(ctx context.Context, root, work string) ([]byte, error) {
 	bin := filepath.Join(work, "init")
 	if err := run(ctx, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin, "./e2e/guest"); err != nil {
@@ -123,8 +125,8 @@ func packInit(ctx context.Context, root, work string) ([]byte, error) {
 	return c.finish(), nil
 }
 
-// writeDisk lays out a disk that a BIOS boots: GRUB's boot sector, its core image, then kernel and initramfs as
-// contiguous sectors, which GRUB reads without a file system.
+// writeDisk writes the disk of a guest that a BIOS can boot: GRUB's boot sector, its core image, then the
+// kernel and the initramfs in contiguous sectors, which GRUB reads without a file system.
 func writeDisk(ctx context.Context, work, disk string, kernel, initramfs []byte) error {
 	run2 := func(start int, body []byte) string {
 		return fmt.Sprintf("(hd0)%d+%d", start, (len(body)+sector-1)/sector)
@@ -148,7 +150,7 @@ func writeDisk(ctx context.Context, work, disk string, kernel, initramfs []byte)
 		return err
 	}
 	if len(loader) > (kernelStart-2)*sector {
-		return fmt.Errorf("GRUB's core has %d bytes, more than there is room for", len(loader))
+		return fmt.Errorf("the core image of GRUB has %d bytes, more than fit before the first partition", len(loader))
 	}
 	f, err := os.Create(disk)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// lanScript makes a bridge and a router in its own network namespace, connected by a veth pair. The router
-// creates the pair from its end, so the pair exists only while the router does.
+// lanScript makes a bridge, and a router in its own network namespace. A veth pair connects them. One end of
+// the pair is in the router's namespace, so the pair disappears when the router ends.
 const lanScript = `set -e
 bridge=$1 router=$2 first=$3 last=$4 files=$5
 ip link add "$bridge" type bridge
@@ -39,18 +39,19 @@ done
 echo $!
 `
 
-// LAN is a network that libvirt does not manage: a plain bridge in the daemon's namespaces and a router that
-// gives addresses by DHCP. The host of the bridge has no address on it, so guests never send it a packet.
+// LAN is a network that libvirt does not manage: a plain bridge in the daemon's namespaces, and a router that
+// gives addresses by DHCP. The machine has no address on the bridge, so guests never send a packet to it.
 type LAN struct {
 	Bridge string
 
 	d     *Daemon
 	files string
-	pid   string // process id of the router in the daemon's namespaces
+	pid   string // process id of the router, in the daemon's namespaces
 }
 
-// LAN starts a LAN. router is the router's address with its prefix; leases go from first to last. The bridge's
-// name has at most 11 characters, because the veth's name is longer.
+// LAN starts a LAN. router is the router's address with its prefix length. The DHCP server leases the
+// addresses from first to last. The bridge's name has at most 11 characters, because the veth's name is
+// longer.
 func (d *Daemon) LAN(ctx context.Context, bridge string, router netip.Prefix, first, last netip.Addr) (*LAN, error) {
 	l := &LAN{Bridge: bridge, d: d, files: filepath.Join(d.Dir, "lan-"+bridge)}
 	out, err := d.Inside(ctx, "sh", "-c", lanScript, "sh", bridge, router.String(), first.String(), last.String(), l.files)
@@ -59,7 +60,7 @@ func (d *Daemon) LAN(ctx context.Context, bridge string, router netip.Prefix, fi
 	}
 	l.pid = strings.TrimSpace(out)
 	err = testbed.Poll(ctx, time.Minute, "a DHCP server on "+bridge, func(ctx context.Context) error {
-		if _, err := os.Stat(l.files + ".pid"); err == nil { // the server writes it once it listens
+		if _, err := os.Stat(l.files + ".pid"); err == nil { // the DHCP server writes its .pid file once it listens
 			return nil
 		}
 		if _, err := d.Inside(ctx, "kill", "-0", l.pid); err != nil {
@@ -79,7 +80,8 @@ func (l *LAN) Log() string {
 	return string(text)
 }
 
-// AtRouter returns a command that runs a program on the router, from outside the daemon's namespaces.
+// AtRouter returns the words of a command that runs a program in the router's network namespace. The command
+// can be started outside of the daemon's namespaces.
 func (l *LAN) AtRouter(args ...string) ([]string, error) {
 	first, err := l.d.first()
 	if err != nil {
@@ -91,7 +93,7 @@ func (l *LAN) AtRouter(args ...string) ([]string, error) {
 // Close removes the LAN. The error names interfaces that are still on the bridge.
 func (l *LAN) Close(ctx context.Context) error {
 	var errs error
-	if l.pid != "" { // the veth pair goes with the router's namespace
+	if l.pid != "" { // the veth pair disappears with the router's network namespace
 		if _, err := l.d.Inside(ctx, "kill", "-KILL", l.pid); err != nil {
 			errs = err
 		}
@@ -106,14 +108,14 @@ func (l *LAN) Close(ctx context.Context) error {
 	return errors.Join(errs, err, gone)
 }
 
-// Here returns a command that runs a program in the daemon's network namespace with the caller's files and
-// processes: the view of an agent on the machine of its libvirt.
+// Here returns the words of a command that runs a program in the daemon's network namespace, but with the
+// caller's mounts and processes. An agent, too, runs in the same network namespace as its libvirt.
 func (d *Daemon) Here(args ...string) ([]string, error) {
 	first, err := d.first()
 	if err != nil {
 		return nil, err
 	}
-	// A mounted /sys shows the network namespace of its mount time, so it is mounted again.
+	// A mounted /sys shows the network namespace in which it was mounted, so it is mounted again.
 	const enter = `mount -t sysfs sysfs /sys && exec "$@"`
 	return append([]string{"nsenter", "-t", first, "-n", "unshare", "--mount", "sh", "-c", enter, "sh"}, args...), nil
 }

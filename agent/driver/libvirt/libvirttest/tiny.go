@@ -2,15 +2,15 @@ package libvirttest
 
 import "os"
 
-// TinyLine is what the tiny guest writes to its serial port once it has booted.
+// TinyLine is the line that the tiny guest writes to its serial port once it has booted.
 const TinyLine = "probe: ready"
 
-// Mode is the behaviour of a tiny guest after it wrote TinyLine.
+// Mode is the behaviour of a tiny guest after it has written TinyLine.
 type Mode byte
 
-// The modes.
+// Modes of the tiny guest, which it enters after it has written TinyLine.
 const (
-	Serve Mode = 'S' // until the power button is pressed
+	Serve Mode = 'S' // runs until its power button is pressed
 	Exit  Mode = 'X' // powers itself off after a third of a second
 	Panic Mode = 'P' // reports a crash to the panic device after a third of a second
 )

@@ -8,17 +8,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// WithAccount adds an account with full sudo rights to the vendor-data. The user-data of the workload
-// takes precedence over vendor-data.
+// WithAccount returns the vendor-data of cloud-init with a user account that has full sudo rights. cloud-init
+// lets the user-data of the workload override vendor-data.
 func WithAccount(vendor, user, password string, keys []string) (string, error) {
 	if user == "" || password == "" && len(keys) == 0 {
-		return "", errors.New("wants a user, and a password or ssh_authorized_keys")
+		return "", errors.New("needs a user, and a password or ssh_authorized_keys")
 	}
 	text, err := account(user, password, keys)
 	if err != nil || vendor == "" {
 		return text, err
 	}
-	// The boundary is not random, so that the same specification makes the same seed.
+	// The MIME boundary is computed from the text and is not random, so that the same specification makes the
+	// same seed.
 	sum := sha256.Sum256([]byte(text + "\x00" + vendor))
 	return Together("persys-"+hex.EncodeToString(sum[:4]), text, vendor)
 }

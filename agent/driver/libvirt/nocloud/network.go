@@ -12,19 +12,19 @@ import (
 type Interface struct {
 	Network string
 	MAC     string
-	Static  string // address with or without prefix length; empty = DHCP
+	Static  string // IP address with or without a prefix length; empty for DHCP
 }
 
 // Subnet describes a network: its addresses, router and name servers.
 type Subnet struct {
 	Prefix netip.Prefix
 	Router netip.Addr
-	Routes bool // the router forwards beyond the network
+	Routes bool // Routes means that the network's router forwards to other networks
 }
 
-// NetworkConfig returns the network-config of a workload without its own document: version 2, with DHCP or
-// the static address of each interface. A static address without prefix length gets that of its network,
-// else 24 bits (64 for IPv6).
+// NetworkConfig returns the network-config of cloud-init for a workload whose specification has none: version
+// 2, with DHCP or the static address for each interface. A static address without prefix length gets the
+// prefix length of its network, or else 24 bits (64 for IPv6).
 func NetworkConfig(nics []Interface, subnets map[string][]Subnet) (string, error) {
 	type match struct {
 		MAC string `yaml:"macaddress"`
@@ -65,7 +65,7 @@ func NetworkConfig(nics []Interface, subnets map[string][]Subnet) (string, error
 				}
 				if s.Router.IsValid() {
 					e.DNS = &servers{[]string{s.Router.String()}}
-					if s.Routes && !routed { // one default route is enough
+					if s.Routes && !routed { // only the first such network gets a default route
 						routed = true
 						to := "0.0.0.0/0"
 						if p.Addr().Is6() {
@@ -89,7 +89,8 @@ func NetworkConfig(nics []Interface, subnets map[string][]Subnet) (string, error
 	return string(out), err
 }
 
-// Prefix parses an address with or without a prefix length. Without one, it is the full address length.
+// Prefix parses an address with or without a prefix length. Without one, the prefix length is that of a
+// single address (32, or 128 for IPv6).
 func Prefix(s string) (netip.Prefix, error) {
 	if strings.Contains(s, "/") {
 		return netip.ParsePrefix(s)

@@ -1,5 +1,5 @@
-// Package nocloud writes the input of cloud-init: combined documents, the network configuration, and the
-// image of a NoCloud seed.
+// Package nocloud makes the input of cloud-init: combined user-data documents, the network configuration, and
+// the image of a NoCloud seed.
 package nocloud
 
 import (
@@ -18,11 +18,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// File is one file of a seed.
+// File is one file of a NoCloud seed, the disk image from which cloud-init reads its input.
 type File struct{ Name, Text string }
 
-// kinds maps the first line of a document to its MIME type in an archive. If two first lines share a
-// prefix, the longer one comes first.
+// kinds maps the first line of a document to its MIME type in a multipart archive. If one first line is a
+// prefix of another, the longer one comes first in the list.
 var kinds = []struct{ head, kind string }{
 	{"#cloud-config-archive", "text/cloud-config-archive"},
 	{"#cloud-config-jsonp", "text/cloud-config-jsonp"},
@@ -35,8 +35,8 @@ var kinds = []struct{ head, kind string }{
 	{"#!", "text/x-shellscript"},
 }
 
-// kindOf returns the type of a document. Like cloud-init it skips white space before the first line and
-// ignores case.
+// kindOf returns the MIME type of a cloud-init document. Like cloud-init it skips white space before the
+// first line and ignores case.
 func kindOf(text string) string {
 	line, _, _ := strings.Cut(strings.TrimLeft(text, " \t\r\n"), "\n")
 	line = strings.ToLower(line)
@@ -71,7 +71,8 @@ func Together(boundary string, parts ...string) (string, error) {
 	return b.String(), nil
 }
 
-// Image returns the ISO of a seed, and a checksum over the files (the ISO itself contains its creation time).
+// Image returns the ISO image of a seed, and a checksum over the seed's files. The ISO image itself contains
+// its creation time so it differs each time.
 func Image(files []File) (iso []byte, checksum string, err error) {
 	w, err := iso9660.NewWriter()
 	if err != nil {
@@ -96,22 +97,23 @@ func Image(files []File) (iso []byte, checksum string, err error) {
 	return b.Bytes(), hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// Plain decodes base64, which some tools send: only if the decoded text has a first line that cloud-init
-// knows. It returns any other text unchanged.
+// Plain decodes cloud-init documents that some tools send as base64. It decodes s only if the result begins
+// with a line that cloud-init knows, and returns any other text unchanged.
 func Plain(s string) string {
 	raw, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(s), ""))
 	if err != nil || len(raw) == 0 {
 		return s
 	}
-	for _, head := range []string{"#cloud-config", "#!", "#include", "#cloud-boothook", "#part-handler", "## template:", "Content-Type:", "MIME-Version:", "From "} {
-		if bytes.HasPrefix(raw, []byte(head)) {
+	first := strings.ToLower(string(raw[:min(len(raw), 64)]))
+	for _, head := range []string{"#cloud-config", "#!", "#include", "#cloud-boothook", "#part-handler", "#upstart-job", "## template:", "content-type:", "mime-version:", "from "} {
+		if strings.HasPrefix(first, head) {
 			return string(raw)
 		}
 	}
 	return s
 }
 
-// MetaData adds the instance id and the host name to meta-data that lacks them.
+// MetaData adds the instance id and the host name to meta-data that lack them.
 func MetaData(text, instance, name string) (string, error) {
 	given := map[string]any{}
 	if text != "" {
@@ -138,7 +140,8 @@ func MetaData(text, instance, name string) (string, error) {
 	return string(out), err
 }
 
-// Hostname turns a name into a valid host name.
+// Hostname turns a name into a valid host name: lower case, at most 63 characters, and '-' for each character
+// that a host name must not contain.
 func Hostname(name string) string {
 	name = strings.Map(func(r rune) rune {
 		switch {

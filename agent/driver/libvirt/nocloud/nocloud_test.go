@@ -1,6 +1,7 @@
 package nocloud
 
 import (
+	"encoding/base64"
 	"io"
 	"mime"
 	"mime/multipart"
@@ -9,8 +10,8 @@ import (
 	"testing"
 )
 
-// Each part gets the type of its first line, as cloud-init would detect it alone. A wrong type hands the
-// part to the wrong handler, and none of it is applied.
+// In a combined document each part gets the MIME type that belongs to its own first line. With a wrong type,
+// cloud-init would pass the part to the wrong handler, which would ignore it.
 func TestPartsAreLabelledByTheirFirstLine(t *testing.T) {
 	for part, want := range map[string]string{
 		"#!/bin/sh\necho hi\n":                            "text/x-shellscript",
@@ -51,5 +52,18 @@ func TestPartsAreLabelledByTheirFirstLine(t *testing.T) {
 				t.Errorf("part %d is %s with %q; want %s with %q", i, kind, body, c.kind, c.text)
 			}
 		}
+	}
+}
+
+// TestPlainIgnoresCase: like cloud-init, Plain recognizes the first line of a document in upper and lower
+// case.
+func TestPlainIgnoresCase(t *testing.T) {
+	for _, text := range []string{"#cloud-config\n", "#Cloud-Config\n", "mime-version: 1.0\n", "Content-type: text/plain\n", "#!/bin/sh\n"} {
+		if got := Plain(base64.StdEncoding.EncodeToString([]byte(text))); got != text {
+			t.Errorf("Plain of the base64 of %q returned %q, want the decoded text", text, got)
+		}
+	}
+	if text := base64.StdEncoding.EncodeToString([]byte("packages: []\n")); Plain(text) != text {
+		t.Error("Plain decoded a text that cloud-init does not know")
 	}
 }

@@ -17,23 +17,24 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Engine is the real Docker engine under test, with the objects that this run of a package's tests created.
-// Their names carry a random part, so concurrent runs do not collide.
+// Engine is the real Docker engine for tests, and the objects that this run of a package's tests created in
+// it. The names of these objects contain a random part, so that concurrent runs do not collide.
 type Engine struct {
 	Client *client.Client
-	Run    string   // random
-	Image  string   // the probe's image; it exists only locally
-	Probe  v1.Image // the same, to load under other names
+	Run    string   // random id of this test run
+	Image  string   // id of the probe's image, which exists only on this engine
+	Probe  v1.Image // the probe's image; tests load it under further names
 }
 
-// openFor and closeFor bound the set-up before the first test and the clean-up after the last one.
+// openFor and closeFor are the time limits of the set-up before the first test and the clean-up after the
+// last one.
 const (
 	openFor  = 2 * time.Minute
 	closeFor = time.Minute
 )
 
-// Shared is the engine of one package's tests; the first test that needs it sets it up. Name is part of its
-// images' names.
+// Shared is the engine that the tests of one package share. The first test that needs the engine sets it up.
+// Name is a part of the names of the test images.
 type Shared struct {
 	Name string
 
@@ -42,7 +43,7 @@ type Shared struct {
 	err    error
 }
 
-// Open returns the engine, or skips t (fails it with CI=true) if there is none.
+// Open returns the engine, or skips t (fails it with CI=true) if this machine has none.
 func (s *Shared) Open(t testing.TB) *Engine {
 	t.Helper()
 	s.once.Do(func() { s.engine, s.err = open(s.Name) })
@@ -50,8 +51,8 @@ func (s *Shared) Open(t testing.TB) *Engine {
 	return s.engine
 }
 
-// Main runs the tests and exits. It removes their objects from the engine. It fails if left (may be nil) finds
-// more of them, or if a goroutine leaks.
+// Main runs the tests of a package, removes their objects from the engine, and exits. The run fails if the
+// function left (may be nil) finds objects that are still there, or if a goroutine leaks.
 func (s *Shared) Main(m *testing.M, left func(context.Context, *Engine) error) {
 	code := m.Run()
 	if s.engine != nil {

@@ -1,4 +1,5 @@
-// Package mobytest provides an image, an engine and proxies for tests of the drivers on a Docker engine, without a registry.
+// Package mobytest provides what tests of the Docker and Compose drivers need: a test image that needs no
+// registry, an engine, and proxies to it.
 package mobytest
 
 import (
@@ -19,7 +20,7 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// BuildProbe builds an image FROM scratch with the program in folder probe.
+// BuildProbe builds an image FROM scratch with the program in the folder probe.
 func BuildProbe(ctx context.Context) (v1.Image, error) {
 	dir, err := os.MkdirTemp("", "persys-probe-")
 	if err != nil {

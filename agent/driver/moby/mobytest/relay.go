@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Relay is a proxy between a driver and an engine on a Unix socket that a test can interrupt.
+// Relay is a proxy between a driver and an engine on a Unix socket. A test can interrupt the connection.
 type Relay struct {
 	path, target string
 
@@ -25,12 +25,12 @@ type Relay struct {
 	wg    sync.WaitGroup
 }
 
-// NewRelay opens a relay to the engine that cli reaches; the engine must listen on a Unix socket.
+// NewRelay opens a relay to the engine to which cli is connected. The engine must listen on a Unix socket.
 func NewRelay(t *testing.T, cli *client.Client) *Relay {
 	t.Helper()
 	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
 	if !ok {
-		testbed.Need(t, "an engine on a Unix socket", fmt.Errorf("it is at %s", cli.DaemonHost()))
+		testbed.Need(t, "an engine on a Unix socket", fmt.Errorf("the engine is at %s", cli.DaemonHost()))
 	}
 	r := &Relay{path: filepath.Join(t.TempDir(), "relay.sock"), target: target}
 	if err := r.open(); err != nil {
@@ -40,7 +40,7 @@ func NewRelay(t *testing.T, cli *client.Client) *Relay {
 	return r
 }
 
-// Host returns the relay's address for a driver.
+// Host returns the address of the relay, to use as the engine's address in a driver.
 func (r *Relay) Host() string { return "unix://" + r.path }
 
 // Restore makes the engine reachable again.
@@ -74,7 +74,7 @@ func (r *Relay) open() error {
 			cut := r.l != l
 			r.conns = append(r.conns, in, out)
 			r.mu.Unlock()
-			if cut { // accepted while the relay was being interrupted
+			if cut { // the connection was accepted while the relay was being interrupted
 				_, _ = in.Close(), out.Close()
 			}
 			r.wg.Go(func() { _, _ = io.Copy(out, in); _ = out.Close() })
@@ -84,7 +84,7 @@ func (r *Relay) open() error {
 	return nil
 }
 
-// Cut makes the engine unreachable: it closes connections and refuses new ones.
+// Cut makes the engine unreachable: the relay closes all connections and refuses new ones.
 func (r *Relay) Cut() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

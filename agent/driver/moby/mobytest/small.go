@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// smallScript is the first process of an engine's namespaces.
+// smallScript runs as process 1 in the namespaces of a Small engine.
 const smallScript = `ip link set lo up
 exec dockerd --config-file "$1/config.json" --data-root "$1/disk/data" --exec-root "$1/exec" --pidfile "$1/pid" \
 	-H "unix://$1/sock" --iptables=false --ip6tables=false --ip-masq=false --storage-driver vfs
@@ -28,12 +28,12 @@ exec dockerd --config-file "$1/config.json" --data-root "$1/disk/data" --exec-ro
 // Small is a private Docker engine with a small disk, in its own namespaces. It does not touch the machine's
 // engine.
 type Small struct {
-	Host string // DOCKER_HOST
+	Host string // value of DOCKER_HOST for this engine
 	Disk string // a folder on the small disk
 }
 
-// NewSmall starts an engine whose disk, in memory, has size bytes, and loads an image under ref. It ends with
-// the test. It needs root and dockerd.
+// NewSmall starts an engine whose disk is a memory file system of size bytes, and loads the image under the
+// name ref. The engine ends with the test. It needs root and dockerd.
 func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	t.Helper()
 	const what = "an engine of its own"
@@ -43,7 +43,7 @@ func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	for _, program := range []string{"dockerd", "unshare", "ip"} {
 		testbed.Program(t, program)
 	}
-	dir, err := os.MkdirTemp("", "pe-") // short: sockets have at most 108 bytes
+	dir, err := os.MkdirTemp("", "pe-") // a short path, because the path of a Unix socket has at most 108 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,11 +71,11 @@ func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // it ends by being killed
+		_ = cmd.Wait() // the error of Wait is ignored: it would only say that the engine was killed
 		close(done)
 	}()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // also kills the first process of the namespaces, and with it all others
+		_ = cmd.Process.Kill() // this also kills process 1 of the namespaces, and so all their processes
 		<-done
 		if t.Failed() {
 			t.Logf("the small engine said:\n%s", log.String())
@@ -103,7 +103,8 @@ func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	return e
 }
 
-// removed deletes the folder of an ended engine. Its mounts disappear shortly after its end.
+// removed deletes the folder of an engine that has ended. It tries repeatedly, because the engine's mounts
+// disappear only shortly after its end.
 func removed(t *testing.T, dir string) {
 	t.Helper()
 	testbed.Within(t, testbed.Patience, "the removal of "+dir, func() error { return os.RemoveAll(dir) })

@@ -15,11 +15,11 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// TakeBackFirst puts a proxy before the engine that cli reaches. The proxy removes the first container that is
-// started through it, just before the start. An engine does the same to a container whose creator went away,
-// and may list the container once more after reporting it missing. TakeBackFirst returns the proxy's address
-// for a driver, and a function that returns the removed container's id ("" for none yet). The engine must
-// listen on a Unix socket.
+// TakeBackFirst puts a proxy before the engine to which cli is connected. Just before the first start of a
+// container through the proxy, the proxy removes that container and then returns its listing once more. A
+// real engine does the same with a container whose creator disconnected. TakeBackFirst returns the proxy's
+// address for a driver, and a function that returns the removed container's id ("" for none yet). The engine
+// must listen on a Unix socket.
 func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() string) {
 	t.Helper()
 	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
@@ -37,7 +37,7 @@ func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() 
 	}
 	var mu sync.Mutex
 	first := ""
-	var shown []byte // the engine's listing of the container, to be repeated once
+	var shown []byte // the engine's answer about the container before its removal, which the proxy returns once more
 	take := func(id string) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -73,7 +73,7 @@ func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() 
 		}
 		if last := again(r.URL.Path); last != nil {
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write(last) // the client may be gone
+			_, _ = w.Write(last) // an error means that the client has closed the connection
 			return
 		}
 		proxy.ServeHTTP(w, r)

@@ -1,5 +1,5 @@
-// Probe is the only program in the drivers' test image. Its first argument selects what it does: serve,
-// crash, allocate or compute.
+// Probe is the only program in the drivers' test image. Its first argument selects what it does, for example
+// serve, exit or allocate.
 package main
 
 import (
@@ -25,7 +25,7 @@ func main() {
 	switch args[0] {
 	case "serve":
 		serve()
-	case "write": // write a file of n bytes, then serve
+	case "write": // writes a file of n bytes, then serves
 		if err := os.WriteFile(args[1], make([]byte, number(args[2])), 0o600); err != nil {
 			fmt.Fprintln(os.Stderr, "probe:", err)
 			os.Exit(1)
@@ -34,7 +34,7 @@ func main() {
 	case "exit":
 		fmt.Fprintf(os.Stderr, "probe: exiting with code %s\n", args[1])
 		os.Exit(number(args[1]))
-	case "chatter": // write more than fits into a status
+	case "chatter": // writes more output than a workload's status can hold
 		for i := range 2000 {
 			fmt.Fprintf(os.Stderr, "probe: %4000s: complaint %d\n", "at length", i)
 		}
@@ -47,6 +47,19 @@ func main() {
 		for {
 			time.Sleep(time.Hour)
 		}
+	case "ends": // n seconds after the named signal, writes a file and ends; any other SIGTERM is ignored
+		ends(args[1], number(args[2]), args[3])
+	case "exists": // is the command of a health check
+		if _, err := os.Stat(args[1]); err != nil {
+			os.Exit(1)
+		}
+	case "until": // ends with exit code 0 once a file exists
+		for {
+			if _, err := os.Stat(args[1]); err == nil {
+				return
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
 	case "say":
 		fmt.Println(args[1])
 		fmt.Fprintln(os.Stderr, args[2])
@@ -56,7 +69,7 @@ func main() {
 			fmt.Fprintln(os.Stderr, "probe:", err)
 			os.Exit(1)
 		}
-	case "shout": // writes to the first process's output
+	case "shout": // writes to the output of the container's first process
 		if err := os.WriteFile("/proc/1/fd/1", []byte(args[1]+"\n"), 0); err != nil {
 			fmt.Fprintln(os.Stderr, "probe:", err)
 			os.Exit(1)
@@ -66,7 +79,7 @@ func main() {
 		for {
 			time.Sleep(time.Hour)
 		}
-	case "size": // the terminal gets its size shortly after it is opened
+	case "size": // waits for the terminal's size, which is set shortly after the terminal was opened
 		for range 500 {
 			if z, err := unix.IoctlGetWinsize(1, unix.TIOCGWINSZ); err == nil && z.Row > 0 {
 				fmt.Println(z.Row, z.Col)
@@ -78,6 +91,19 @@ func main() {
 	default:
 		fmt.Fprintf(os.Stderr, "probe: unknown argument %q\n", args[0])
 		os.Exit(2)
+	}
+}
+
+func ends(name string, seconds int, file string) {
+	signal.Ignore(syscall.SIGTERM)
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SignalNum(name))
+	fmt.Println("probe: ready")
+	<-stop
+	time.Sleep(time.Duration(seconds) * time.Second)
+	if err := os.WriteFile(file, []byte(name), 0o600); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
 	}
 }
 
@@ -135,7 +161,7 @@ func serve() {
 		}
 		_, _ = w.Write(data)
 	})
-	// Burns one core for a while and answers how much CPU time it got in it.
+	// Use one core for a while and return how much CPU time the process got.
 	http.HandleFunc("/burn", func(w http.ResponseWriter, _ *http.Request) {
 		var before, after syscall.Rusage
 		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &before)

@@ -1,0 +1,73 @@
+package core
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/persys/compute/agent/workload"
+)
+
+// An order may say that a workload is restarted when it becomes unhealthy (on_unhealthy: restart). The first
+// restart comes at once, each further one after a longer delay, as for failed actions. A restart of this kind
+// is no failure: the workload is never given up for it, and it counts only in the number of restarts.
+
+// OnUnhealthyRestart is the value of Order.OnUnhealthy with which an unhealthy workload is restarted.
+const OnUnhealthyRestart = "restart"
+
+// Healing counts the restarts of an instance because it was unhealthy. The zero value means that there were
+// none.
+type Healing struct {
+	Instance string    `json:"instance,omitempty"` // RuntimeID of the instance
+	Restarts int       `json:"restarts,omitempty"`
+	Row      int       `json:"row,omitempty"` // number of restarts without a long healthy run in between
+	At       time.Time `json:"at,omitzero"`   // time of the last restart
+}
+
+// of returns the number of restarts of an instance.
+func (h Healing) of(o *workload.Observed) int {
+	if o == nil || o.RuntimeID != h.Instance {
+		return 0
+	}
+	return h.Restarts
+}
+
+// unhealthy reports whether the instance is unhealthy and is to be restarted for that. Both the health check of
+// the order and that of the engine count.
+func (w *Workload) unhealthy() bool {
+	in, o := w.Intent, w.Observed
+	if in == nil || in.OnUnhealthy != OnUnhealthyRestart || in.Deleting || !in.Running() || o == nil || o.State != workload.Running {
+		return false
+	}
+	// A result about a former run of the instance does not count.
+	return w.watched == in.checkOf(o) && w.health == string(workload.Unhealthy) || o.Health == workload.Unhealthy
+}
+
+// heals reports whether an unhealthy workload is being restarted now.
+func (s State) heals(id string) bool {
+	j, _ := s.jobs.Get(id)
+	return j.act != nil && j.act.Heals || j.cover != nil && j.cover.Heals
+}
+
+// healAt returns the time before which an unhealthy workload is not restarted again.
+func (p Policy) healAt(w *Workload) time.Time {
+	if h := w.Healing; h.Row > 0 && w.Observed != nil && h.Instance == w.Observed.RuntimeID {
+		return h.At.Add(p.delay(h.Row))
+	}
+	return time.Time{}
+}
+
+// heal records that an unhealthy instance is restarted now.
+func (x *step) heal(w *Workload) {
+	o := w.Observed
+	h := w.Healing
+	if h.Instance != o.RuntimeID {
+		h = Healing{Instance: o.RuntimeID}
+	}
+	if h.Row > 0 && x.now.Sub(h.At) >= x.Policy.delay(h.Row)+x.Policy.Stable {
+		h.Row = 0
+	}
+	h.Restarts, h.Row, h.At = h.Restarts+1, h.Row+1, x.now
+	w.Healing = h
+	w.healed = cmp.Or(w.detail, o.Message, "its health check fails")
+	x.notice(true, "restarting an unhealthy workload", "workload", w.ID, "cause", w.healed, "restarts", h.Restarts)
+}

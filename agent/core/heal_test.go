@@ -1,0 +1,140 @@
+package core
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/workload"
+)
+
+// checked orders db with a health check and brings it up.
+func checked(t *testing.T, change ...func(*Order)) *history {
+	h := newHistory(t, nil)
+	change = append([]func(*Order){func(o *Order) { o.OnUnhealthy, o.Traits.HealthCheck = OnUnhealthyRestart, "tcp 80" }}, change...)
+	h.step(order(5, 7, change...)).look(workload.Absent)
+	h.step(Done{Act: h.act()}).look(workload.Running)
+	return h
+}
+
+// unhealthy makes the health check of db fail, and returns the restart that follows; nil if there is none.
+func (h *history) unhealthy() *Act {
+	h.t.Helper()
+	h.step(Checked{ID: "db", State: string(workload.Unhealthy), Detail: "connection refused"})
+	if h.act() == nil {
+		return nil
+	}
+	o := *h.s.Get("db").Observed
+	h.step(Done{Act: h.act(), Observed: &o, Began: h.now})
+	return h.act()
+}
+
+// restarted ends a restart. The instance then runs, and has no result of its health check yet.
+func (h *history) restarted(a *Act) *history {
+	h.t.Helper()
+	return h.step(Done{Act: a}).look(workload.Running)
+}
+
+func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
+	h := checked(t)
+	started := h.s.Get("db").Observed.StartedAt
+	running := func() *workload.Observed {
+		o := *h.s.Get("db").Observed
+		o.StartedAt = started
+		return &o
+	}
+	lookAgain := func() {
+		t.Helper()
+		a := h.act()
+		if a == nil || a.Verb != Look {
+			t.Fatalf("the act is %+v, want a Look", a)
+		}
+		h.step(Done{Act: a, Observed: running(), Began: h.now})
+	}
+	h.step(Checked{ID: "db", State: string(workload.Unhealthy), Detail: "connection refused"})
+	lookAgain()
+	a := h.act()
+	if a == nil || a.Verb != Restart || !a.Heals {
+		t.Fatalf("the act on an unhealthy workload is %+v", a)
+	}
+	st := h.s.Get("db").Status
+	if st.State != workload.Pending || st.Reason != ReasonWorking || !strings.Contains(st.Message, "unhealthy: connection refused") || st.RestartCount != 1 {
+		t.Fatalf("during the restart the report is %+v", st)
+	}
+	started = h.now
+	h.step(Done{Act: a})
+	lookAgain()
+	if w := h.s.Get("db"); w.Status.State != workload.Running || w.Failure.Attempts != 0 || h.act() != nil {
+		t.Fatalf("after the restart the report is %+v, the failure %+v, the act %+v", w.Status, w.Failure, h.act())
+	}
+	// The second restart waits for the back-off.
+	h.step(Checked{ID: "db", State: string(workload.Unhealthy)})
+	lookAgain()
+	if h.act() != nil {
+		t.Fatalf("the second restart came at once: %+v", h.act())
+	}
+	h.now = h.now.Add(policy.Base)
+	h.step(Tick{})
+	lookAgain()
+	if a = h.act(); a == nil || a.Verb != Restart {
+		t.Fatalf("after the back-off the act is %+v", a)
+	}
+	started = h.now
+	h.step(Done{Act: a})
+	lookAgain()
+	if w := h.s.Get("db"); w.Healing.Row != 2 || w.Status.RestartCount != 2 {
+		t.Fatalf("%+v", w.Healing)
+	}
+	// After a long healthy run, the next restart comes at once again.
+	h.now = h.now.Add(policy.Stable + policy.Max)
+	h.step(Checked{ID: "db", State: string(workload.Unhealthy)})
+	lookAgain()
+	if a = h.act(); a == nil || h.s.Get("db").Healing.Row != 1 {
+		t.Fatalf("the act is %+v, the count %+v", a, h.s.Get("db").Healing)
+	}
+}
+
+func TestWhatIsNotRestartedForItsHealth(t *testing.T) {
+	t.Run("a workload without on_unhealthy: restart", func(t *testing.T) {
+		h := checked(t, func(o *Order) { o.OnUnhealthy = "" })
+		if a := h.unhealthy(); a != nil {
+			t.Fatalf("%+v", a)
+		}
+	})
+	t.Run("a run of the instance that has no result yet", func(t *testing.T) {
+		h := checked(t)
+		a := h.unhealthy()
+		h.now = h.now.Add(time.Minute) // the stop takes longer than the back-off
+		h.restarted(a)
+		if h.act() != nil {
+			t.Fatalf("the result about the former run caused %+v", h.act())
+		}
+	})
+}
+
+// The engine has health checks too: of the image, and of the services of a stack.
+func TestHealthCheckOfTheEngineCounts(t *testing.T) {
+	h := checked(t, func(o *Order) { o.Traits.HealthCheck = "" })
+	o := *h.s.Get("db").Observed
+	o.Health = workload.Unhealthy
+	h.step(Listed{Kind: workload.Container, Bound: h.s.engines[0].Bound, Began: h.now, Seen: []workload.Observed{o}})
+	a := h.act()
+	if a == nil || a.Verb != Look {
+		t.Fatalf("the act is %+v, want a Look", a)
+	}
+	h.step(Done{Act: a, Observed: &o, Began: h.now})
+	if a := h.act(); a == nil || a.Verb != Restart || !a.Heals {
+		t.Fatalf("the act is %+v", a)
+	}
+}
+
+func TestRestartsForHealthSurviveTheAgent(t *testing.T) {
+	h := checked(t)
+	h.restarted(h.unhealthy())
+	w := h.s.Get("db")
+	saved := Saved{Intents: []*Intent{w.Intent}, Status: map[string]SavedStatus{"db": {Status: w.Status, Healing: w.Healing}}}
+	again := Restore(h.s.Settings, saved, h.now).Get("db")
+	if again.Healing != w.Healing || w.Healing.Restarts != 1 || again.Intent.OnUnhealthy != OnUnhealthyRestart {
+		t.Fatalf("%+v, restored %+v", w.Healing, again.Healing)
+	}
+}

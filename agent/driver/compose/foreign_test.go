@@ -1,0 +1,129 @@
+package compose_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/compose"
+)
+
+// TestStacksOfOtherNamespacesAreOutOfReach: one namespace has a running stack, and a deleted stack whose
+// volume was kept. A stack of another namespace cannot use the resources of either in any way.
+func TestStacksOfOtherNamespacesAreOutOfReach(t *testing.T) {
+	b := newBench(t)
+	stack := func(more string) string {
+		return "services:\n  app:\n    image: " + b.image + "\n    command: [serve]\n" + more
+	}
+	left := b.spec("left", inline(stack("    volumes: [data:/data]\nvolumes: {data: {}}\n")))
+	left.Body.Namespace = "bank"
+	b.ensure(left)
+	if err := b.d.Leave(b.ctx, left.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	volume, _, _ := strings.Cut(b.volumes(left.ID)[0], " ")
+	t.Cleanup(func() { _, _ = b.cli.VolumeRemove(b.ctx, volume, client.VolumeRemoveOptions{Force: true}) })
+	runs := b.spec("runs", inline(stack("")))
+	runs.Body.Namespace = "bank"
+	b.ensure(runs)
+	container := b.containerOf(runs.ID, "app")
+	network := compose.ProjectName(runs.ID) + "_default"
+
+	for _, c := range []struct{ name, id, namespace, text, want string }{
+		{"a workload with the id of the deleted stack", "left", "shop", "    volumes: [data:/data]\nvolumes: {data: {}}\n", "volume " + volume},
+		{"a workload with the id of the deleted stack, in the default namespace", "left", "", "    volumes: [data:/data]\nvolumes: {data: {}}\n", "volume " + volume},
+		{"the deleted stack's volume by a chosen name", "taker", "shop", "    volumes: [vol:/data]\nvolumes: {vol: {name: " + volume + "}}\n", "volume " + volume},
+		{"the deleted stack's volume as an external one", "taker", "shop", "    volumes: [vol:/data]\nvolumes: {vol: {external: true, name: " + volume + "}}\n", "volume " + volume},
+		{"a workload with the running stack's id", "runs", "shop", "", "Compose project"},
+		{"the running stack's network", "taker", "shop", "    networks: [n]\nnetworks: {n: {external: true, name: " + network + "}}\n", "network " + network},
+		{"the volumes of the running stack's container", "taker", "shop", "    volumes_from: [\"container:" + container + ":ro\"]\n", "container " + container},
+		{"the network of the running stack's container", "taker", "", "    network_mode: \"container:" + container + "\"\n", "container " + container},
+		{"the processes of the running stack's container", "taker", "shop", "    pid: \"container:" + container + "\"\n", "container " + container},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			spec := b.spec(c.id, inline(stack(c.text)))
+			spec.Body.Namespace, spec.Content = c.namespace, "c1:taker"
+			err := b.d.Ensure(b.ctx, spec)
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `belongs to namespace "bank"`) || driver.ClassOf(err) != driver.InvalidConfiguration {
+				t.Errorf("Ensure of the stack returned %v (class %s), want a refusal", err, driver.ClassOf(err))
+			}
+			// Deleting the refused stack removes no resource of the other namespace.
+			if other, err := b.d.Foreign(b.ctx, spec.ID, c.namespace); err != nil || other != (c.id != "taker") {
+				t.Errorf("foreign: %v, %v", other, err)
+			}
+		})
+	}
+	if other, err := b.d.Foreign(b.ctx, left.ID, "bank"); err != nil || other {
+		t.Errorf("Foreign for the namespace of the stack itself returned %v, %v; want false", other, err)
+	}
+	again := b.spec("left", inline(stack("    volumes: [data:/data]\nvolumes: {data: {}}\n")))
+	again.Body.Namespace = "bank"
+	b.ensure(again) // a stack of the volume's own namespace may use the volume again
+	if got := b.volumes(left.ID); len(got) != 1 {
+		t.Errorf("volumes: %q", got)
+	}
+	if err := b.d.Remove(b.ctx, again.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.d.Remove(b.ctx, runs.ID); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A container of another workload has all labels that Compose would give to the containers of a stack. It
+// neither blocks the stack nor counts as one of its containers.
+func TestLabelsOfAContainerMakeItNoPartOfAStack(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("claimed", inline("services:\n  app:\n    image: "+b.image+"\n    command: [serve]\n"))
+	labels := driver.Labels(driver.Container, driver.Spec{ID: "other", ClusterID: b.cluster, NodeID: "node-a"}, nil)
+	for key, value := range map[string]string{
+		"project": compose.ProjectName(spec.ID), "service": "app", "container-number": "2", "oneoff": "False", "config-hash": "0",
+	} {
+		labels["com.docker.compose."+key] = value
+	}
+	res, err := b.cli.ContainerCreate(b.ctx, client.ContainerCreateOptions{Config: &container.Config{Image: b.image, Cmd: []string{"serve"}, Labels: labels}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = b.cli.ContainerRemove(context.Background(), res.ID, client.ContainerRemoveOptions{Force: true})
+	})
+	if _, err := b.cli.ContainerStart(b.ctx, res.ID, client.ContainerStartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"start", func() error { return b.d.Ensure(b.ctx, spec) }},
+		{"stop", func() error { return b.d.Halt(b.ctx, spec.ID, 0) }},
+		{"start again", func() error { return b.d.Ensure(b.ctx, spec) }},
+		{"remove", func() error { return b.d.Remove(b.ctx, spec.ID) }},
+	} {
+		if err := step.do(); err != nil {
+			t.Errorf("%s: %v", step.name, err)
+		}
+		in, err := b.cli.ContainerInspect(b.ctx, res.ID, client.ContainerInspectOptions{})
+		if err != nil || !in.Container.State.Running {
+			t.Fatalf("after %s of the stack, the other workload's container was removed or stopped: %v", step.name, err)
+		}
+	}
+}
+
+// TestATakenContainerNameNamesItsHolder: the reason says which workload, or that no workload, has the name.
+func TestATakenContainerNameNamesItsHolder(t *testing.T) {
+	b := newBench(t)
+	name := "held" + b.run
+	text := "services: {app: {image: IMAGE, container_name: " + name + "}}"
+	first := b.spec("holder", b.yaml(text))
+	b.ensure(first)
+	err := b.d.Ensure(b.ctx, b.spec("second", b.yaml(text)))
+	want := "the container name " + name + " of service app is held by workload " + string(first.ID)
+	if driver.ClassOf(err) != driver.NameConflict || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
+}

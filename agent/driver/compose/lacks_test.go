@@ -1,0 +1,44 @@
+package compose_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/moby/moby/client/pkg/versions"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// TestOptionsThatTheEngineLacksAreRefused: a stack with an option that this engine does not support fails
+// with a permanent error and the engine's reason. start_interval is the exception: engines before version 25
+// do not know it, so the driver leaves it out, and the status says so.
+func TestOptionsThatTheEngineLacksAreRefused(t *testing.T) {
+	for _, c := range []struct{ name, option, says string }{
+		{"gpus", "gpus: all", "gpu"},
+		{"a reserved device", "deploy: {resources: {reservations: {devices: [{capabilities: [gpu], count: 1}]}}}", "gpu"},
+		{"runtime", "runtime: kata", "kata"},
+		{"platform", "platform: linux/arm64", "platform"},
+		{"a volume of an image", "volumes: [{type: image, source: IMAGE, target: /x}]", "Docker Engine"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			err := b.d.Ensure(b.ctx, b.spec("lacks", b.yaml("services: {app: {image: IMAGE, "+c.option+"}}")))
+			if err == nil {
+				return // this engine supports the option
+			}
+			if driver.ClassOf(err).Cause() != driver.Final || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: %v", driver.ClassOf(err), err)
+			}
+		})
+	}
+	t.Run("start_interval", func(t *testing.T) {
+		b := newBench(t)
+		spec := b.spec("interval", b.yaml("services: {app: {image: IMAGE, healthcheck: {test: [CMD, /probe, exists, /probe], interval: 30s, start_period: 20s, start_interval: 1s}}}"))
+		b.ensure(spec)
+		const left = "start_interval of app is left out: it needs Docker 25"
+		lacks := versions.LessThan(b.cli.ClientVersion(), "1.44")
+		if o := b.await(spec.ID, driver.Running); strings.Contains(o.Message, left) != lacks {
+			t.Errorf("an engine with API %s: %q", b.cli.ClientVersion(), o.Message)
+		}
+	})
+}

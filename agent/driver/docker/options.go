@@ -1,0 +1,102 @@
+package docker
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/types"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	cdi "tags.cncf.io/container-device-interface/pkg/parser"
+)
+
+// options adds to the settings of a container the words that it has in common with a service of a Compose
+// file. They mean what docker compose makes of them; TestAContainerAndAServiceMeanTheSame compares the two.
+func (out *settings) options(s types.ServiceConfig) error {
+	c, h := out.config, out.host
+	c.Entrypoint = s.Entrypoint
+	c.WorkingDir, c.Hostname, c.Domainname = s.WorkingDir, s.Hostname, s.DomainName
+	c.Tty, c.OpenStdin = s.Tty, s.StdinOpen
+	c.Healthcheck = healthcheck(s.HealthCheck)
+	for _, e := range s.Expose {
+		ports, err := network.ParsePortRange(e)
+		if err != nil {
+			return invalid("container.expose: %w", err)
+		}
+		for p := range ports.All() {
+			c.ExposedPorts[p] = struct{}{}
+		}
+	}
+	h.ReadonlyRootfs, h.Init = s.ReadOnly, s.Init
+	for _, t := range s.Tmpfs {
+		if h.Tmpfs == nil {
+			h.Tmpfs = map[string]string{}
+		}
+		path, options, _ := strings.Cut(t, ":")
+		h.Tmpfs[path] = options
+	}
+	h.Sysctls, h.Annotations, h.ShmSize = s.Sysctls, s.Annotations, int64(s.ShmSize)
+	h.GroupAdd, h.OomScoreAdj, h.Runtime = s.GroupAdd, int(s.OomScoreAdj), s.Runtime
+	h.ExtraHosts = s.ExtraHosts.AsList(":")
+	slices.Sort(h.ExtraHosts)
+	for _, text := range s.DNS {
+		server, err := netip.ParseAddr(text)
+		if err != nil {
+			return invalid("container.dns: %w", err)
+		}
+		h.DNS = append(h.DNS, server)
+	}
+	h.DNSSearch, h.DNSOptions = s.DNSSearch, s.DNSOpts
+	h.NetworkMode, h.PidMode, h.IpcMode = container.NetworkMode(s.NetworkMode), container.PidMode(s.Pid), container.IpcMode(s.Ipc)
+	h.UTSMode, h.UsernsMode, h.CgroupnsMode = container.UTSMode(s.Uts), container.UsernsMode(s.UserNSMode), container.CgroupnsMode(s.Cgroup)
+	if l := s.Logging; l != nil {
+		h.LogConfig = container.LogConfig{Type: l.Driver, Config: l.Options}
+	}
+	r := &h.Resources
+	r.CgroupParent, r.CpusetCpus, r.MemoryReservation = s.CgroupParent, s.CPUSet, int64(s.MemReservation)
+	r.DeviceCgroupRules = s.DeviceCgroupRules
+	for _, name := range slices.Sorted(maps.Keys(s.Ulimits)) {
+		r.Ulimits = append(r.Ulimits, &container.Ulimit{Name: name, Soft: int64(s.Ulimits[name].Soft), Hard: int64(s.Ulimits[name].Hard)})
+	}
+	var byName []string
+	for _, d := range s.Devices {
+		if d.Source == d.Target && cdi.IsQualifiedName(d.Source) {
+			byName = append(byName, d.Source)
+			continue
+		}
+		r.Devices = append(r.Devices, container.DeviceMapping{PathOnHost: d.Source, PathInContainer: d.Target, CgroupPermissions: d.Permissions})
+	}
+	if len(byName) > 0 {
+		r.DeviceRequests = append(r.DeviceRequests, container.DeviceRequest{Driver: "cdi", DeviceIDs: byName})
+	}
+	for _, g := range s.Gpus {
+		r.DeviceRequests = append(r.DeviceRequests, container.DeviceRequest{
+			Driver: g.Driver, Count: int(g.Count), DeviceIDs: g.IDs, Options: g.Options,
+			Capabilities: [][]string{append(slices.Clone(g.Capabilities), "gpu")},
+		})
+	}
+	return nil
+}
+
+// healthcheck returns the health check that the engine runs; nil means that of the image.
+func healthcheck(h *types.HealthCheckConfig) *container.HealthConfig {
+	if h == nil {
+		return nil
+	}
+	out := &container.HealthConfig{Test: h.Test}
+	for _, t := range []struct {
+		from *types.Duration
+		to   *time.Duration
+	}{{h.Interval, &out.Interval}, {h.Timeout, &out.Timeout}, {h.StartPeriod, &out.StartPeriod}, {h.StartInterval, &out.StartInterval}} {
+		if t.from != nil {
+			*t.to = time.Duration(*t.from)
+		}
+	}
+	if h.Retries != nil {
+		out.Retries = int(*h.Retries)
+	}
+	return out
+}

@@ -1,0 +1,18 @@
+package libvirt
+
+import (
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
+	"github.com/persys/compute/policy/asks"
+)
+
+// allowed returns an error if the policies forbid the host resources that a virtual machine asks for. It also
+// refuses the disk of another workload: the driver writes a mark file beside each disk.
+func (d *Driver) allowed(spec driver.Spec, domain string) error {
+	marked := func(path string) bool {
+		there, err := diskfile.Exists(path + diskfile.MarkSuffix)
+		return there || err != nil
+	}
+	own := asks.Machine{Names: []string{string(spec.ID), domain}, Images: d.at.images, IsDisk: marked}
+	return spec.Judge(driver.VM, asks.VM(spec.Body.GetVm(), own), nil)
+}

@@ -1,0 +1,29 @@
+package libvirt
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Each machine's screen has a password, which stays the same over updates and which only root may read.
+func TestScreensHaveAPassword(t *testing.T) {
+	w := newDrawer(t)
+	w.works("c1:1", "a")
+	path := filepath.Join(w.at.keep("web"), screenFile)
+	raw, err := os.ReadFile(path)
+	if err != nil || len(strings.TrimSpace(string(raw))) != screenChars {
+		t.Fatalf("the file has %q (%v), want %d characters", raw, err, screenChars)
+	}
+	if mode := w.stat(path).Mode(); mode.Perm() != 0o600 {
+		t.Errorf("the file has mode %s", mode)
+	}
+	w.works("c1:2", "b")
+	if again, err := os.ReadFile(path); err != nil || string(again) != string(raw) {
+		t.Errorf("an update must keep the password of the screen, but it is %q (%v), before it was %q", again, err, raw)
+	}
+	if xml := w.hv.all["web"].config; !strings.Contains(xml, "<graphics") || !strings.Contains(xml, `passwd="`+strings.TrimSpace(string(raw))+`"`) {
+		t.Errorf("the domain has a screen without that password: %s", xml)
+	}
+}

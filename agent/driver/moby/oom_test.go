@@ -1,0 +1,73 @@
+package moby
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/events"
+)
+
+// If the kernel killed a process of a container for lack of memory, the message names the memory limit: after
+// the container has ended, between two restarts, and while it runs on because only a child process was
+// killed.
+func TestKilledForMemory(t *testing.T) {
+	limit := memoryLimit(&container.HostConfig{Resources: container.Resources{Memory: 24 << 20}})
+	for _, c := range []struct {
+		fact  string
+		state container.State
+		want  string // part of the message; "" if the message must not mention memory
+	}{
+		{"the container ended", container.State{Status: container.StateExited, ExitCode: 137, OOMKilled: true}, "memory limit of 24 MiB (exit code 137)"},
+		{"the engine restarts it", container.State{Status: container.StateRestarting, ExitCode: 137, OOMKilled: true}, "(restart 3): OOMKilled: the container exceeded its memory limit of 24 MiB"},
+		{"a child was killed", container.State{Status: container.StateRunning, OOMKilled: true}, "running; a process was killed: the container exceeded its memory limit of 24 MiB"},
+		{"a child was killed, with a health check", container.State{Status: container.StateRunning, OOMKilled: true, Health: &container.Health{Status: container.Healthy}}, "healthy; a process was killed"},
+		{"another signal", container.State{Status: container.StateRestarting, ExitCode: 137}, ""},
+		{"all is well", container.State{Status: container.StateRunning}, ""},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			_, _, message := StateOf(&c.state, 3, limit)
+			if !strings.Contains(message, c.want) || c.want == "" && strings.Contains(message, "memory") {
+				t.Errorf("%q, want %q", message, c.want)
+			}
+		})
+	}
+	if got := memoryLimit(&container.HostConfig{}); got != "its memory limit" {
+		t.Errorf("without a limit: %q", got)
+	}
+}
+
+// TestOOMEventsOfChildren: an event says that a child of a running container was killed, until the container starts
+// again or is gone.
+func TestOOMEventsOfChildren(t *testing.T) {
+	var o ooms
+	killed := func(id string, status container.ContainerState) bool {
+		in := container.InspectResponse{ID: id, State: &container.State{Status: status}}
+		o.complete(&in)
+		return in.State.OOMKilled
+	}
+	o.note(events.ActionStart, "a")
+	if killed("a", container.StateRunning) {
+		t.Error("killed before the event")
+	}
+	o.note(events.ActionOOM, "a")
+	for status, want := range map[container.ContainerState]bool{container.StateRunning: true, container.StateExited: false} {
+		if killed("a", status) != want || killed("b", status) {
+			t.Errorf("container a in state %s: reported as killed: %t, want killed only while it runs; container b: reported as killed: %t, want not", status, killed("a", status), killed("b", status))
+		}
+	}
+	for _, end := range []events.Action{events.ActionStart, events.ActionDestroy} {
+		o.note(events.ActionOOM, "a")
+		if o.note(end, "a"); killed("a", container.StateRunning) {
+			t.Errorf("still killed after %s", end)
+		}
+	}
+	o.complete(&container.InspectResponse{}) // complete must accept an answer of the engine without the state of the container
+	for i := range 2 * maxOOMs {
+		o.note(events.ActionOOM, strconv.Itoa(i))
+	}
+	if len(o.ids) > maxOOMs {
+		t.Errorf("%d ids are kept", len(o.ids))
+	}
+}

@@ -1,0 +1,45 @@
+package moby
+
+import (
+	"sync"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/events"
+)
+
+// ooms holds the ids of running containers in which the kernel has killed a process for lack of memory. Engines
+// send an event for each, but not all of them set OOMKilled unless the first process was killed.
+type ooms struct {
+	mu  sync.Mutex
+	ids map[string]bool
+}
+
+// maxOOMs bounds the ids, in case the events of their ends are lost.
+const maxOOMs = 4096
+
+// note takes an event of a container.
+func (o *ooms) note(action events.Action, id string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch action {
+	case events.ActionOOM:
+		if o.ids == nil || len(o.ids) >= maxOOMs {
+			o.ids = map[string]bool{}
+		}
+		o.ids[id] = true
+	case events.ActionStart, events.ActionDestroy:
+		delete(o.ids, id)
+	}
+}
+
+// complete sets OOMKilled in the inspection of a running container.
+func (o *ooms) complete(in *container.InspectResponse) {
+	if in.State == nil || in.State.Status != container.StateRunning {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ids[in.ID] {
+		in.State.OOMKilled = true
+	}
+}

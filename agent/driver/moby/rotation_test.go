@@ -1,0 +1,25 @@
+package moby
+
+import "testing"
+
+// TestOutputIsRotatedOnlyWithoutOwnSettings: the driver sets log rotation only if the engine's default log
+// driver is json-file and its configuration file has no log settings.
+func TestOutputIsRotatedOnlyWithoutOwnSettings(t *testing.T) {
+	for _, tt := range []struct {
+		name, logging, config string
+		want                  bool
+	}{
+		{"no file", "json-file", "", true},
+		{"a file without log settings", "json-file", `{"data-root": "/srv"}`, true},
+		{"a file that is not JSON", "json-file", `{`, true},
+		{"another driver", "journald", "", false},
+		{"a driver in the file", "json-file", `{"log-driver": "json-file"}`, false},
+		{"options in the file", "json-file", `{"log-opts": {"max-size": "1g"}}`, false},
+		{"the engine does not answer", "", "", false},
+	} {
+		got := rotation(tt.logging, []byte(tt.config))
+		if (got.Type != "") != tt.want || tt.want && (got.Config["max-size"] != "20m" || got.Config["max-file"] != "3") {
+			t.Errorf("%s: %+v", tt.name, got)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package driver_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+func TestInstancesOfOtherNamespacesAreRefused(t *testing.T) {
+	labels := func(workload, namespace string) map[string]string {
+		out := map[string]string{driver.LabelManaged: "true", driver.LabelWorkload: workload}
+		if namespace != "" {
+			out[driver.LabelNamespace] = namespace
+		}
+		return out
+	}
+	for _, c := range []struct {
+		name      string
+		namespace string
+		labels    map[string]string
+		claimed   bool
+		refused   string
+	}{
+		{"a volume with the label of the workload's own namespace", "shop", labels("db", "shop"), false, ""},
+		{"its own, of the default namespace", "", labels("db", "default"), false, ""},
+		{"the default namespace by its name", "default", labels("db", "default"), false, ""},
+		{"a volume of another namespace", "shop", labels("db", "bank"), false, `belongs to namespace "bank", not to "shop"`},
+		{"an instance of a team's namespace, and a workload of the default namespace", "", labels("db", "bank"), false, `"bank"`},
+		{"an instance of the default namespace, and a workload of a team's namespace", "shop", labels("db", "default"), false, `"default"`},
+		{"older than the label, its own", "shop", labels("db", ""), false, ""},
+		{"an instance without a namespace label, of another workload", "shop", labels("other", ""), false, `"default"`},
+		{"a volume of another workload without a namespace label, and a workload of the default namespace", "", labels("other", ""), false, ""},
+		{"an instance of a legacy v1 agent, and a workload of a team's namespace", "shop", labels("db", ""), true, `"default"`},
+		{"a volume of a legacy v1 agent", "", labels("db", ""), true, ""},
+		{"another workload of the team", "shop", labels("other", "shop"), false, ""},
+	} {
+		spec := driver.Spec{ID: "db", Body: &agentv1.WorkloadSpec{Namespace: c.namespace}}
+		err := driver.CheckNamespace(spec, "container db", c.labels, c.claimed)
+		if (err != nil) != (c.refused != "") || err != nil && (!strings.Contains(err.Error(), c.refused) || !strings.Contains(err.Error(), "container db")) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.refused)
+		}
+		if got := driver.Labels(driver.Container, spec, nil)[driver.LabelNamespace]; got != c.namespace {
+			t.Errorf("in the case %s the namespace label of a new instance is %q, want that of the spec", c.name, got)
+		}
+	}
+}

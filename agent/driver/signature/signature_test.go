@@ -1,0 +1,157 @@
+package signature
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// payloadOf returns the text that cosign signs for an image digest, as its SIGNATURE_SPEC defines it.
+func payloadOf(digest, kind string) string {
+	return fmt.Sprintf(`{"critical":{"identity":{"docker-reference":""},"image":{"docker-manifest-digest":%q},"type":%q},"optional":null}`, digest, kind)
+}
+
+func signWith(t *testing.T, key crypto.Signer, payload string) string {
+	t.Helper()
+	message, hash := []byte(payload), crypto.Hash(0) // with Ed25519, the text itself is signed and not its hash
+	if _, ok := key.(*ecdsa.PrivateKey); ok {
+		sum := sha256.Sum256(message)
+		message, hash = sum[:], crypto.SHA256
+	}
+	raw, err := key.Sign(rand.Reader, message, hash)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.StdEncoding.EncodeToString(raw)
+}
+
+type signed struct{ payload, signature string }
+
+// pushed returns the reference of a new image in a registry with signatures.
+func pushed(t *testing.T, host string, sign func(digest string) []signed) string {
+	t.Helper()
+	image, err := random.Image(256, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := image.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, err := name.NewRepository(host + "/shop/web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(repo.Tag("1"), image); err != nil {
+		t.Fatal(err)
+	}
+	if all := sign(digest.String()); all != nil {
+		manifest := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
+		for _, s := range all {
+			if manifest, err = mutate.Append(manifest, mutate.Addendum{
+				Layer: static.NewLayer([]byte(s.payload), mediaType), Annotations: map[string]string{annotation: s.signature},
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := remote.Write(repo.Tag(strings.ReplaceAll(digest.String(), ":", "-")+".sig"), manifest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return repo.Digest(digest.String()).Name()
+}
+
+// TestSignaturesOfImages: an image is accepted only with a signature of its digest by a given key.
+func TestSignaturesOfImages(t *testing.T) {
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, ed, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := func(key crypto.Signer, payload string) signed { return signed{payload, signWith(t, key, payload)} }
+	other := "sha256:" + strings.Repeat("0", 64)
+	for _, tt := range []struct {
+		name string
+		sign func(digest string) []signed
+		want string // part of the expected error; "" if the image must be accepted
+	}{
+		{"signed with an ECDSA key", func(d string) []signed { return []signed{by(ec, payloadOf(d, payloadType))} }, ""},
+		{"signed with an Ed25519 key", func(d string) []signed { return []signed{by(ed, payloadOf(d, payloadType))} }, ""},
+		{"the second signature is by a key", func(d string) []signed {
+			return []signed{by(stranger, payloadOf(d, payloadType)), by(ec, payloadOf(d, payloadType))}
+		}, ""},
+		{"not signed", func(string) []signed { return nil }, "the registry has no"},
+		{"no signature in the manifest", func(string) []signed { return []signed{} }, "has no signature"},
+		{"signed by a stranger", func(d string) []signed { return []signed{by(stranger, payloadOf(d, payloadType))} }, "by another key"},
+		{"the signature of another image", func(string) []signed { return []signed{by(ec, payloadOf(other, payloadType))} }, "the signature is of " + `"` + other},
+		{"a signed text of another kind", func(d string) []signed { return []signed{by(ec, payloadOf(d, "attestation"))} }, "attestation"},
+		{"a changed text", func(d string) []signed {
+			s := by(ec, payloadOf(other, payloadType))
+			s.payload = payloadOf(d, payloadType)
+			return []signed{s}
+		}, "by another key"},
+		{"a signature that is no base64", func(d string) []signed { return []signed{{payloadOf(d, payloadType), "%"}} }, "not base64"},
+		{"a signed text that is no JSON", func(string) []signed { return []signed{by(ec, "x")} }, "no JSON"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ref := pushed(t, host, tt.sign)
+			err := Check(t.Context(), ref, authn.AuthConfig{}, []crypto.PublicKey{ec.Public(), ed.Public()})
+			if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, ErrNone) || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("Check returned %v, want %q", err, tt.want)
+			}
+		})
+	}
+	server.Close()
+	if err := Check(t.Context(), host+"/shop/web@"+other, authn.AuthConfig{}, []crypto.PublicKey{ec.Public()}); err == nil || errors.Is(err, ErrNone) {
+		t.Errorf("for a registry that does not answer Check returned %v; want an error other than ErrNone", err)
+	}
+}
+
+// FuzzVerify: whatever text and signature a registry sends, verify accepts none that was not made with the
+// key.
+func FuzzVerify(f *testing.F) {
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		f.Fatal(err)
+	}
+	digest := "sha256:" + strings.Repeat("1", 64)
+	good := payloadOf("sha256:"+strings.Repeat("2", 64), payloadType)
+	f.Add([]byte(good), base64.StdEncoding.EncodeToString(ed25519.Sign(private, []byte(good))))
+	f.Add([]byte(payloadOf(digest, payloadType)), "")
+	f.Fuzz(func(t *testing.T, payload []byte, signature string) {
+		if verify(payload, signature, digest, []crypto.PublicKey{public}) == nil {
+			t.Errorf("accepted %q with %q", payload, signature)
+		}
+	})
+}

@@ -1,0 +1,370 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
+)
+
+// twoTeams is the fixture of TestConfined: a scheduler in a control group with little memory, two simulated nodes,
+// and the operators ada of namespace shop and bob of namespace bank.
+type twoTeams struct {
+	*harness.Cluster
+	group *harness.MemoryGroup
+	home  map[string][]string // environment of persysctl by user
+	conn  map[string]*grpc.ClientConn
+}
+
+// confinedMemory is the memory of the scheduler: an eighth of it is for specifications.
+const confinedMemory = 1 << 30
+
+func startTwoTeams(t *testing.T) *twoTeams {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		testbed.Need(t, "root for a control group", errors.New("this is another user"))
+	}
+	bin := shipped(t)
+	group, err := harness.LimitMemory(t.TempDir(), bin.Scheduler, confinedMemory)
+	testbed.Need(t, "a control group with a memory limit", err)
+	t.Cleanup(func() {
+		if err := group.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	bin.Scheduler = group.Program
+	c := &twoTeams{Cluster: start(t, harness.Options{Schedulers: 1, Binaries: bin, OwnCA: true, SchedulerEnv: fast(nil)}), group: group, home: map[string][]string{}, conn: map[string]*grpc.ClientConn{}}
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{
+			// The settings make the agent offer half of one CPU, independent of the CPUs of this machine.
+			"PERSYS_RESOURCE_THRESHOLD": "50", "PERSYS_RESERVED_CPU": strconv.Itoa((runtime.NumCPU() - 1) * 1000),
+		}}))
+	}
+	c.home["admin"] = c.CtlEnv()
+	for user, namespace := range map[string]string{"ada": "shop", "bob": "bank"} {
+		leaf := c.Leaf(person(t, c.Cluster, user, "operator"))
+		c.home[user] = append(c.CtlEnv(), "HOME="+t.TempDir(), "PERSYS_TLS_CA="+leaf.CA, "PERSYS_TLS_CERT="+leaf.Cert, "PERSYS_TLS_KEY="+leaf.Key)
+		ctl(t, c.Cluster, "namespace", "set", namespace, "--add-user", user)
+		c.conn[user] = got[*grpc.ClientConn](t)(c.Dial(c.Schedulers[0].GRPC, "user/"+user))
+		t.Cleanup(func() { _ = c.conn[user].Close() })
+	}
+	return c
+}
+
+// as runs persysctl as a user, in a folder with files.
+func (c *twoTeams) as(t *testing.T, user string, files map[string]string, args ...string) (code int, said string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+	for i, a := range args {
+		args[i] = strings.ReplaceAll(a, "DIR", dir)
+	}
+	var out strings.Builder
+	code = got[int](t)(c.RunCtl(t.Context(), c.home[user], &out, &out, args...))
+	return code, out.String()
+}
+
+// works applies a new workload of a user and fails the test if it does not become Running.
+func (c *twoTeams) works(t *testing.T, user, namespace, id string) {
+	t.Helper()
+	code, said := c.as(t, user, map[string]string{"w.yaml": "id: " + id + "\nnamespace: " + namespace + "\ncontainer: {image: sim/run}\nresources: {cpu: 10m, memory: 8Mi}\n"}, "apply", "-f", "DIR/w.yaml", "--wait")
+	if code != 0 {
+		t.Fatalf("an ordinary workload of user %s does not run: exit code %d: %s", user, code, said)
+	}
+}
+
+// TestConfined acts as an operator who is confined to one namespace and tries to get more: access to the machine,
+// the resources of others, their data, or all of the cluster's memory.
+func TestConfined(t *testing.T) {
+	c := startTwoTeams(t)
+	for _, part := range []struct {
+		name string
+		run  func(c *twoTeams, t *testing.T)
+	}{
+		{"rights on the machine", (*twoTeams).machine},
+		{"files of the machine", (*twoTeams).hostFiles},
+		{"the place of another team", (*twoTeams).place},
+		{"the volume of another team", (*twoTeams).volume},
+		{"many large Compose files", (*twoTeams).largeStacks},
+		{"many large specifications", (*twoTeams).largeSpecs},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.run(c, t) })
+	}
+	kills := got[int](t)(c.group.Kills())
+	peak := got[int64](t)(c.group.Peak())
+	measured(t, "the scheduler in a group of %d MiB used at most %d MiB with the page cache, %d processes were killed for lack of memory", confinedMemory>>20, peak>>20, kills)
+	if kills > 0 {
+		t.Errorf("%d processes of the scheduler's group were killed for lack of memory", kills)
+	}
+}
+
+// machine checks that the schedulers refuse every specification that asks for access to the machine, in a
+// container or in any part of a stack.
+func (c *twoTeams) machine(t *testing.T) {
+	type try struct {
+		name, rule string
+		files      map[string]string
+	}
+	var all []try
+	for name, x := range map[string]struct{ rule, container, service string }{
+		"a mount of /etc":                        {"host_paths", "volumes: [\"/etc:/x\"]", `volumes: ["/etc:/x"]`},
+		"a mount of /":                           {"engine_socket", "volumes: [\"/:/x:ro\"]", `volumes: ["/:/x:ro"]`},
+		"a mount of the scheduler's data folder": {"host_paths", "volumes: [\"" + c.Schedulers[0].DataDir + ":/x\"]", `volumes: ["` + c.Schedulers[0].DataDir + `:/x"]`},
+		"a mount of the engine's socket":         {"engine_socket", "volumes: [\"/var/run/docker.sock:/x\"]", `volumes: ["/var/run/docker.sock:/x"]`},
+		"the host's processes":                   {"host_namespaces", "", "pid: host"},
+		"the host's network":                     {"host_namespaces", "", "network_mode: host"},
+		"a privileged container":                 {"privileged", "privileged: true", "privileged: true"},
+		"a capability":                           {"capabilities", "cap_add: [SYS_ADMIN]", "cap_add: [SYS_ADMIN]"},
+		"a device":                               {"devices", "", `devices: ["/dev/kmsg"]`},
+	} {
+		head := "id: evil\nnamespace: shop\n"
+		if x.container != "" {
+			all = append(all, try{name, x.rule, map[string]string{"w.yaml": head + "container:\n  image: sim/run\n  " + x.container + "\n"}})
+		}
+		stack := head + "compose: {file: compose.yaml}\n"
+		value, variable := x.service, x.service
+		if i := strings.IndexAny(variable, "/"); i >= 0 {
+			variable = variable[:i] + "${EVIL:-/}" + variable[i+1:]
+		} else if key, v, ok := strings.Cut(variable, ": "); ok && !strings.HasPrefix(v, "[") {
+			variable = key + ": \"${EVIL:-" + v + "}\""
+		}
+		all = append(all,
+			try{name + ", in a stack", x.rule, map[string]string{"w.yaml": stack, "compose.yaml": "services:\n  a:\n    image: sim/run\n    " + value + "\n"}},
+			try{name + ", by interpolation", x.rule, map[string]string{"w.yaml": stack, "compose.yaml": "services:\n  a:\n    image: sim/run\n    " + variable + "\n"}},
+			try{name + ", by extends", x.rule, map[string]string{"w.yaml": stack, "compose.yaml": "services:\n  a:\n    extends: {file: sub/base.yaml, service: b}\n",
+				"sub/base.yaml": "services:\n  b:\n    image: sim/run\n    " + value + "\n"}},
+			try{name + ", by include", x.rule, map[string]string{"w.yaml": stack, "compose.yaml": "include: [sub/more.yaml]\nservices: {a: {image: sim/run}}\n",
+				"sub/more.yaml": "services:\n  b:\n    image: sim/run\n    " + value + "\n"}},
+		)
+	}
+	all = append(all, try{"a stack from Git", "unread_stack", map[string]string{"w.yaml": "id: evil\nnamespace: shop\ncompose: {git: {repo: \"https://git.example.com/shop.git\"}}\n"}})
+	for _, x := range all {
+		code, said := c.as(t, "ada", x.files, "apply", "-f", "DIR/w.yaml")
+		if code == 0 || !strings.Contains(said, "rule "+x.rule) || !strings.Contains(said, "baseline") {
+			t.Errorf("%s: exit code %d, want a refusal by rule %s: %s", x.name, code, x.rule, said)
+		}
+		if code, said := c.as(t, "ada", x.files, "plan", "-f", "DIR/w.yaml"); !strings.Contains(said, "rule "+x.rule) {
+			t.Errorf("%s: the plan names no rule (exit code %d): %s", x.name, code, said)
+		}
+	}
+	if list, err := controlv1.NewAgentControlClient(c.conn["ada"]).ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{}); err != nil || len(list.GetWorkloads()) > 0 {
+		t.Errorf("there are workloads: %v (%v)", list.GetWorkloads(), err)
+	}
+	t.Logf("%d ways were refused", len(all))
+}
+
+// hostFiles applies stacks that name files of the machine, 20 times each. Every apply is refused, and the
+// scheduler and the agents keep working.
+func (c *twoTeams) hostFiles(t *testing.T) {
+	pids := []int{c.Schedulers[0].PID(), c.Agents[0].PID(), c.Agents[1].PID()}
+	control := controlv1.NewAgentControlClient(c.conn["ada"])
+	var calls sync.WaitGroup
+	for _, path := range []string{"/dev/zero", "/proc/kmsg", "/etc/shadow"} {
+		for n := range 20 {
+			calls.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), settle)
+				defer cancel()
+				field := []string{"env_file", "label_file"}[n%2]
+				r, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("files-%d", n), Spec: composeSpec("shop", "services:\n  a:\n    image: sim/run\n    "+field+": "+path+"\n")})
+				for err != nil && status.Code(err) == codes.ResourceExhausted && ctx.Err() == nil { // the scheduler refuses the call while too many stacks are being loaded, so try again
+					r, err = control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("files-%d", n), Spec: composeSpec("shop", "services:\n  a:\n    image: sim/run\n    "+field+": "+path+"\n")})
+				}
+				if err != nil || r.GetSuccess() || !strings.Contains(r.GetErrorMessage(), path) || !strings.Contains(r.GetErrorMessage(), field) {
+					t.Errorf("%s %s: %v, %q", field, path, err, r.GetErrorMessage())
+				}
+			})
+		}
+	}
+	c.works(t, "bob", "bank", "meanwhile")
+	calls.Wait()
+	if now := []int{c.Schedulers[0].PID(), c.Agents[0].PID(), c.Agents[1].PID()}; !slices.Equal(now, pids) || !c.Schedulers[0].Running() || !c.Agents[0].Running() || !c.Agents[1].Running() {
+		t.Errorf("the schedulers or agents were restarted: the process ids are %v and were %v", now, pids)
+	}
+	c.works(t, "bob", "bank", "afterwards")
+	for _, id := range []string{"meanwhile", "afterwards"} {
+		if code, said := c.as(t, "bob", nil, "delete", id, "--wait"); code != 0 {
+			t.Errorf("the delete of %s: %s", id, said)
+		}
+	}
+}
+
+func composeSpec(namespace, text string) *controlv1.WorkloadSpec {
+	return &controlv1.WorkloadSpec{Type: "compose", Namespace: namespace, Workload: &controlv1.WorkloadSpec_Compose{Compose: &controlv1.ComposeSpec{SourceType: "inline", InlineYaml: text}}}
+}
+
+// place checks that a workload with a priority evicts no workload of another namespace, whoever applied it.
+func (c *twoTeams) place(t *testing.T) {
+	order := func(user, id, namespace string, priority int) (int, string) {
+		return c.as(t, user, map[string]string{"w.yaml": fmt.Sprintf("id: %s\nnamespace: %s\npriority: %d\ncontainer: {image: sim/run}\nresources: {cpu: 400m, memory: 8Mi}\n", id, namespace, priority)}, "apply", "-f", "DIR/w.yaml")
+	}
+	before := map[string]*controlv1.WorkloadView{}
+	for _, id := range []string{"vault-1", "vault-2"} { // each of these workloads fills a node
+		if code, said := order("bob", id, "bank", 0); code != 0 {
+			t.Fatal(said)
+		}
+		before[id] = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	if code, said := order("ada", "greedy", "shop", 1); code == 0 || !strings.Contains(said, `priority: 1 is above the maximum of namespace "shop", which is 0`) {
+		t.Errorf("user ada applied a workload above the maximum priority of namespace shop: exit code %d, want a refusal: %s", code, said)
+	}
+	if code, said := order("admin", "greedy", "shop", 1000); code != 0 {
+		t.Fatal(said)
+	}
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "greedy", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetReason().GetCode() != "" && w.GetStatus() == "Pending"
+	}))
+	if _, said := c.as(t, "admin", nil, "why", "greedy"); !strings.Contains(said, "--max-priority") {
+		t.Errorf("why names no command with which an admin may allow it: %s", said)
+	}
+	for id, was := range before {
+		if now := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running)); now.GetAssignedNodeId() != was.GetAssignedNodeId() {
+			t.Errorf("workload %s of namespace bank was moved from %s to %s by a workload of another namespace", id, was.GetAssignedNodeId(), now.GetAssignedNodeId())
+		}
+	}
+	if said := ctl(t, c.Cluster, "audit"); strings.Contains(said, "Preempt") {
+		t.Errorf("something was preempted:\n%s", said)
+	}
+	for _, id := range []string{"greedy", "vault-1", "vault-2"} {
+		ctl(t, c.Cluster, "delete", id, "--wait")
+	}
+}
+
+// volume: workloads of two namespaces use a managed volume of the same name. They get two volumes, and when
+// one team deletes its workload, the volume of the other team stays.
+func (c *twoTeams) volume(t *testing.T) {
+	ctl(t, c.Cluster, "cordon", c.Agents[1].NodeID) // cordon one node, so that both workloads are on the other one
+	for user, namespace := range map[string]string{"ada": "shop", "bob": "bank"} {
+		code, said := c.as(t, user, map[string]string{"w.yaml": "id: vol-" + namespace + "\nnamespace: " + namespace + "\ncontainer:\n  image: sim/run\n  managed_volumes: [{name: data, path: /data}]\nresources: {cpu: 10m, memory: 8Mi}\n"},
+			"apply", "-f", "DIR/w.yaml", "--wait")
+		if code != 0 {
+			t.Fatalf("%s: %s", user, said)
+		}
+	}
+	for _, name := range []string{"local:shop~data", "local:bank~data"} {
+		if list := ctl(t, c.Cluster, "volume", "list"); !strings.Contains(list, name) {
+			t.Errorf("there is no volume %s:\n%s", name, list)
+		}
+	}
+	if code, said := c.as(t, "bob", nil, "delete", "vol-bank", "--wait"); code != 0 {
+		t.Fatal(said)
+	}
+	must(t, testbed.Poll(t.Context(), settle, "the end of bob's volume alone", func(context.Context) error {
+		if list := ctl(t, c.Cluster, "volume", "list"); strings.Contains(list, "bank~data") || !strings.Contains(list, "local:shop~data") {
+			return errors.New(list)
+		}
+		return nil
+	}))
+	ctl(t, c.Cluster, "delete", "vol-shop", "--wait")
+	ctl(t, c.Cluster, "uncordon", c.Agents[1].NodeID)
+}
+
+// largeStacks applies a Compose file of 245 KB 100 times concurrently. The scheduler stays within its memory
+// limit and still serves other users.
+func (c *twoTeams) largeStacks(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("services:\n")
+	for i := 0; text.Len() < 245_000; i++ {
+		fmt.Fprintf(&text, "  s%d: {image: sim/run, environment: {A: %q, B: %q}}\n", i, strings.Repeat("a", 40), strings.Repeat("b", 40))
+	}
+	control := controlv1.NewAgentControlClient(c.conn["ada"])
+	var mu sync.Mutex
+	answers, accepted := map[string]int{}, []string{}
+	var calls sync.WaitGroup
+	for n := range 100 {
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), settle)
+			defer cancel()
+			id := fmt.Sprintf("large-%d", n)
+			r, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: "stopped", Spec: composeSpec("shop", text.String())})
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err != nil:
+				answers[status.Code(err).String()]++
+			case r.GetSuccess():
+				answers["accepted"]++
+				accepted = append(accepted, id)
+			default:
+				answers[r.GetErrorMessage()[:min(len(r.GetErrorMessage()), 200)]]++
+			}
+		})
+	}
+	c.works(t, "bob", "bank", "beside")
+	calls.Wait()
+	measured(t, "100 applies of a Compose file of %d bytes: %v", text.Len(), answers)
+	if !c.Schedulers[0].Running() {
+		t.Error("the scheduler ended")
+	}
+	for _, id := range accepted {
+		if code, said := c.as(t, "ada", nil, "delete", id); code != 0 {
+			t.Errorf("the delete of %s: %s", id, said)
+		}
+	}
+	ctl(t, c.Cluster, "delete", "beside", "--wait")
+}
+
+// largeSpecs applies 2,000 specifications of 500 KiB. The limit of the state's size stops them, and a restart
+// afterwards is quick.
+func (c *twoTeams) largeSpecs(t *testing.T) {
+	control := controlv1.NewAgentControlClient(c.conn["bob"])
+	next, accepted, refused := make(chan int), atomic.Int64{}, atomic.Int64{}
+	var workers sync.WaitGroup
+	for range 4 {
+		workers.Go(func() {
+			for n := range next {
+				spec := pad(500)
+				spec.Namespace = "bank"
+				r, err := control.ApplyWorkload(t.Context(), &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("spec-%d", n), DesiredState: "stopped", Spec: spec})
+				switch {
+				case err == nil && r.GetSuccess():
+					accepted.Add(1)
+				case err == nil && strings.Contains(r.GetErrorMessage(), "the cluster is full"):
+					refused.Add(1)
+				default:
+					t.Errorf("specification %d: %v, %q", n, err, r.GetErrorMessage())
+				}
+			}
+		})
+	}
+	for n := 0; n < 2000 && refused.Load() < 20 && !t.Failed(); n++ {
+		next <- n
+	}
+	close(next)
+	workers.Wait()
+	if most := int64(confinedMemory / 8 / (500 << 10)); accepted.Load() > most || accepted.Load() < most/2 || refused.Load() < 20 {
+		t.Errorf("%d specifications were accepted and %d refused, want at most %d accepted", accepted.Load(), refused.Load(), most)
+	}
+	if said := ctl(t, c.Cluster, "status"); !strings.Contains(said, "Warning") || !strings.Contains(said, "specifications and files take") {
+		t.Errorf("the status does not warn:\n%s", said)
+	}
+	must(t, c.Schedulers[0].Kill())
+	began := time.Now()
+	must(t, c.Schedulers[0].Start())
+	must(t, c.WaitReady(t.Context(), settle))
+	if code, said := c.as(t, "bob", nil, "delete", "spec-0"); code != 0 {
+		t.Errorf("after the restart a workload cannot be deleted: %s", said)
+	}
+	measured(t, "%d specifications of 500 KiB were accepted; the first write after a restart: %s", accepted.Load(), time.Since(began).Round(10*time.Millisecond))
+	c.works(t, "ada", "shop", "small")
+}

@@ -1,0 +1,116 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	engine "github.com/moby/moby/api/types/container"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
+)
+
+// TestJobs: jobs on a real engine run to completion. Their records keep exit code, times and output after the
+// container is gone, also when the leader dies and the agent restarts meanwhile. persysctl run shows the output
+// and ends with the exit code.
+func TestJobs(t *testing.T) {
+	e, _ := theEngine(t)
+	image := got[string](t)(e.BuildForRun(t.Context(), "persys/probe:e2e", "./agent/driver/moby/mobytest/probe"))
+	t.Cleanup(func() { _ = e.RemoveImage(context.WithoutCancel(t.Context()), image) })
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	cluster := onDocker(t, e, c)
+	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
+	file := func(text string) string {
+		path := filepath.Join(t.TempDir(), "job.yaml")
+		must(t, os.WriteFile(path, []byte(strings.ReplaceAll(text, "IMAGE", image)), 0o600))
+		return path
+	}
+	gone := func(t *testing.T, id string) {
+		t.Helper()
+		must(t, testbed.Poll(t.Context(), settle, "the end of the container of "+id, func(ctx context.Context) error {
+			list, err := e.Workload(ctx, cluster, id)
+			if err == nil && len(list) > 0 {
+				err = fmt.Errorf("%d containers are left", len(list))
+			}
+			return err
+		}))
+	}
+	finished := func(w *controlv1.WorkloadView) bool { return w.GetJobResult() != nil }
+
+	t.Run("apply --wait ends with the success of a job, and its result stays when the container is gone", func(t *testing.T) {
+		ctl(t, c, "apply", "-f", file("id: pack\nkind: job\ncontainer: {image: IMAGE, command: [say, 12 rows, a warning, '0']}\n"), "--wait", "--timeout", "2m")
+		gone(t, "pack")
+		text := ctl(t, c, "get", "pack")
+		for _, want := range []string{"container job", "succeeded", "exit code 0", "12 rows", "a warning"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("persysctl get does not show %q:\n%s", want, text)
+			}
+		}
+		if again := ctl(t, c, "apply", "-f", file("id: pack\nkind: job\ncontainer: {image: IMAGE, command: [say, 12 rows, a warning, '0']}\n")); !strings.Contains(again, "unchanged") {
+			t.Errorf("applying the same job again must print unchanged, but prints %s", again)
+		}
+	})
+	t.Run("a job fails after its retries, and apply --wait says so", func(t *testing.T) {
+		res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", file("id: broken\nkind: job\njob: {retries: 1}\ncontainer: {image: IMAGE, command: [exit, '7']}\n"), "--wait", "--timeout", "2m"))
+		if res.Code != 1 || !strings.Contains(res.Stderr, "2 of 2 attempts") {
+			t.Fatalf("persysctl apply --wait of a job that fails ended with exit %d, want 1 and the number of attempts\n%s", res.Code, res.Stderr)
+		}
+		gone(t, "broken")
+		w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "broken", settle, finished))
+		if r := w.GetJobResult(); r.GetSucceeded() || r.GetExit().GetCode() != 7 || !strings.Contains(r.GetExit().GetOutput(), "exiting with code 7") {
+			t.Errorf("the result is %v", r)
+		}
+	})
+	t.Run("an exit code that is named as success is success", func(t *testing.T) {
+		ctl(t, c, "apply", "-f", file("id: diff\nkind: job\njob: {success_codes: [0, 3]}\ncontainer: {image: IMAGE, command: [exit, '3']}\n"), "--wait", "--timeout", "2m")
+	})
+	t.Run("a job that exceeds its deadline is stopped", func(t *testing.T) {
+		ctl(t, c, "apply", "-f", file("id: endless\nkind: job\njob: {deadline: 2s}\ncontainer: {image: IMAGE, command: [serve]}\n"))
+		w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "endless", settle, finished))
+		if w.GetStatus() != "Failed" || w.GetReason().GetCode() != "DeadlineExceeded" {
+			t.Errorf("the job is %s: %v", w.GetStatus(), w.GetReason())
+		}
+		gone(t, "endless")
+	})
+	t.Run("completions run as the parallelism allows, and expire", func(t *testing.T) {
+		ctl(t, c, "apply", "-f", file("id: shard\nkind: job\njob: {completions: 3, parallelism: 1, ttl_after_finished: 1s}\ncontainer: {image: IMAGE, command: [exit, '0']}\n"))
+		must(t, testbed.Poll(t.Context(), settle, "the expiry of the finished jobs", func(context.Context) error {
+			if text := ctl(t, c, "list", "--group", "shard", "-o", "json"); strings.Contains(text, "shard-") {
+				return fmt.Errorf("still there: %s", text)
+			}
+			return nil
+		}))
+	})
+	t.Run("a job that ends while the agent is down and the leader dies has one result", func(t *testing.T) {
+		ctl(t, c, "apply", "-f", file("id: away\nkind: job\ncontainer: {image: IMAGE, command: [serve]}\n"))
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "away", settle, running))
+		must(t, agent.Kill())
+		list := got[[]engine.Summary](t)(e.Workload(t.Context(), cluster, "away"))
+		must(t, e.Kill(t.Context(), list[0].ID))
+		leader := c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), settle))]
+		must(t, leader.Kill())
+		must(t, agent.Start())
+		must(t, leader.Start())
+		w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "away", settle, func(w *controlv1.WorkloadView) bool {
+			return w.GetRetryAttempts() > 0 || finished(w)
+		}))
+		if w.GetRetryAttempts() != 1 {
+			t.Errorf("the failed run of the job was counted %d times, want once", w.GetRetryAttempts())
+		}
+		ctl(t, c, "delete", "away", "--wait")
+	})
+	t.Run("run shows the output, and ends with the exit code", func(t *testing.T) {
+		began := time.Now()
+		res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "run", image, "--name", "once", "--", "say", "to stdout", "to stderr", "5"))
+		if res.Code != 5 || !strings.Contains(res.Stdout, "to stdout") || !strings.Contains(res.Stdout+res.Stderr, "to stderr") {
+			t.Fatalf("persysctl run of a job ended with exit %d after %s, want 5 and the job's output\n%s\n%s", res.Code, time.Since(began), res.Stdout, res.Stderr)
+		}
+		gone(t, "once")
+	})
+}

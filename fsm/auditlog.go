@@ -1,0 +1,267 @@
+package fsm
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/queue"
+)
+
+// AuditLog names one of the two audit logs. Each has its own bounds, so that ordinary events and refused
+// calls do not push out the records of changes.
+type AuditLog string
+
+// The audit logs.
+const (
+	AuditChanges  AuditLog = "changes"  // calls that changed the state, and consoles or commands that users opened in workloads
+	AuditRefusals AuditLog = "refusals" // refused joins, refused calls, and mutations that changed nothing
+)
+
+// AuditLogs lists the audit logs.
+func AuditLogs() []AuditLog { return []AuditLog{AuditChanges, AuditRefusals} }
+
+// Limits of each audit log. When a limit is exceeded, the oldest records are dropped.
+const (
+	MaxAuditChanges       = 50_000
+	MaxAuditChangeBytes   = 32 << 20
+	MaxAuditRefusals      = 10_000
+	MaxAuditRefusalsBytes = 8 << 20
+)
+
+// AuditHash is the hash of an audit record.
+type AuditHash [sha256.Size]byte
+
+// HashAudit returns the hash of an audit record: SHA-256 over the hash of the record before it, its number
+// and its content.
+func HashAudit(before AuditHash, number uint64, e *Event) AuditHash {
+	b := encoder(slices.Clone(before[:]))
+	b = binary.LittleEndian.AppendUint64(b, number)
+	b.event(e)
+	return sha256.Sum256(b)
+}
+
+// AuditRecord is one record of an audit log.
+type AuditRecord struct {
+	Number uint64 // position in the audit log: 1, 2, 3, without gaps
+	Event  Event
+	Hash   AuditHash
+}
+
+// size returns the bytes that a record counts against the bounds of its audit log.
+func (r *AuditRecord) size() int {
+	e := &r.Event
+	n := 256 + len(e.Type) + len(e.Workload) + len(e.Node) + len(e.Namespace) + len(e.Reason) + len(e.Message) + len(e.By)
+	for _, d := range e.Details {
+		n += 32 + len(d.Key) + len(d.Value)
+	}
+	return n
+}
+
+// auditLog holds the records of one audit log.
+type auditLog struct {
+	records    *queue.Queue[AuditRecord]
+	last       uint64 // number of the newest audit record
+	bytes      int    // size of the kept audit records in bytes
+	base, head AuditHash
+}
+
+type auditLogs struct{ changes, refusals auditLog }
+
+func newAuditLogs() auditLogs {
+	return auditLogs{auditLog{records: &queue.Queue[AuditRecord]{}}, auditLog{records: &queue.Queue[AuditRecord]{}}}
+}
+
+func (a *auditLogs) of(l AuditLog) *auditLog {
+	switch l {
+	case AuditChanges:
+		return &a.changes
+	case AuditRefusals:
+		return &a.refusals
+	}
+	return nil
+}
+
+func (a *auditLogs) clone() auditLogs {
+	c := *a
+	c.changes.records, c.refusals.records = a.changes.records.Clone(), a.refusals.records.Clone()
+	return c
+}
+
+func (a *auditLogs) copy() auditLogs {
+	c := *a
+	c.changes.records, c.refusals.records = a.changes.records.Copy(), a.refusals.records.Copy()
+	return c
+}
+
+func (l AuditLog) bounds() (records, bytes int) {
+	if l == AuditChanges {
+		return MaxAuditChanges, MaxAuditChangeBytes
+	}
+	return MaxAuditRefusals, MaxAuditRefusalsBytes
+}
+
+// add appends an event and then drops the oldest records until the audit log is within its bounds.
+func (a *auditLog) add(e Event, records, bytes int) {
+	r := AuditRecord{Number: a.last + 1, Event: e, Hash: HashAudit(a.head, a.last+1, &e)}
+	a.last, a.head = r.Number, r.Hash
+	a.records.Append(r)
+	a.bytes += r.size()
+	for n := a.records.Len(); n > 1 && (n > records || a.bytes > bytes); n-- {
+		gone := a.records.At(0)
+		a.base = gone.Hash
+		a.bytes -= gone.size()
+		a.records.Drop(n - 1)
+	}
+}
+
+// auditLogOf returns the audit log of an event; "" for none. Events caused by an API call, events that a
+// replica reports of API calls, and both events of a preemption are audited; other events are not.
+func (t *Tx) auditLogOf(e *Event) AuditLog {
+	switch e.Type {
+	case EventJoinRefused, EventCallRefused, EventMutation:
+		return AuditRefusals
+	case EventCoreDNSLost, EventCoreDNSBack, EventReplicaCopied:
+		return ""
+	case EventPreemption:
+		return AuditChanges // a preemption is audited although no user requested it: it may take resources from another team
+	}
+	if t.caller != "" || e.Reason == CodePreempted && e.Type == EventWorkloadEvicted || slices.Contains(auditTypes[:], e.Type) {
+		return AuditChanges
+	}
+	return ""
+}
+
+func (t *Tx) addAudit(e *Event) {
+	l := t.auditLogOf(e)
+	if l == "" {
+		return
+	}
+	if t.owned&ownAuditLogs == 0 {
+		t.r.audit = t.r.audit.copy()
+		t.owned |= ownAuditLogs
+	}
+	records, bytes := l.bounds()
+	t.r.audit.of(l).add(*e, records, bytes)
+}
+
+// Audit calls fn for the kept records of an audit log with numbers above after, oldest first. fn
+// also gets the hash of the preceding record.
+func (s State) Audit(l AuditLog, after uint64, fn func(before AuditHash, r *AuditRecord) bool) {
+	a := s.r.audit.of(l)
+	if a == nil {
+		return
+	}
+	before, n := a.base, a.records.Len()
+	first := a.last - uint64(n) + 1
+	i := 0
+	if after >= first {
+		i = int(min(after-first+1, uint64(n)))
+		if i > 0 {
+			before = a.records.At(i - 1).Hash
+		}
+	}
+	for ; i < n; i++ {
+		r := a.records.At(i)
+		if !fn(before, r) {
+			return
+		}
+		before = r.Hash
+	}
+}
+
+// AuditLast returns the number of the newest record of an audit log; 0 if it never had one.
+func (s State) AuditLast(l AuditLog) uint64 {
+	if a := s.r.audit.of(l); a != nil {
+		return a.last
+	}
+	return 0
+}
+
+// writeAudit writes both audit logs into a snapshot.
+func (s State) writeAudit(out *snapshotWriter) {
+	for _, l := range AuditLogs() {
+		a := s.r.audit.of(l)
+		if a.last == 0 {
+			continue
+		}
+		out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_AuditLog{AuditLog: &commandv1.AuditLogRecord{
+			Log: string(l), Last: a.last, Base: a.base[:], Head: a.head[:],
+		}}})
+		s.Audit(l, 0, func(_ AuditHash, r *AuditRecord) bool {
+			return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_AuditEntry{AuditEntry: &commandv1.AuditEntryRecord{
+				Log: string(l), Event: eventPB(&r.Event),
+			}}})
+		})
+	}
+}
+
+// readAuditLog reads the head of an audit log from a snapshot, and readAuditEntry reads one record. derive
+// checks that the hashes of the records lead to the head.
+func (t *Tx) readAuditLog(r *commandv1.AuditLogRecord) error {
+	a := t.r.audit.of(AuditLog(r.GetLog()))
+	switch {
+	case a == nil:
+		return fmt.Errorf("audit log %q is unknown", clip(r.GetLog()))
+	case a.last != 0:
+		return fmt.Errorf("audit log %s is there twice", r.GetLog())
+	case r.GetLast() == 0 || len(r.GetBase()) != sha256.Size || len(r.GetHead()) != sha256.Size:
+		return fmt.Errorf("audit log %s lacks its last number or its hashes", r.GetLog())
+	}
+	a.last, a.base, a.head = r.GetLast(), AuditHash(r.GetBase()), AuditHash(r.GetHead())
+	return nil
+}
+
+func (t *Tx) readAuditEntry(r *commandv1.AuditEntryRecord) error {
+	a := t.r.audit.of(AuditLog(r.GetLog()))
+	if a == nil || a.last == 0 {
+		return fmt.Errorf("the snapshot has an entry of audit log %q before the log itself", clip(r.GetLog()))
+	}
+	rec := AuditRecord{Event: *eventOf(r.GetEvent())}
+	a.records.Append(rec)
+	a.bytes += rec.size()
+	return nil
+}
+
+// chainAudit numbers the audit records that were read from a snapshot and computes their hashes.
+func (t *Tx) chainAudit() error {
+	for _, l := range AuditLogs() {
+		a := t.r.audit.of(l)
+		n := uint64(a.records.Len())
+		if n > a.last {
+			return fmt.Errorf("audit log %s has %d entries, but the number of the last one is %d", l, n, a.last)
+		}
+		before := a.base
+		whole := &queue.Queue[AuditRecord]{}
+		for i := range a.records.Len() {
+			r := *a.records.At(i)
+			r.Number = a.last - n + uint64(i) + 1
+			r.Hash = HashAudit(before, r.Number, &r.Event)
+			before = r.Hash
+			whole.Append(r)
+		}
+		if before != a.head {
+			return fmt.Errorf("audit log %s: the last hash is %x, not %x: records were changed", l, before[:8], a.head[:8])
+		}
+		a.records = whole
+	}
+	return nil
+}
+
+// audit checks the numbers, hashes and sizes of the audit logs.
+func (c *checker) audit() {
+	for _, l := range AuditLogs() {
+		a := c.s.r.audit.of(l)
+		records, bytes := l.bounds()
+		c.must(a.records.Len() <= records && (a.bytes <= bytes || a.records.Len() == 1), "audit log %s has %d records of %d bytes, more than its bounds", l, a.records.Len(), a.bytes)
+		before, size := a.base, 0
+		c.s.Audit(l, 0, func(_ AuditHash, r *AuditRecord) bool {
+			c.must(r.Hash == HashAudit(before, r.Number, &r.Event), "record %d of audit log %s has a wrong hash", r.Number, l)
+			before, size = r.Hash, size+r.size()
+			return true
+		})
+		c.must(before == a.head && size == a.bytes, "audit log %s: the last hash differs from the one in its head, or it has %d bytes, not %d", l, size, a.bytes)
+	}
+}

@@ -1,0 +1,62 @@
+package bounds
+
+import (
+	"fmt"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Limits of the rules of a workload about its place.
+const (
+	MaxSpread     = 4    // spread rules
+	MaxAffinities = 16   // affinity and anti-affinity rules together
+	MaxTags       = 16   // tags of one workload
+	MaxSkew       = 1000 // largest difference that a spread rule may allow
+	MaxWeight     = 100  // of a preferred affinity
+)
+
+// placementFault describes the first invalid rule of a demand about its place; "" if all are valid.
+func placementFault(d *commandv1.Demand) string {
+	p := d.GetPlacement()
+	switch {
+	case len(p.GetSpread()) > MaxSpread:
+		return fmt.Sprintf("demand.placement.spread: has %d entries, at most %d", len(p.GetSpread()), MaxSpread)
+	case len(p.GetAffinities()) > MaxAffinities:
+		return fmt.Sprintf("demand.placement.affinities: has %d entries, at most %d", len(p.GetAffinities()), MaxAffinities)
+	case len(d.GetTags()) > MaxTags:
+		return fmt.Sprintf("demand.tags: has %d entries, at most %d", len(d.GetTags()), MaxTags)
+	}
+	switch p.GetPolicy() {
+	case "", "spread", "binpack":
+	default:
+		return fmt.Sprintf("demand.placement.policy: %.64q is none of spread, binpack", p.GetPolicy())
+	}
+	for i, s := range p.GetSpread() {
+		if s.GetMaxSkew() < 1 || s.GetMaxSkew() > MaxSkew {
+			return fmt.Sprintf("demand.placement.spread[%d].max_skew: %d is not in 1..%d", i, s.GetMaxSkew(), MaxSkew)
+		}
+		if s.GetBy() == "" {
+			return fmt.Sprintf("demand.placement.spread[%d].by: must not be empty", i)
+		}
+	}
+	for i, a := range p.GetAffinities() {
+		at := fmt.Sprintf("demand.placement.affinities[%d]", i)
+		targets := 0
+		for _, set := range []bool{a.GetNode().GetKey() != "", a.GetWorkload() != "", a.GetGroup() != "", a.GetTag().GetKey() != ""} {
+			if set {
+				targets++
+			}
+		}
+		switch {
+		case targets != 1:
+			return fmt.Sprintf("%s: has %d targets, must have one of node, workload, group, tag", at, targets)
+		case a.GetNode() != nil && !validOp(a.GetNode().GetOp()):
+			return fmt.Sprintf("%s.node.op: %.64q is none of =, !=, in, not-in, exists, not-exists", at, a.GetNode().GetOp())
+		case (a.GetNode() != nil) != (a.GetBy() == ""):
+			return at + ".by: is for the targets workload, group and tag only, and these need it"
+		case a.GetMust() != (a.GetWeight() == 0) || a.GetWeight() > MaxWeight:
+			return fmt.Sprintf("%s.weight: %d is not 0 (must) or 1..%d (preferred)", at, a.GetWeight(), MaxWeight)
+		}
+	}
+	return ""
+}

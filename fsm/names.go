@@ -1,0 +1,107 @@
+package fsm
+
+import (
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
+)
+
+// A DNS name leads to one workload or to one group. Workload "Web" has the DNS label "web-3f5ec1", so no
+// other workload or group may have the id "web-3f5ec1". A workload may have the name of a group only if it is
+// a member of the group.
+
+// labelKeys returns the keys of a workload in the index byLabel: one for its id, one for its group. An id or
+// group that is its own DNS label has no key there, because the table of workloads or the index of groups
+// finds it.
+func labelKeys(w *Workload) (id, group string) {
+	if l := bounds.DNSLabel(w.ID); w.ID != "" && l != w.ID {
+		id = pair(l, "w/"+w.ID)
+	}
+	if g := w.Demand.Group; g != "" {
+		if l := bounds.DNSLabel(g); l != g {
+			group = pair(l, "g/"+g+"/"+w.ID)
+		}
+	}
+	return id, group
+}
+
+// NameFault returns why the put b would be refused because of the DNS names or the Ethernet
+// addresses of its workloads; "" if it would be accepted. The list leaving has the workloads that
+// the same command deletes. The function sees reports whether the caller may see a namespace.
+func (s State) NameFault(b *commandv1.PutWorkloads, leaving []*Workload, sees func(namespace string) bool) string {
+	olds := make([]*Workload, len(b.GetWorkloads()))
+	for i, p := range b.GetWorkloads() {
+		olds[i], _ = s.r.workloads.Get(p.GetId())
+	}
+	return s.identityFault(b.GetWorkloads(), olds, leaving, sees)
+}
+
+// identityFault is NameFault for a caller that has looked up the present records. An element of
+// olds is nil if its workload does not exist.
+func (s State) identityFault(puts []*commandv1.WorkloadPut, olds, leaving []*Workload, sees func(string) bool) string {
+	if why := s.nameFault(puts, olds, leaving); why != "" {
+		return why
+	}
+	return s.macFault(puts, olds, sees)
+}
+
+// nameFault returns why the workloads of a put may not have their ids and group names; "" if they
+// may. The list leaving has the workloads that the same command deletes, so their names are free.
+func (s State) nameFault(puts []*commandv1.WorkloadPut, olds, leaving []*Workload) string {
+	for i, p := range puts {
+		id, group := p.GetId(), p.GetDemand().GetGroup()
+		made := olds[i] == nil
+		if made {
+			if why := s.labelFault("workload", id, id, group, leaving); why != "" {
+				return why
+			}
+		}
+		if group != "" && (made || olds[i].Demand.Group != group) {
+			if why := s.labelFault("group", group, id, group, leaving); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
+}
+
+// labelFault checks that the DNS label of a new workload id, or of its group, is free.
+func (s State) labelFault(what, name, id, group string, leaving []*Workload) (why string) {
+	label := bounds.DNSLabel(name)
+	clash := func(other *Workload, asGroup bool) {
+		switch {
+		case why != "" || other.ID == id || other.Desired == DesiredDeleted || other.ID == group && other.IsSystem() || group != "" && other.Demand.Group == group || isIn(leaving, other):
+		case asGroup:
+			why = what + " " + quoted(name) + " would have the DNS name of group " + quoted(other.Demand.Group) + ", " + quoted(label) + ": choose another name"
+		default:
+			why = what + " " + quoted(name) + " would have the DNS name of workload " + quoted(other.ID) + ", " + quoted(label) + ": choose another name, or delete that workload first"
+		}
+	}
+	if w, ok := s.r.workloads.Get(label); ok {
+		clash(w, false)
+	}
+	s.Group(label, func(w *Workload) bool { clash(w, true); return why == "" })
+	prefix := label + "/"
+	s.r.byLabel.Ascend(prefix, func(key string, _ struct{}) bool {
+		rest, ok := strings.CutPrefix(key, prefix)
+		if !ok {
+			return false
+		}
+		kind, rest, _ := strings.Cut(rest, "/")
+		if w, ok := s.r.workloads.Get(rest[strings.LastIndexByte(rest, '/')+1:]); ok {
+			clash(w, kind == "g")
+		}
+		return why == ""
+	})
+	return why
+}
+
+func isIn(list []*Workload, w *Workload) bool {
+	for _, x := range list {
+		if x.ID == w.ID {
+			return true
+		}
+	}
+	return false
+}

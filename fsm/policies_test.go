@@ -1,0 +1,241 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/policy"
+)
+
+func putPolicy(name string, opts ...func(*commandv1.Policy)) Command {
+	m := &commandv1.Policy{Name: name, Kinds: []string{"*"}, Images: []string{"*"}, Users: []string{"*"}}
+	for _, o := range opts {
+		o(m)
+	}
+	return &commandv1.Command{Body: &commandv1.Command_PutPolicy{PutPolicy: &commandv1.PutPolicy{Policy: m}}}
+}
+
+func dropPolicy(name string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_DeletePolicy{DeletePolicy: &commandv1.DeletePolicy{Name: name}}}
+}
+
+func bind(policy, namespace string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_BindPolicy{BindPolicy: &commandv1.BindPolicy{Policy: policy, Namespace: namespace}}}
+}
+
+func bindNodes(policy, key, value string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_BindPolicy{BindPolicy: &commandv1.BindPolicy{
+		Policy: policy, NodeLabel: &commandv1.Label{Key: key, Value: value},
+	}}}
+}
+
+func asking(rule, value string) func(*commandv1.WorkloadPut) {
+	return demand(func(d *commandv1.Demand) {
+		d.Asks = append(d.Asks, &commandv1.Ask{Rule: policy.RuleImage, Value: "docker.io/library/x:1", Field: "container.image"},
+			&commandv1.Ask{Rule: rule, Value: value, Field: "container.field"})
+	})
+}
+
+func privileged(p *commandv1.WorkloadPut) { asking(policy.RulePrivileged, "true")(p) }
+
+// TestPolicyOfAPut checks which policy judges a put, and which policy name the workload's record stores.
+func TestPolicyOfAPut(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		bound    string
+		confined bool
+		ask      func(*commandv1.WorkloadPut)
+		refused  []string // words that the refusal contains; nil if the put is accepted
+		under    string
+	}{
+		{"a caller who is not confined is not judged", "", false, privileged, nil, ""},
+		{"a confined caller gets baseline", "", true, privileged, []string{"container.field", `"baseline"`, "rule privileged", "policy bind"}, ""},
+		{"a confined caller may put an ordinary workload", "", true, asking(policy.RuleUser, "1000"), nil, "baseline"},
+		{"a bound policy judges a caller who is not confined", "baseline", false, privileged, []string{`"baseline"`}, ""},
+		{"a bound policy replaces baseline", "restricted", true, asking(policy.RuleUser, "0"), []string{`"restricted"`, "rule users"}, ""},
+		{"privileged admits a confined caller and is recorded", "privileged", true, privileged, nil, "privileged"},
+		{"privileged is not recorded for a caller who is not confined", "privileged", false, privileged, nil, ""},
+		{"a policy that is not built in", "own", true, privileged, []string{`"own"`}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := spaced(t)
+			w.ok(putPolicy("own"))
+			if tt.bound != "" {
+				w.ok(bind(tt.bound, "a"))
+			}
+			c := put("web", inNamespace("a"), tt.ask)
+			if tt.confined {
+				c = confined(c, "a")
+			}
+			res := w.do(c)
+			if tt.refused != nil {
+				refused(t, res, NotAllowed, tt.refused...)
+				is(t, "workloads", w.s.WorkloadCount(), 0)
+				return
+			}
+			is(t, "kind", res.Kind, OK)
+			is(t, "admitted under", w.workload("web").Policy, tt.under)
+		})
+	}
+}
+
+// TestPoliciesJudgeEveryStoredSpecification: policies judge every command that stores a specification.
+func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
+	one := func(id string) *commandv1.WorkloadPut {
+		return put(id, inNamespace("a"), privileged).GetPutWorkloads().Workloads[0]
+	}
+	t.Run("one refused workload of several refuses the put", func(t *testing.T) {
+		w := spaced(t)
+		good := put("good", inNamespace("a")).GetPutWorkloads().Workloads[0]
+		refused(t, w.do(confined(puts("", good, one("bad")), "a")), NotAllowed, "workload bad", "privileged")
+		is(t, "workloads", w.s.WorkloadCount(), 0)
+	})
+	t.Run("with Each set, policies judge each workload", func(t *testing.T) {
+		w := spaced(t)
+		good := put("good", inNamespace("a")).GetPutWorkloads().Workloads[0]
+		res := w.do(confined(each(one("bad"), good), "a"))
+		is(t, "the command", res.Kind, OK)
+		is(t, "bad", res.Items[0].Kind, NotAllowed)
+		is(t, "good", res.Items[1].Kind, OK)
+	})
+	t.Run("a rolling update keeps the policy until a member is updated", func(t *testing.T) {
+		w := formed(t, "a", "b")
+		w.ok(bind("baseline", DefaultNamespace))
+		w.ok(group(1, 2, 1, true))
+		w.everybodyRuns()
+		w.ok(group(2, 2, 1, true))
+		w.step()
+		is(t, "admitted under", w.workload("web-0").Policy+" "+w.workload("web-1").Policy, "baseline baseline")
+		c := group(3, 2, 1, true)
+		for _, p := range c.GetPutWorkloads().Workloads {
+			privileged(p)
+		}
+		refused(t, w.do(c), NotAllowed, "workload web-0", "privileged")
+	})
+	t.Run("an orphan that is adopted with a specification is judged", func(t *testing.T) {
+		w := formed(t, "n")
+		w.ok(putNamespace("a"))
+		w.ok(setDrifts([]*commandv1.Drift{drifted("n", "web", DriftOrphan)}))
+		w.ok(bind("baseline", "a"))
+		refused(t, w.do(adopt("n", "web", inNamespace("a"), privileged)), NotAllowed, "privileged")
+	})
+	t.Run("the same specification under another policy gives a new order with the same content", func(t *testing.T) {
+		w := spaced(t)
+		w.ok(confined(put("web", inNamespace("a")), "a"))
+		before := *w.workload("web")
+		w.ok(put("web", inNamespace("a")))
+		after := w.workload("web")
+		is(t, "admitted under", before.Policy+" then "+after.Policy, "baseline then ")
+		is(t, "content", after.Content, before.Content)
+		is(t, "a new order", before.Generation.Less(after.Generation), true)
+		res := w.ok(put("web", inNamespace("a")))
+		is(t, "the same again", res.Items[0].Unchanged, true)
+	})
+}
+
+// TestPolicyRecords: policies are created, changed, bound and deleted.
+func TestPolicyRecords(t *testing.T) {
+	w := spaced(t)
+	refused(t, w.do(putPolicy("baseline")), Invalid, "built-in")
+	refused(t, w.do(putPolicy("-")), Invalid, "name")
+	refused(t, w.do(putPolicy("own", func(m *commandv1.Policy) { m.Ports = []string{"9-8"} })), Invalid, "ports[0]", "9-8")
+	refused(t, w.do(putPolicy("own", func(m *commandv1.Policy) { m.HostPaths = []*commandv1.PolicyHostPath{{Path: "/srv/../etc"}} })), Invalid, "host_paths[0]")
+	w.ok(putPolicy("own"))
+	is(t, "event", w.events()[0], EventPolicyCreated)
+	is(t, "the same again", w.do(putPolicy("own")).Kind, AlreadyDone)
+	w.ok(bind("own", "a"))
+	is(t, "event", w.events()[0], EventPolicyBound)
+	w.ok(putPolicy("own", func(m *commandv1.Policy) { m.Privileged = true }))
+	is(t, "a change keeps the bindings", w.s.PolicyIn("a").Privileged, true)
+	refused(t, w.do(dropPolicy("own")), Conflict, "namespace a")
+	refused(t, w.do(dropPolicy("baseline")), Conflict, "built in")
+	refused(t, w.do(dropPolicy("none")), NotFound, "none")
+	refused(t, w.do(bind("none", "a")), NotFound, "none")
+	refused(t, w.do(bind("own", "none")), NotFound, "none")
+	refused(t, w.do(bind("own", "")), Invalid, "namespace and node_label")
+	w.ok(bind("restricted", "a"))
+	is(t, "a namespace has at most one policy", w.s.PolicyIn("a").Name, "restricted")
+	w.ok(dropPolicy("own"))
+	w.ok(bind("", "a"))
+	is(t, "event", w.events()[0], EventPolicyUnbound)
+	is(t, "bound", w.s.PolicyIn("a") == nil, true)
+	is(t, "nothing to unbind", w.do(bind("", "a")).Kind, AlreadyDone)
+	w.ok(bind("privileged", "b"))
+	w.ok(dropNamespace("b"))
+	w.ok(putNamespace("b"))
+	is(t, "a new namespace of the same name has no policy", w.s.PolicyIn("b") == nil, true)
+	refused(t, w.do(confined(bind("privileged", "a"), "a")), Denied, "whole cluster")
+	refused(t, w.do(confined(putPolicy("wide"), "a")), Denied, "whole cluster")
+
+	w.ok(putPolicy("gone"))
+	w.ok(bind("gone", "a"))
+	w.ok(confined(put("web", inNamespace("a")), "a"))
+	w.ok(bind("", "a"))
+	w.ok(dropPolicy("gone"))
+	is(t, "workloads of a deleted policy are judged by baseline", w.s.Admitted(w.workload("web")).Name, "baseline")
+}
+
+// TestPolicyOfNodes: a workload is placed only on nodes whose policies allow it.
+func TestPolicyOfNodes(t *testing.T) {
+	w := formed(t, "plain")
+	w.ok(register("guarded", func(n *commandv1.RegisterNode) { n.Labels = []*commandv1.Label{{Key: "zone", Value: "dmz"}} }))
+	w.ok(bindNodes("baseline", "zone", "dmz"))
+	w.ok(put("web", privileged))
+	w.ok(put("calm"))
+	res := w.do(w.assign("web", "guarded"))
+	is(t, "skipped", res.Skipped, 1)
+	for _, word := range []string{`node "guarded"`, `"baseline"`, "rule privileged", "container.field"} {
+		is(t, "the reason has "+word, strings.Contains(res.Reason, word), true)
+	}
+	w.ok(w.assign("web", "plain"))
+	w.ok(w.assign("calm", "guarded"))
+	w.ok(bindNodes("", "zone", "dmz"))
+	is(t, "policies of the node", len(w.s.NodePolicies(w.node("guarded"))), 0)
+}
+
+// TestPolicyLimitsItsNamespace: a policy limits the number of workloads in its namespace, and the bytes of
+// their specifications.
+func TestPolicyLimitsItsNamespace(t *testing.T) {
+	w := formed(t, "n")
+	w.ok(putNamespace("a"))
+	w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxWorkloads, m.MaxSpecBytes = 2, 10 }))
+	w.ok(bind("small", "a"))
+	sized := func(n int) func(*commandv1.WorkloadPut) {
+		return func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, n) }
+	}
+	w.ok(put("one", inNamespace("a"), sized(6)))
+	refused(t, w.do(put("two", inNamespace("a"), sized(5))), NotAllowed, "max_spec_bytes", "6 used, 5 more asked for, limit 10")
+	w.ok(put("two", inNamespace("a"), sized(4)))
+	refused(t, w.do(put("three", inNamespace("a"), sized(0))), NotAllowed, "max_workloads", "2 used, 1 more asked for, limit 2")
+	w.ok(put("one", inNamespace("a"), sized(1), content("c1:less")))
+	is(t, "bytes", w.s.UseOf("a").Bytes, 5)
+	w.ok(remove("two", true))
+	is(t, "bytes", w.s.UseOf("a").Bytes, 1)
+	w.ok(put("three", inNamespace("a"), sized(9)))
+}
+
+// TestPoliciesAreRestored: a restore keeps the present policies and bindings, and adds policies and bindings
+// of the backup that do not contradict them.
+func TestPoliciesAreRestored(t *testing.T) {
+	backup := spaced(t)
+	backup.ok(putPolicy("old"))
+	backup.ok(putPolicy("both"))
+	backup.ok(bind("old", "a"))
+	backup.ok(bind("both", "b"))
+	backup.ok(bindNodes("restricted", "zone", "dmz"))
+	present := spaced(t)
+	present.ok(putPolicy("both", func(m *commandv1.Policy) { m.Privileged = true }))
+	present.ok(bind("both", "a"))
+	s, err := Restored(backup.s, present.s, RestoreInfo{At: present.now, By: "tester"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is(t, "bound to a", s.PolicyIn("a").Name, "both")
+	is(t, "the present policy is kept", s.PolicyIn("a").Privileged, true)
+	is(t, "namespace b has no policy, because the backup's policy has another content now", s.PolicyIn("b") == nil, true)
+	_, there := s.Policy("old")
+	is(t, "old is there", there, true)
+	p, _ := s.Policy("restricted")
+	is(t, "nodes", len(p.Nodes), 1)
+}

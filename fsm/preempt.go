@@ -1,0 +1,113 @@
+package fsm
+
+import (
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
+)
+
+// A workload that fits on no node may preempt workloads of lower priority in its own namespace. In other
+// namespaces its priority counts only up to Namespace.MaxPriority, which an admin sets. See ADR 37.
+
+// Rank is the priority of a workload for preemption. It decides which workloads the workload may preempt.
+type Rank struct {
+	namespace string
+	priority  int32 // priority against workloads of its own namespace
+	outside   int32 // priority against workloads of other namespaces; 0 = it may preempt none of them
+}
+
+// RankOf returns the rank of a workload for preemption.
+func (s State) RankOf(w *Workload) Rank {
+	r := Rank{namespace: w.In(), priority: w.Demand.Priority}
+	if n, ok := s.Namespace(r.namespace); ok {
+		r.outside = max(0, min(r.priority, n.MaxPriority))
+	}
+	return r
+}
+
+// Above reports whether a workload of this rank may take the place of v.
+func (r Rank) Above(v *Workload) bool {
+	if v.In() == r.namespace {
+		return v.Demand.Priority < r.priority
+	}
+	return r.outside > 0 && v.Demand.Priority < r.outside
+}
+
+// Everywhere returns a copy of rank r whose priority counts fully in every namespace.
+func (r Rank) Everywhere() Rank {
+	r.outside = max(0, r.priority)
+	return r
+}
+
+// Preemptible reports whether w may be evicted from node n, which may be nil, for a workload of higher
+// rank.
+func (w *Workload) Preemptible(n *Node) bool {
+	return !w.Demand.Exclusive && !w.Completed() && (n == nil || len(w.DataOn(n)) == 0)
+}
+
+// preempts returns the workload whose placement needs the eviction of v; nil if the eviction is not
+// a preemption. If the preemption is not allowed, why says so.
+func (t *Tx) preempts(e *commandv1.Eviction, v *Workload) (by *Workload, why string) {
+	if e.GetCode() != CodePreempted {
+		return nil, ""
+	}
+	by, ok := t.r.workloads.Get(e.GetPreemptedBy())
+	n := t.nodeOf(v)
+	switch {
+	case !ok:
+		return nil, "workload " + quoted(e.GetPreemptedBy()) + ", which would take the place of " + quoted(v.ID) + ", does not exist"
+	case by.Desired != DesiredRunning || by.ID == v.ID:
+		return nil, "workload " + quoted(by.ID) + " needs no room"
+	case v.Demand.Exclusive:
+		return nil, "workload " + quoted(v.ID) + " is exclusive and keeps its place"
+	case !v.Preemptible(n):
+		return nil, "workload " + quoted(v.ID) + " keeps its place: " + v.onlyCopy(n)
+	case !t.state().RankOf(by).Above(v):
+		return nil, "workload " + quoted(by.ID) + " with priority " + decimal(int(by.Demand.Priority)) + " in namespace " + by.In() +
+			" may not take the place of " + quoted(v.ID) + " with priority " + decimal(int(v.Demand.Priority)) + " in namespace " + v.In()
+	}
+	return by, ""
+}
+
+// preempted writes the event that v was evicted so that workload by gets its place.
+func (t *Tx) preempted(v, by *Workload) {
+	t.eventOf(by, Event{
+		Type: EventPreemption, Node: v.Node, Reason: CodePreempted,
+		Message: "takes the place of " + v.ID + " in namespace " + v.In() + ", whose priority " + decimal(int(v.Demand.Priority)) +
+			" is below " + decimal(int(by.Demand.Priority)),
+		Details: []Label{{"preempted", v.ID}, {"preempted_namespace", v.In()}},
+	})
+}
+
+// PriorityFault returns why a caller may not put a workload of this priority into its namespace; ""
+// if the caller may. The maximum priority of a namespace applies only to callers confined to
+// namespaces.
+func PriorityFault(v interface {
+	namespaced
+	Namespace(name string) (*Namespace, bool)
+}, p *commandv1.WorkloadPut, confined bool) string {
+	old, _ := v.Workload(p.GetId())
+	return priorityFault(v, p, old, confined)
+}
+
+func priorityFault(v interface {
+	Namespace(name string) (*Namespace, bool)
+}, p *commandv1.WorkloadPut, old *Workload, confined bool) string {
+	if !confined || p.GetDemand().GetPriority() <= 0 {
+		return ""
+	}
+	n, ok := v.Namespace(namespaceOf(p, old))
+	if !ok || p.GetDemand().GetPriority() <= n.MaxPriority {
+		return ""
+	}
+	asked := decimal(int(p.GetDemand().GetPriority()))
+	return "priority: " + asked + " is above the maximum of namespace " + quoted(n.Name) + ", which is " + decimal(int(n.MaxPriority)) +
+		": use a lower one, or ask an admin: persysctl namespace set " + n.Name + " --max-priority " + asked
+}
+
+// maxPriorityFault returns an error text for an invalid maximum priority, or "".
+func (n *Namespace) maxPriorityFault() string {
+	if n.MaxPriority < 0 || n.MaxPriority > bounds.MaxPriority {
+		return "max_priority: " + decimal(int(n.MaxPriority)) + " is not in 0.." + decimal(bounds.MaxPriority)
+	}
+	return ""
+}

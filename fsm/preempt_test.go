@@ -1,0 +1,124 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func maxPriority(n int32) func(*commandv1.PutNamespace) {
+	return func(b *commandv1.PutNamespace) { b.MaxPriority = n }
+}
+
+func priority(n int32) func(*commandv1.WorkloadPut) {
+	return demand(func(d *commandv1.Demand) { d.Priority = n })
+}
+
+// preempt returns the command that evicts workload id so that workload by gets its place.
+func (w *world) preempt(id, by string) Command {
+	return evict(&commandv1.Eviction{Workload: id, IfGeneration: w.generation(id), Code: CodePreempted, Message: "makes room for " + by, PreemptedBy: by})
+}
+
+// TestApplyJudgesEveryPreemption: the state machine judges every preemption.
+func TestApplyJudgesEveryPreemption(t *testing.T) {
+	for name, x := range map[string]struct {
+		victim, by []func(*commandv1.WorkloadPut)
+		grants     int32    // MaxPriority of the namespace a
+		refused    []string // words that the refusal contains; nil if the preemption is allowed
+	}{
+		"a higher priority in the same namespace":                                                        {victim: in("a", 0), by: in("a", 5)},
+		"an equal priority in the same namespace":                                                        {victim: in("a", 5), by: in("a", 5), refused: []string{"priority 5"}},
+		"a lower priority in the same namespace":                                                         {victim: in("a", 6), by: in("a", 5), refused: []string{"priority 6"}},
+		"a victim of another namespace without max_priority":                                             {victim: in("b", 0), by: in("a", 1000), refused: []string{"priority 1000 in namespace a", "priority 0 in namespace b"}},
+		"a victim of another namespace with a negative priority, without max_priority":                   {victim: in("b", -7), by: in("a", 5), refused: []string{"priority -7"}},
+		"a victim of another namespace with a priority below max_priority":                               {victim: in("b", 4), by: in("a", 5), grants: 5},
+		"a victim of another namespace with a priority equal to max_priority":                            {victim: in("b", 4), by: in("a", 9), grants: 4, refused: []string{"priority 4"}},
+		"a victim of another namespace with a priority below a max_priority that lowers the preemptor's": {victim: in("b", 3), by: in("a", 9), grants: 4},
+		"a victim of the default namespace without max_priority":                                         {victim: in("", 0), by: in("a", 1), refused: []string{"namespace default"}},
+		"an exclusive victim": {
+			victim: append(in("a", 0), demand(func(d *commandv1.Demand) { d.Exclusive = true })), by: in("a", 5), refused: []string{"exclusive"},
+		},
+		"a victim with local data": {victim: append(in("a", 0), keeps("volume data")), by: in("a", 5), refused: []string{"volume data"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := formed(t, "n")
+			w.ok(putNamespace("a", maxPriority(x.grants)))
+			w.ok(putNamespace("b"))
+			w.place("low", "n", x.victim...)
+			w.run("low")
+			w.ok(put("high", x.by...))
+			audited := w.s.AuditLast(AuditChanges)
+			res := w.do(w.preempt("low", "high"))
+			if x.refused != nil {
+				is(t, "skipped", res.Skipped, 1)
+				for _, word := range x.refused {
+					if !strings.Contains(res.Reason, word) {
+						t.Errorf("reason %q lacks %q", res.Reason, word)
+					}
+				}
+				is(t, "node", w.workload("low").Node, "n")
+				return
+			}
+			is(t, "skipped", res.Skipped, 0)
+			low, high := w.workload("low"), w.workload("high")
+			is(t, "node", low.Node, "")
+			is(t, "preempted by", low.PreemptedBy, "high")
+			left, takes := w.eventOf(EventWorkloadEvicted), w.eventOf(EventPreemption)
+			is(t, "whose", left.Workload+" of "+left.In()+", "+takes.Workload+" of "+takes.In(), "low of "+low.In()+", high of "+high.In())
+			is(t, "the victim's", detail(left, "preempted_by")+" "+detail(left, "preempted_by_namespace"), "high a")
+			is(t, "the other's", detail(takes, "preempted")+" "+detail(takes, "preempted_namespace"), "low "+low.In())
+			var kept []string
+			w.s.Audit(AuditChanges, audited, func(_ AuditHash, r *AuditRecord) bool {
+				kept = append(kept, r.Event.Type)
+				return true
+			})
+			is(t, "audit", strings.Join(kept, " "), EventWorkloadEvicted+" "+EventPreemption)
+			w.ok(report(&commandv1.WorkloadReport{Workload: "low", Node: "n", Generation: GenerationPB(low.Generation), Gone: true}))
+			w.bind("low", "n")
+			is(t, "a workload that was preempted and has a node again", w.workload("low").PreemptedBy, "")
+		})
+	}
+	t.Run("no preemption for a workload that cannot be placed", func(t *testing.T) {
+		w := formed(t, "n")
+		w.place("low", "n")
+		is(t, "by none", w.do(w.preempt("low", "none")).Skipped, 1)
+		is(t, "by itself", w.do(w.preempt("low", "low")).Skipped, 1)
+		w.ok(put("idle", priority(3), func(p *commandv1.WorkloadPut) { p.Desired = "Stopped" }))
+		is(t, "preempted by a workload that is to be stopped", w.do(w.preempt("low", "idle")).Skipped, 1)
+		is(t, "node", w.workload("low").Node, "n")
+	})
+}
+
+func in(namespace string, prio int32) []func(*commandv1.WorkloadPut) {
+	return []func(*commandv1.WorkloadPut){inNamespace(namespace), priority(prio)}
+}
+
+func detail(e *Event, key string) string {
+	for _, l := range e.Details {
+		if l.Key == key {
+			return l.Value
+		}
+	}
+	return ""
+}
+
+// TestMaxPriority: callers confined to namespaces cannot set a priority above the maximum.
+func TestMaxPriority(t *testing.T) {
+	w := spaced(t)
+	of := func(n int32) Command { return put("web", inNamespace("a"), priority(n)) }
+	refused(t, w.do(confined(of(1), "a")), NotAllowed, "web", "priority: 1", `namespace "a"`, "which is 0", "persysctl namespace set a --max-priority 1")
+	w.ok(confined(of(0), "a"))
+	w.ok(confined(of(-5), "a"))
+	w.ok(of(900)) // the caller is not confined to namespaces
+	refused(t, w.do(confined(put("web", priority(900), content("c1:new")), "a")), NotAllowed, "priority: 900")
+	res := w.do(confined(each(put("x", inNamespace("a"), priority(2)).GetPutWorkloads().Workloads[0]), "a"))
+	is(t, "one of several", res.Items[0].Kind, NotAllowed)
+	w.ok(putNamespace("a", maxPriority(50)))
+	is(t, "in the event", detail(w.eventOf(EventNamespaceChanged), "max_priority"), "50")
+	w.ok(confined(of(50), "a"))
+	refused(t, w.do(confined(of(51), "a")), NotAllowed, "which is 50")
+	is(t, "the same again", w.do(putNamespace("a", maxPriority(50))).Kind, AlreadyDone)
+	refused(t, w.do(putNamespace("a", maxPriority(1001))), Invalid, "max_priority: 1001 is not in 0..1000")
+	refused(t, w.do(putNamespace("a", maxPriority(-1))), Invalid, "max_priority")
+}

@@ -1,0 +1,78 @@
+package fsm
+
+import "strconv"
+
+// The state may use a share of the memory of the scheduler that has the least. A specification uses
+// up to three times its size in memory: in the record, in the cache of the log, and in a snapshot
+// that is being written. A workload uses about 10 KiB more.
+const (
+	specShare     = 8        // divisor: specifications may use one eighth of the memory
+	workloadShare = 32 << 10 // bytes of memory that one workload needs, so the number of workloads is limited
+	warnAt        = 80       // the state warns when more than this percentage of a limit is used
+)
+
+// Room is the limit of the size of the whole state. It follows from the memory of the smallest scheduler.
+// Zero values mean that there is no limit, because no scheduler has reported its memory.
+type Room struct {
+	Workloads int64
+	Bytes     int64  // bytes of the stored specifications, without former revisions, and of the files of stacks
+	Of        string // name of the scheduler with the least memory
+	Memory    int64  // memory of that scheduler in MiB
+}
+
+// Total is how much all namespaces together use.
+type Total struct {
+	Workloads int64
+	Bytes     int64 // bytes of the stored specifications, without former revisions, and of the files of stacks
+}
+
+// Room returns the limit of the size of the state.
+func (s State) Room() Room {
+	var r Room
+	s.Replicas(func(one *Replica) bool {
+		if one.Memory > 0 && (r.Memory == 0 || one.Memory < r.Memory) {
+			r = Room{Of: one.Name, Memory: one.Memory}
+		}
+		return true
+	})
+	r.Workloads, r.Bytes = r.Memory<<20/workloadShare, r.Memory<<20/specShare
+	return r
+}
+
+// Total returns how much all namespaces together use.
+func (s State) Total() Total { return s.r.total }
+
+// Nearly describes the first limit of which more than warnAt percent are used; "" if no limit is so close.
+func (r Room) Nearly(t Total) string {
+	switch {
+	case r.Memory == 0:
+		return ""
+	case t.Bytes*100 > r.Bytes*warnAt:
+		return "specifications and files take " + mib(t.Bytes) + " of " + mib(r.Bytes) + r.why()
+	case t.Workloads*100 > r.Workloads*warnAt:
+		return "there are " + strconv.FormatInt(t.Workloads, 10) + " workloads of at most " + strconv.FormatInt(r.Workloads, 10) + r.why()
+	}
+	return ""
+}
+
+func mib(bytes int64) string { return strconv.FormatInt(bytes>>20, 10) + " MiB" }
+
+func (r Room) why() string {
+	return " (scheduler " + r.Of + " has " + strconv.FormatInt(r.Memory, 10) + " MiB of memory)"
+}
+
+// over refuses a change that takes the state above its limit. A change that makes the state smaller is always
+// allowed.
+func (r Room) over(t Total, by Total) error {
+	const advice = ": delete workloads, or give that scheduler more memory"
+	switch {
+	case r.Memory == 0:
+	case by.Bytes > 0 && t.Bytes+by.Bytes > r.Bytes:
+		return &Refusal{Kind: OverQuota, Reason: "the cluster is full: specifications and files take " + mib(t.Bytes) + ", " + strconv.FormatInt(by.Bytes>>10, 10) +
+			" KiB more are asked for, and the limit is " + mib(r.Bytes) + r.why() + advice}
+	case by.Workloads > 0 && t.Workloads+by.Workloads > r.Workloads:
+		return &Refusal{Kind: OverQuota, Reason: "the cluster is full: there are " + strconv.FormatInt(t.Workloads, 10) + " workloads, " +
+			strconv.FormatInt(by.Workloads, 10) + " more are asked for, and the limit is " + strconv.FormatInt(r.Workloads, 10) + r.why() + advice}
+	}
+	return nil
+}

@@ -1,0 +1,174 @@
+package fsm
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
+)
+
+// ScaleGroup changes the number of members of a group without its file. The present members keep their
+// specifications. The caller of the API has made the specifications of the new members, because their secrets
+// are sealed for each member.
+
+// Members returns the members of a group that `count` created and that are not being deleted, by number. It
+// returns only the members in the namespace of the first one.
+func Members(v grouped, group string) (out []*Workload) {
+	v.Group(group, func(w *Workload) bool {
+		if w.Desired != DesiredDeleted && MadeByCount(group, w.ID) {
+			out = append(out, w)
+		}
+		return true
+	})
+	slices.SortFunc(out, func(a, b *Workload) int {
+		return cmp.Or(cmp.Compare(len(a.ID), len(b.ID)), cmp.Compare(a.ID, b.ID)) // by number
+	})
+	return slices.DeleteFunc(out, func(w *Workload) bool { return w.In() != out[0].In() })
+}
+
+type grouped interface {
+	Group(group string, fn func(*Workload) bool)
+}
+
+// Count returns the number of members that run or should run. A group with a count of 0 keeps its first
+// member, stopped.
+func Count(members []*Workload) int {
+	if len(members) == 1 && members[0].Desired == DesiredStopped {
+		return 0
+	}
+	return len(members)
+}
+
+// MemberIDs returns the ids of the members that a group has with a count.
+func MemberIDs(group string, count int) []string {
+	ids := make([]string, count)
+	for i := range ids {
+		ids[i] = group + "-" + strconv.Itoa(i)
+	}
+	return ids
+}
+
+// AsPut returns the put that would create the record again as it is.
+func (w *Workload) AsPut() *commandv1.WorkloadPut {
+	p := workloadPB(w).Put
+	p.Namespace = w.In()
+	return p
+}
+
+func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
+	group, count := b.GetGroup(), int(b.GetCount())
+	have := Members(t.state(), group)
+	if len(have) == 0 {
+		return refuse(NotFound, "group %q has no members: only a workload with `count` can be scaled", clip(group))
+	}
+	first, now := have[0], Count(have)
+	if res, ok := t.may(first.ID, first.In()); !ok {
+		return res
+	}
+	if why := t.unscalable(b, first, now); why.Kind != OK {
+		return why
+	}
+	put := &commandv1.PutWorkloads{GroupOf: group, ListDeleted: true}
+	if r, ok := t.r.rollouts.Get(group); ok {
+		put.Update = r.Policy.PB() // keeps the record of the last update
+	}
+	desired, fresh := first.Desired, []*commandv1.WorkloadPut(nil)
+	switch {
+	case count == 0:
+		p := first.AsPut()
+		p.Desired = string(DesiredStopped)
+		put.Workloads = append(put.Workloads, p)
+	case now == 0:
+		desired = DesiredRunning
+	}
+	for _, id := range MemberIDs(group, count) {
+		if i := slices.IndexFunc(have, func(w *Workload) bool { return w.ID == id }); i >= 0 {
+			p := have[i].AsPut()
+			if now == 0 {
+				p.Desired = string(desired)
+			}
+			put.Workloads = append(put.Workloads, p)
+			continue
+		}
+		p, why := t.newMember(b, id)
+		if p == nil {
+			return why
+		}
+		p.Desired, p.Namespace = string(desired), first.In()
+		p.Policy = t.under(p, nil)
+		fresh, put.Workloads = append(fresh, p), append(put.Workloads, p)
+	}
+	if len(fresh) > 0 && first.Content != b.GetContent() {
+		return refuse(Conflict, "the specification of %s has changed meanwhile: run the command again", group)
+	}
+	if res, ok := t.judged(fresh, make([]*Workload, len(fresh))); !ok {
+		return res
+	}
+	res := t.putWorkloads(put, true)
+	if res.Kind != OK {
+		return res
+	}
+	if !slices.ContainsFunc(res.Items, func(it Item) bool { return !it.Unchanged }) {
+		res.Kind = AlreadyDone
+		return res
+	}
+	t.event(Event{
+		Type: EventGroupScaled, Namespace: first.Namespace, Message: fmt.Sprintf("%s from %d to %d", group, now, count) + suffix(": ", b.GetReason()),
+		Details: []Label{{"from", strconv.Itoa(now)}, {"group", group}, {"to", strconv.Itoa(count)}},
+	})
+	return res
+}
+
+// maxCount is the maximum number of members of a group.
+const maxCount = 1000
+
+// unscalable refuses a command that cannot change the number of members. first is the first member of the
+// group, and now the present number of members.
+func (t *Tx) unscalable(b *commandv1.ScaleGroup, first *Workload, now int) Result {
+	group := b.GetGroup()
+	switch n, ok := t.state().Namespace(first.In()); {
+	case b.GetCount() > maxCount:
+		return refuse(Invalid, "count: %d is not in 0..%d", b.GetCount(), maxCount)
+	case len(b.GetReason()) > maxScaleReason:
+		return refuse(Invalid, "reason: has %d bytes, at most %d", len(b.GetReason()), maxScaleReason)
+	case first.Demand.Job != nil:
+		return refuse(Invalid, "%s is a job: its completions are part of its specification", group)
+	case b.GetSuggested() && (!ok || !n.AllowScaling):
+		return refuse(NotAllowed, "namespace %q does not let automations scale: persysctl namespace set %s --allow-scaling", first.In(), first.In())
+	case b.From != nil && int(b.GetFrom()) != now:
+		return refuse(Conflict, "%s has %d members by now, not %d", group, now, b.GetFrom())
+	}
+	if r, ok := t.r.rollouts.Get(group); ok && r.Phase != rollout.Completed {
+		state := "is being updated"
+		if r.Phase == rollout.Paused {
+			state = "has a paused update"
+		}
+		return refuse(Conflict, "%s %s: scale it when the update has ended (persysctl rollout status %s), or apply a specification with another count", group, state, group)
+	}
+	return Result{}
+}
+
+// maxScaleReason is the maximum size of the reason of a ScaleGroup command in bytes.
+const maxScaleReason = 256
+
+// newMember returns a copy of the put of a member that the group does not have yet; nil and a refusal if
+// there is none, or if the id is taken.
+func (t *Tx) newMember(b *commandv1.ScaleGroup, id string) (*commandv1.WorkloadPut, Result) {
+	if w, ok := t.r.workloads.Get(id); ok && (w.Demand.Group != b.GetGroup() || w.Desired != DesiredDeleted) {
+		return nil, refuse(Conflict, "workload %s exists and is not a member of the group %s: delete it, or scale to fewer members", id, b.GetGroup())
+	}
+	i := slices.IndexFunc(b.GetMembers(), func(p *commandv1.WorkloadPut) bool { return p.GetId() == id })
+	if i < 0 {
+		return nil, refuse(Conflict, "the members of %s have changed meanwhile: run the command again", b.GetGroup())
+	}
+	return b.GetMembers()[i].CloneVT(), Result{}
+}
+
+// aboutGroup reports whether the type of an event means that the event is about a group.
+func aboutGroup(kind string) bool {
+	return strings.HasPrefix(kind, "Rollout") || kind == EventGroupScaled
+}

@@ -1,0 +1,134 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// scaling returns the command that gives web a number of members, with the puts of all members in a version.
+func scaling(version, count int, opts ...func(*commandv1.ScaleGroup)) Command {
+	puts := group(version, max(1, count), 0, false).GetPutWorkloads().GetWorkloads()
+	b := &commandv1.ScaleGroup{Group: "web", Count: uint32(count), Content: puts[0].GetContent(), Members: puts}
+	for _, o := range opts {
+		o(b)
+	}
+	return &commandv1.Command{Body: &commandv1.Command_ScaleGroup{ScaleGroup: b}}
+}
+
+// members returns the ids of the members of web that are not being deleted. A member that is not desired to
+// run has a "-" behind its id.
+func (w *world) members() string {
+	var out []string
+	for _, m := range Members(w.s, "web") {
+		if out = append(out, m.ID); m.Desired != DesiredRunning {
+			out[len(out)-1] += "-"
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// TestScale: scaling creates and deletes members, and leaves the other members as they are.
+func TestScale(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(group(1, 2, 0, false))
+	w.everybodyRuns()
+	before := w.workload("web-0")
+	w.ok(scaling(1, 12))
+	is(t, "scaled up", w.members(), "web-0 web-1 web-2 web-3 web-4 web-5 web-6 web-7 web-8 web-9 web-10 web-11")
+	is(t, "the present member did not change", w.workload("web-0"), before)
+	is(t, "event", w.eventOf(EventGroupScaled).Message, "web from 2 to 12")
+	is(t, "again", w.do(scaling(1, 12)).Kind, AlreadyDone)
+	res := w.ok(scaling(1, 1))
+	is(t, "scaled down", w.members(), "web-0")
+	is(t, "items", len(res.Items), 12)
+	is(t, "the last item is of a deleted member", res.Items[11].Deleted, true)
+
+	w.ok(scaling(1, 0))
+	is(t, "none", w.members(), "web-0-")
+	is(t, "none again", w.do(scaling(1, 0)).Kind, AlreadyDone)
+	w.ok(scaling(1, 2))
+	is(t, "from none", w.members(), "web-0 web-1")
+	w.ok(setDesired("web-0", "Stopped"))
+	w.ok(setDesired("web-1", "Stopped"))
+	w.ok(scaling(1, 3))
+	is(t, "new members of a stopped group are stopped", w.members(), "web-0- web-1- web-2-")
+	w.ok(group(1, 2, 0, false))
+	is(t, "the count of an apply counts", w.members(), "web-0 web-1")
+}
+
+// TestScaleRefusals: the state machine refuses a change of the number of members that was prepared for another
+// state or that is not allowed. A refused command changes nothing.
+func TestScaleRefusals(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		setup func(*world)
+		cmd   Command
+		kind  Kind
+		text  string
+	}{
+		{"an unknown group", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Group = "api" }), NotFound, "only a workload with `count`"},
+		{"a count above the limit", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Count = 1001 }), Invalid, "count: 1001"},
+		{"a copy of another specification", nil, scaling(2, 3), Conflict, "changed meanwhile"},
+		{"without the new members", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Members = nil }), Conflict, "changed meanwhile"},
+		{"for another number of members", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.From = new(uint32(4)) }), Conflict, "2 members by now, not 4"},
+		{"an id that is taken", func(w *world) { w.ok(put("web-2")) }, scaling(1, 3), Conflict, "web-2 exists"},
+		{"during an update", func(w *world) { w.ok(group(2, 2, 1, false)) }, scaling(1, 3), Conflict, "being updated"},
+		{"during a paused update", func(w *world) { w.ok(group(2, 2, 1, false)); w.ok(rolloutAction("pause")) }, scaling(1, 3), Conflict, "paused update"},
+		{"a suggestion that the namespace does not allow", nil, scaling(1, 3, suggested), NotAllowed, "--allow-scaling"},
+		{"above the quota", func(w *world) { w.ok(putNamespace("default", limits(0, 0, 0, 2))) }, scaling(1, 3), OverQuota, "quota"},
+		{"a job", func(w *world) {
+			w.ok(put("job-0", job(), func(p *commandv1.WorkloadPut) { p.Demand.Group = "job" }))
+		}, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Group = "job" }), Invalid, "is a job"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t, "a")
+			w.ok(group(1, 2, 0, false))
+			w.everybodyRuns()
+			if c.setup != nil {
+				c.setup(w)
+			}
+			refused(t, w.do(c.cmd), c.kind, c.text)
+			is(t, "members", w.members(), "web-0 web-1")
+		})
+	}
+	w := formed(t, "a")
+	w.ok(putNamespace("default", func(b *commandv1.PutNamespace) { b.AllowScaling = true }))
+	w.ok(group(1, 2, 0, false))
+	w.ok(scaling(1, 3, suggested))
+	is(t, "an allowed suggestion", w.members(), "web-0 web-1 web-2")
+	is(t, "event", w.eventOf(EventGroupScaled).Message, "web from 2 to 3: cpu is high")
+}
+
+func suggested(b *commandv1.ScaleGroup) { b.Suggested, b.Reason = true, "cpu is high" }
+
+// TestScalingDownNeedsNoPolicy: a policy that became stricter does not keep a group from getting smaller, but
+// from getting larger.
+func TestScalingDownNeedsNoPolicy(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(group(1, 3, 0, false))
+	w.ok(putPolicy("p", func(m *commandv1.Policy) { m.MaxWorkloads = 1 }))
+	w.ok(bind("p", "default"))
+	w.ok(scaling(1, 2))
+	is(t, "scaled down", w.members(), "web-0 web-1")
+	refused(t, w.do(scaling(1, 3)), NotAllowed, "max_workloads")
+}
+
+func scaleScenario(w *world) {
+	w.ok(register("a"))
+	w.ok(group(1, 2, 1, false))
+	w.everybodyRuns()
+	w.do(scaling(1, 4))
+	w.do(scaling(1, 4))
+	w.do(scaling(2, 5))
+	w.do(scaling(1, 0))
+	w.do(scaling(1, 2))
+	w.do(scaling(1, 3, suggested))
+	w.do(putNamespace("default", func(b *commandv1.PutNamespace) { b.AllowScaling = true }))
+	w.do(scaling(1, 3, suggested))
+	w.do(scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Count = 1001 }))
+	w.everybodyRuns()
+	w.do(group(2, 3, 1, false))
+	w.do(scaling(1, 5))
+}

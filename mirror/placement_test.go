@@ -1,0 +1,28 @@
+package mirror
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// The rules of a workload about its place are the same after they went through a record of the mirror.
+func TestPlacementSurvivesTheMirror(t *testing.T) {
+	want := &commandv1.Placement{
+		Policy: "binpack",
+		Spread: []*commandv1.Spread{{By: "zone", MaxSkew: 2, Must: true}},
+		Affinities: []*commandv1.Affinity{
+			{Node: &commandv1.Constraint{Key: "disk", Op: "in", Values: []string{"nvme", "ssd"}}, Weight: 80},
+			{Anti: true, Tag: &commandv1.Label{Key: "tier", Value: "batch"}, By: "host", Must: true},
+			{Workload: "db", By: "zone", Weight: 50},
+			{Group: "web", By: "rack", Must: true},
+		},
+	}
+	d := fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Placement: want}}).Demand
+	if got := placementOf(ownPlacement(d.Placement)); !proto.Equal(got, want) {
+		t.Errorf("the rules are %v, expected %v", got, want)
+	}
+}

@@ -1,0 +1,285 @@
+// Package asks derives, from the specification of a workload, the list of things that the workload asks of
+// its machine (policy.Ask). The specification is a container, a virtual machine, or a loaded Compose project
+// in which variables, extends and include are resolved. Schedulers and agents use the same derivation.
+package asks
+
+import (
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/distribution/reference"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/policy"
+	"github.com/persys/compute/stack/service"
+)
+
+// MaxAsks is the largest number of asks (things asked of the machine) that one workload may have.
+const MaxAsks = 4096
+
+// Image returns the full reference of an image, or the text itself if it is not a valid reference.
+func Image(ref string) string {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return ref
+	}
+	return reference.TagNameOnly(named).String()
+}
+
+// list collects asks.
+type list []policy.Ask
+
+func (l *list) add(rule, field, value string) {
+	*l = append(*l, policy.Ask{Rule: rule, Value: value, Field: field})
+}
+
+func index(field string, i int) string { return field + "[" + strconv.Itoa(i) + "]" }
+
+// unit describes one container: a container workload, or a service of a stack.
+type unit struct {
+	Field string // field of the specification: container, or services.NAME
+	Image string // full reference of the image, with registry and tag
+	User  string
+
+	Privileged                   bool
+	CapAdd, CapDrop, SecurityOpt []string
+	// Pids is the limit on processes. 0 means the agents' default, a negative value no limit.
+	Pids              int64
+	HasCPU, HasMemory bool // whether the specification limits the resource
+	Mounts            []mount
+	Ports             []port
+}
+
+// mount is a folder or file of the host that is mounted in a container.
+type mount struct {
+	Path     string
+	ReadOnly bool
+	Field    string
+}
+
+// port is a published port. Published is the port of the host, a number or a range; if it is empty or 0, the
+// engine chooses the port.
+type port struct {
+	Address, Published, Protocol string
+	Field                        string
+}
+
+// Container returns the asks of a container of the agent API. image is its full reference.
+func Container(c *agentv1.ContainerSpec, image string) []policy.Ask {
+	r := c.GetResources()
+	u := unit{
+		Field: "container", Image: image, User: c.GetUser(), Privileged: c.GetPrivileged(),
+		CapAdd: c.GetCapAdd(), CapDrop: c.GetCapDrop(), SecurityOpt: c.GetSecurityOpt(), Pids: c.GetPidsLimit(),
+		HasCPU: r.GetCpuMillicores() > 0 || c.GetCpuMillicores() > 0, HasMemory: r.GetMemoryBytes() > 0,
+	}
+	for i, v := range c.GetVolumes() {
+		u.Mounts = append(u.Mounts, mount{v.GetHostPath(), v.GetReadOnly(), index("container.volumes", i) + ".host_path"})
+	}
+	for i, p := range c.GetPorts() {
+		u.Ports = append(u.Ports, port{p.GetAddress(), strconv.Itoa(int(p.GetHostPort())), p.GetProtocol(), index("container.ports", i)})
+	}
+	d := project{out: make(list, 0, 2+len(u.Mounts)+len(u.Ports))}
+	d.out.unit(u)
+	s := service.Of(c)
+	d.sharing(u.Field, s)
+	d.devices(u.Field, s, nil, nil)
+	d.options(u.Field, s)
+	for i, g := range c.GetGroupAdd() {
+		d.out.group(index(u.Field+".group_add", i), g)
+	}
+	return d.out
+}
+
+func (l *list) unit(u unit) {
+	at := u.Field
+	l.add(policy.RuleImage, at+".image", u.Image)
+	if u.Privileged {
+		l.add(policy.RulePrivileged, at+".privileged", "true")
+	}
+	for i, m := range u.Mounts {
+		l.mount(m, index(at+".volumes", i))
+	}
+	for i, c := range u.CapAdd {
+		l.add(policy.RuleCapability, index(at+".cap_add", i), Capability(c))
+	}
+	for i, o := range u.SecurityOpt {
+		l.add(policy.RuleSecurity, index(at+".security_opt", i), SecurityOption(o))
+	}
+	if u.User != "" {
+		l.add(policy.RuleUser, at+".user", u.User)
+	}
+	if u.Pids != 0 {
+		l.add(policy.RulePids, at+".pids_limit", strconv.FormatInt(max(u.Pids, -1), 10))
+	}
+	for i, p := range u.Ports {
+		l.port(p, index(at+".ports", i))
+	}
+	if lacks := u.lacks(); lacks != "" {
+		l.add(policy.RuleLacks, at, lacks)
+	}
+}
+
+// group adds the ask for a further group of a container's process.
+func (l *list) group(field, group string) { l.add(policy.RuleUser, field, group) }
+
+func (l *list) mount(m mount, field string) {
+	if m.Field != "" {
+		field = m.Field
+	}
+	rule := policy.RuleHostPath
+	if m.ReadOnly {
+		rule = policy.RuleHostPathRead
+	}
+	l.add(rule, field, m.Path)
+}
+
+func (l *list) port(p port, field string) {
+	if p.Field != "" {
+		field = p.Field
+	}
+	published := p.Published
+	if published == "" {
+		published = "0"
+	}
+	address := p.Address
+	if address == "0.0.0.0" || address == "::" || address == "[::]" {
+		address = ""
+	}
+	protocol := strings.ToLower(p.Protocol)
+	if protocol == "" {
+		protocol = "tcp"
+	}
+	l.add(policy.RulePort, field, policy.PortValue(address, published, protocol))
+}
+
+// lacks lists, separated by commas, those protections in policy.Policy.Requires that the container does not
+// have.
+func (u *unit) lacks() string {
+	words := make([]string, 0, 5)
+	if policy.Root(u.User) {
+		words = append(words, "user")
+	}
+	if u.User == "" {
+		words = append(words, policy.LacksUser)
+	}
+	if !dropsAll(u.CapDrop) {
+		words = append(words, "cap_drop")
+	}
+	if !u.HasCPU {
+		words = append(words, "cpu")
+	}
+	if !u.HasMemory {
+		words = append(words, "memory")
+	}
+	return strings.Join(words, ",")
+}
+
+func dropsAll(list []string) bool {
+	for _, c := range list {
+		if Capability(c) == "ALL" {
+			return true
+		}
+	}
+	return false
+}
+
+// Capability returns the name of a capability as the kernel's documentation writes it, but without CAP_.
+func Capability(name string) string {
+	return strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "CAP_")
+}
+
+// SecurityOption returns an entry of security_opt as KEY=VALUE. The engine also accepts KEY:VALUE, and
+// no-new-privileges without a value.
+func SecurityOption(o string) string {
+	o = strings.TrimSpace(o)
+	i := strings.IndexAny(o, "=:")
+	switch {
+	case i >= 0:
+		return o[:i] + "=" + o[i+1:]
+	case o == "no-new-privileges":
+		return o + "=true"
+	}
+	return o
+}
+
+// vmImages is the folder of images and disks for which the specification gives no folder
+// (contract/wire-agent.md).
+const vmImages = "/var/lib/libvirt/images"
+
+// Machine names the parts of a node that belong to a virtual machine, so that the virtual machine needs no
+// permission for them.
+type Machine struct {
+	// Names are the names of the virtual machine: the workload id, and on an agent also the name of its
+	// libvirt domain.
+	Names []string
+	// Images is the folder with images and with disks whose path is not given. If it is empty, it is the
+	// folder that schedulers assume.
+	Images string
+	// IsDisk reports whether a file in the folder Images is the disk of a virtual machine. Schedulers cannot
+	// read the folder and pass nil.
+	IsDisk func(path string) bool
+}
+
+// VM returns the asks of a virtual machine. A disk that the agent creates for the workload needs no ask.
+func VM(v *agentv1.VMSpec, m Machine) []policy.Ask {
+	if m.Images == "" {
+		m.Images = vmImages
+	}
+	var out list
+	if image := v.GetOsImage(); image != "" && (!plainName(image) || m.IsDisk != nil && m.IsDisk(path.Join(m.Images, image))) {
+		out.add(policy.RuleDisk, "vm.image", m.at(image))
+	}
+	for i, d := range v.GetDisks() {
+		if p := d.GetPath(); p != "" && d.GetPool() == "" && !m.own(p, d) {
+			out.add(policy.RuleDisk, index("vm.disks", i)+".path", m.at(p))
+		}
+	}
+	for i, n := range v.GetNetworks() {
+		name := n.GetNetwork()
+		if name == "" {
+			name = "default"
+		}
+		out.add(policy.RuleNetwork, index("vm.networks", i)+".network", name)
+	}
+	return out
+}
+
+// own reports whether the path of a disk is the default path that the agent gives the disk.
+func (m *Machine) own(p string, d *agentv1.DiskConfig) bool {
+	dir, file := path.Split(path.Clean(p))
+	extension := ".qcow2"
+	if strings.EqualFold(d.GetFormat(), "raw") {
+		extension = ".img"
+	}
+	if dir = path.Clean(dir); dir != vmImages && dir != path.Clean(m.Images) || strings.EqualFold(d.GetType(), "cdrom") {
+		return false
+	}
+	for _, name := range m.Names {
+		if file == name+"-"+d.GetDevice()+extension {
+			return true
+		}
+	}
+	return false
+}
+
+// plainName reports whether an image is given by its name alone, without a folder.
+func plainName(image string) bool {
+	return !strings.Contains(image, "/") && image != "." && image != ".."
+}
+
+func (m *Machine) at(p string) string {
+	switch {
+	case path.IsAbs(p):
+		return path.Clean(p)
+	case strings.Contains(p, ":"):
+		return p // a network disk: the path is its name
+	}
+	return path.Join(m.Images, p)
+}
+
+// tooMany returns the error for a workload that has more asks than MaxAsks.
+func tooMany(n int) error {
+	return fmt.Errorf("asks for %d things (images, ports, mounts, …), at most %d", n, MaxAsks)
+}

@@ -1,0 +1,262 @@
+package asks
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/loader"
+	"github.com/compose-spec/compose-go/v2/types"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/policy"
+)
+
+// judged lists the rules by which a built-in policy refuses some of the asks.
+func judged(t *testing.T, name, kind string, asks []policy.Ask) string {
+	t.Helper()
+	p, ok := policy.Builtin(name)
+	if !ok {
+		t.Fatalf("there must be a built-in policy %s", name)
+	}
+	var rules []string
+	for _, v := range policy.Judge(p, policy.Workload{Kind: kind, Asks: asks}) {
+		rules = append(rules, v.Field+" "+v.Rule)
+	}
+	return strings.Join(rules, ", ")
+}
+
+func TestAsksOfAContainer(t *testing.T) {
+	hard := func(c *agentv1.ContainerSpec) *agentv1.ContainerSpec {
+		c.User, c.CapDrop = "1000", []string{"ALL"}
+		c.Resources = &agentv1.ResourceLimits{CpuMillicores: 100, MemoryBytes: 1 << 20}
+		return c
+	}
+	for _, tt := range []struct {
+		name                 string
+		c                    *agentv1.ContainerSpec
+		baseline, restricted string
+	}{
+		{"a container without options", &agentv1.ContainerSpec{}, "", "container requires, container users, container requires, container requires, container requires"},
+		{"a hardened container", hard(&agentv1.ContainerSpec{}), "", ""},
+		{"privileged", hard(&agentv1.ContainerSpec{Privileged: true}), "container.privileged privileged", "container.privileged privileged"},
+		{"/etc", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/etc", ReadOnly: true}}}),
+			"container.volumes[0].host_path host_paths", "container.volumes[0].host_path host_paths"},
+		{"a mount of the root of the host", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/"}}}),
+			"container.volumes[0].host_path engine_socket", "container.volumes[0].host_path engine_socket"},
+		{"a mount of the engine's socket", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/run/../var/run/docker.sock"}}}),
+			"container.volumes[0].host_path engine_socket", "container.volumes[0].host_path engine_socket"},
+		{"an added capability", hard(&agentv1.ContainerSpec{CapAdd: []string{"cap_sys_admin", "chown"}}),
+			"container.cap_add[0] capabilities", "container.cap_add[0] capabilities, container.cap_add[1] capabilities"},
+		{"all capabilities added", hard(&agentv1.ContainerSpec{CapAdd: []string{"all"}}), "container.cap_add[0] capabilities", "container.cap_add[0] capabilities"},
+		{"new privileges allowed", hard(&agentv1.ContainerSpec{SecurityOpt: []string{"no-new-privileges:false"}}), "", "container.security_opt[0] security_options"},
+		{"seccomp switched off", hard(&agentv1.ContainerSpec{SecurityOpt: []string{"seccomp:unconfined"}}), "container.security_opt[0] security_options", "container.security_opt[0] security_options"},
+		{"the user 0, which is root", hard(&agentv1.ContainerSpec{}), "", ""},
+		{"no limit on processes", hard(&agentv1.ContainerSpec{PidsLimit: -1}), "container.pids_limit max_pids", "container.pids_limit max_pids"},
+		{"host port 22", hard(&agentv1.ContainerSpec{Ports: []*agentv1.PortMapping{{HostPort: 22}}}), "container.ports[0] ports", "container.ports[0] ports"},
+		{"host port 80", hard(&agentv1.ContainerSpec{Ports: []*agentv1.PortMapping{{HostPort: 80}, {HostPort: 8080}, {}}}), "", "container.ports[0] ports"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			asks := Container(tt.c, Image("nginx"))
+			if got := judged(t, policy.Baseline, "container", asks); got != tt.baseline {
+				t.Errorf("the policy baseline refuses the asks %q, want %q", got, tt.baseline)
+			}
+			if got := judged(t, policy.Restricted, "container", asks); got != tt.restricted {
+				t.Errorf("the policy restricted refuses the asks %q, want %q", got, tt.restricted)
+			}
+			if got := judged(t, policy.Privileged, "container", asks); got != "" {
+				t.Errorf("policy privileged must refuse nothing, but refuses %q", got)
+			}
+		})
+	}
+}
+
+func TestAsksOfAVirtualMachine(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		v        *agentv1.VMSpec
+		baseline string
+	}{
+		{"a disk that the agent creates for the VM", &agentv1.VMSpec{OsImage: "debian.qcow2", Disks: []*agentv1.DiskConfig{
+			{Device: "vda", Path: "/var/lib/libvirt/images/db-vda.qcow2"}, {Device: "vdb", Format: "raw", Path: "/var/lib/libvirt/images/db-vdb.img"}, {Device: "vdc", Pool: "fast"},
+		}, Networks: []*agentv1.NetworkConfig{{}}}, ""},
+		{"a disk device of the host", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Path: "/dev/sda"}}}, "vm.disks[0].path disks"},
+		{"the disk of another workload", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Device: "vda", Path: "/var/lib/libvirt/images/bank-vda.qcow2"}}}, "vm.disks[0].path disks"},
+		{"the disk of another workload as an image", &agentv1.VMSpec{OsImage: "bank-vda.qcow2"}, "vm.image disks"},
+		{"the path of the VM's own disk as a cdrom", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Device: "vda", Type: "cdrom", Path: "/var/lib/libvirt/images/db-vda.qcow2"}}}, "vm.disks[0].path disks"},
+		{"a file of the host as an image", &agentv1.VMSpec{OsImage: "/etc/shadow"}, "vm.image disks"},
+		{"an image outside of the folder", &agentv1.VMSpec{OsImage: "../../../../etc/shadow"}, "vm.image disks"},
+		{"a disk on the network", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Path: "rbd:pool/image"}}}, "vm.disks[0].path disks"},
+		{"a bridge of the host", &agentv1.VMSpec{Networks: []*agentv1.NetworkConfig{{Network: "br0"}}}, "vm.networks[0].network networks"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			asks := VM(tt.v, Machine{Names: []string{"db"}, IsDisk: func(p string) bool { return p == "/var/lib/libvirt/images/bank-vda.qcow2" }})
+			if got := judged(t, policy.Baseline, "vm", asks); got != tt.baseline {
+				t.Errorf("the policy baseline refuses the asks %q, want %q", got, tt.baseline)
+			}
+			if got := judged(t, policy.Privileged, "vm", asks); got != "" {
+				t.Errorf("policy privileged must refuse nothing, but refuses %q", got)
+			}
+		})
+	}
+}
+
+// load loads a project from files, the first of which is the Compose file.
+func load(t *testing.T, dir string, env map[string]string, files map[string]string) *types.Project {
+	t.Helper()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := loader.LoadWithContext(context.Background(), types.ConfigDetails{
+		WorkingDir: dir, Environment: env, ConfigFiles: []types.ConfigFile{{Filename: filepath.Join(dir, "compose.yaml")}},
+	}, func(o *loader.Options) {
+		o.SetProjectName("shop", true)
+		o.ResolvePaths = true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestAsksOfAComposeProject checks that each privilege becomes an ask, in every form in which a Compose file
+// can express it.
+func TestAsksOfAComposeProject(t *testing.T) {
+	const head = "services:\n  a:\n    image: x\n"
+	one := func(lines string) map[string]string { return map[string]string{"compose.yaml": head + lines} }
+	for _, tt := range []struct {
+		name     string
+		files    map[string]string
+		env      map[string]string
+		baseline string
+	}{
+		{"an ordinary stack", one("    ports: ['8080:80', '9000']\n    volumes: ['data:/data', './conf:/conf:ro', '/tmp/anonymous']\n    networks: [front]\nvolumes: {data: {}}\nnetworks: {front: {}}\n"), nil, ""},
+
+		{"a mount of /etc", one("    volumes: ['/etc:/x']\n"), nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through a variable", one("    volumes: ['${WHERE}:/x']\n"), map[string]string{"WHERE": "/etc"}, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through the default of a variable", one("    volumes: ['${WHERE:-/etc}:/x']\n"), nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through extends", map[string]string{"compose.yaml": head + "    extends: {file: base.yaml, service: b}\n", "base.yaml": "services:\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"}, nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through extends in the same file", one("    extends: {service: b}\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"), nil, "services.a.volumes[0] host_paths, services.b.volumes[0] host_paths"},
+		{"a mount of /etc through include", map[string]string{"compose.yaml": "include: [other.yaml]\n" + head, "other.yaml": "services:\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"}, nil, "services.b.volumes[0] host_paths"},
+		{"a mount of /etc through a merge key", map[string]string{"compose.yaml": "x-b: &b\n  volumes: ['/etc:/x']\n" + head + "    <<: *b\n"}, nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through a relative path", one("    volumes: ['../../../../../../../../../../etc:/x']\n"), nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc in the long form", one("    volumes: [{type: bind, source: /etc, target: /x}]\n"), nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through a volume", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: none, o: bind, device: /etc}}}\n"), nil, "volumes.v.driver_opts.device host_paths"},
+		{"a mount of /etc through a volume without the leading slash", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {o: bind, device: etc}}}\n"), nil, "volumes.v.driver_opts.device host_paths"},
+		{"a mount of /etc through an overlay", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: overlay, o: 'lowerdir=/lib:/etc', device: overlay}}}\n"), nil,
+			"volumes.v.driver_opts.o host_paths, volumes.v.driver_opts.o host_paths, volumes.v.driver_opts.device volumes"},
+		{"a mount of the root", one("    volumes: ['/:/x']\n"), nil, "services.a.volumes[0] engine_socket"},
+		{"the engine's socket", one("    volumes: ['/var/run/docker.sock:/s']\n"), nil, "services.a.volumes[0] engine_socket"},
+		{"the engine's API", one("    use_api_socket: true\n"), nil, "services.a.use_api_socket engine_socket"},
+		{"a secret from a file", one("    secrets: [s]\nsecrets: {s: {file: /etc/shadow}}\n"), nil, "services.a.secrets[0] host_paths"},
+		{"a config from a file", one("    configs: [s]\nconfigs: {s: {file: /etc/shadow}}\n"), nil, "services.a.configs[0] host_paths"},
+
+		{"privileged", one("    privileged: true\n"), nil, "services.a.privileged privileged"},
+		{"privileged through a variable", one("    privileged: ${P}\n"), map[string]string{"P": "true"}, "services.a.privileged privileged"},
+		{"a privileged hook", one("    post_start: [{command: id, privileged: true}]\n"), nil, "services.a.post_start[0].privileged privileged"},
+		{"the host network", one("    network_mode: host\n"), nil, "services.a.network_mode host_namespaces"},
+		{"host network through a variable", one("    network_mode: ${N}\n"), map[string]string{"N": "host"}, "services.a.network_mode host_namespaces"},
+		{"host network as a network", one("    networks: [n]\nnetworks: {n: {external: true, name: host}}\n"), nil, "networks.n.name host_namespaces"},
+		{"the network of another container", one("    network_mode: 'container:bank'\n"), nil, "services.a.network_mode host_namespaces"},
+		{"the network of a service", one("    network_mode: 'service:b'\n  b:\n    image: y\n"), nil, ""},
+		{"a network of the engine by its name", one("    network_mode: bank_default\n"), nil, "services.a.network_mode networks"},
+		{"the process namespace of the host", one("    pid: host\n"), nil, "services.a.pid host_namespaces"},
+		{"the IPC namespace of the host", one("    ipc: host\n"), nil, "services.a.ipc host_namespaces"},
+		{"the UTS namespace of the host", one("    uts: host\n"), nil, "services.a.uts host_namespaces"},
+		{"the user namespace of the host", one("    userns_mode: host\n"), nil, "services.a.userns_mode host_namespaces"},
+		{"cgroups of the host", one("    cgroup: host\n"), nil, "services.a.cgroup host_namespaces"},
+		{"volumes of another container", one("    volumes_from: ['container:bank']\n"), nil, "services.a.volumes_from[0] host_namespaces"},
+
+		{"an added capability", one("    cap_add: [SYS_PTRACE]\n"), nil, "services.a.cap_add[0] capabilities"},
+		{"a device of the host", one("    devices: ['/dev/sda']\n"), nil, "services.a.devices[0] devices"},
+		{"a rule for devices", one("    device_cgroup_rules: ['b 8:* rwm']\n"), nil, "services.a.device_cgroup_rules[0] devices"},
+		{"a GPU", one("    gpus: all\n"), nil, "services.a.gpus[0] devices"},
+		{"seccomp switched off", one("    security_opt: ['seccomp:unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
+		{"AppArmor switched off", one("    security_opt: ['apparmor=unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
+		{"a sysctl of the host", one("    sysctls: {kernel.core_pattern: x}\n"), nil, "services.a.sysctls.kernel.core_pattern security_options"},
+		{"a safe sysctl", one("    sysctls: {net.core.somaxconn: 1024}\n"), nil, ""},
+		{"another container runtime", one("    runtime: other\n"), nil, "services.a.runtime security_options"},
+		{"a cgroup of the host", one("    cgroup_parent: /\n"), nil, "services.a.cgroup_parent security_options"},
+		{"a log driver", one("    logging: {driver: syslog}\n"), nil, "services.a.logging.driver security_options"},
+		{"log options of the engine's default driver", one("    logging: {options: {splunk-url: 'https://other'}}\n"), nil, "services.a.logging.driver security_options"},
+		{"a real-time priority", one("    ulimits: {rtprio: 99}\n"), nil, "services.a.ulimits.rtprio security_options"},
+		{"swap without a limit", one("    mem_limit: 64m\n    memswap_limit: -1\n"), nil, "services.a.memswap_limit security_options"},
+		{"oom_kill_disable", one("    oom_score_adj: -1000\n"), nil, "services.a.oom_score_adj security_options"},
+		{"no limit on processes", one("    pids_limit: -1\n"), nil, "services.a.pids_limit max_pids"},
+		{"a port below 1024", one("    ports: ['22:22']\n"), nil, "services.a.ports[0] ports"},
+		{"a port below 1024 in a range", one("    ports: ['1020-1030:20-30']\n"), nil, "services.a.ports[0] ports, services.a.ports[1] ports, services.a.ports[2] ports, services.a.ports[3] ports"},
+		{"the volume of another stack", one("    volumes: ['v:/x']\nvolumes: {v: {name: bank_data}}\n"), nil, "volumes.v.name volumes"},
+		{"an external volume", one("    volumes: ['v:/x']\nvolumes: {v: {external: true}}\n"), nil, "volumes.v.name volumes"},
+		{"a managed volume", one("    volumes: ['managed:/x']\nvolumes: {managed: {external: true}}\n"), nil, ""},
+		{"a volume of a plug-in", one("    volumes: ['v:/x']\nvolumes: {v: {driver: sshfs}}\n"), nil, "volumes.v.driver volumes"},
+		{"a network file system", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: nfs, o: 'addr=10.0.0.1', device: ':/x'}}}\n"), nil, "volumes.v.driver_opts.device volumes"},
+		{"the network of another stack", one("    networks: [n]\nnetworks: {n: {name: bank_default}}\n"), nil, "networks.n.name networks"},
+		{"a bridge of the host", one("    networks: [n]\nnetworks: {n: {driver_opts: {com.docker.network.bridge.name: br0}}}\n"), nil, "networks.n.driver_opts.com.docker.network.bridge.name networks"},
+		{"a macvlan network", one("    networks: [n]\nnetworks: {n: {driver: macvlan}}\n"), nil, "networks.n.driver networks"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			p := load(t, dir, tt.env, tt.files)
+			asks, err := Project(p, []string{"managed"}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := judged(t, policy.Baseline, "compose", asks); got != tt.baseline {
+				t.Errorf("the policy baseline refuses the asks %q, want %q", got, tt.baseline)
+			}
+			if got := judged(t, policy.Privileged, "compose", asks); got != "" {
+				t.Errorf("policy privileged must refuse nothing, but refuses %q", got)
+			}
+		})
+	}
+}
+
+// TestLinksOfAStack checks that a mount of a symbolic link in the stack's own folder counts as a mount of the
+// link's target.
+func TestLinksOfAStack(t *testing.T) {
+	dir := t.TempDir()
+	for _, link := range [][2]string{{"/etc", "out"}, {"here", "in"}} {
+		if err := os.Symlink(link[0], filepath.Join(dir, link[1])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := t.TempDir()
+	p := load(t, dir, nil, map[string]string{"compose.yaml": "services: {a: {image: x, volumes: ['./out:/a', './out/ssh:/b', './in:/c', './none:/d'], secrets: [s, f]}}\n" +
+		"secrets: {s: {file: " + kept + "/s}, f: {file: " + kept + "x/s}}\n"})
+	asks, err := Project(p, nil, Links, kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := judged(t, policy.Baseline, "compose", asks), "services.a.volumes[0] host_paths, services.a.volumes[1] host_paths, services.a.secrets[1] host_paths"; got != want {
+		t.Errorf("the policy baseline refuses the asks %q, want %q", got, want)
+	}
+}
+
+// A policy that lists addresses applies to every published port, also to a port that the engine chooses.
+func TestPortsOnAllowedAddresses(t *testing.T) {
+	p := *policy.Builtins()[1]
+	p.Addresses = []string{"127.0.0.1"}
+	for _, tt := range []struct {
+		name string
+		port port
+		ok   bool
+	}{
+		{"a port on all addresses", port{Published: "8080"}, false},
+		{"a port that the engine chooses, on all addresses", port{}, false},
+		{"a port that the engine chooses, on 0.0.0.0", port{Address: "0.0.0.0", Published: "0"}, false},
+		{"a port that the engine chooses, on the address", port{Address: "127.0.0.1"}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var l list
+			l.port(tt.port, "ports[0]")
+			broken := policy.Judge(&p, policy.Workload{Kind: "container", Asks: l})
+			if (len(broken) == 0) != tt.ok {
+				t.Errorf("the policy with allowed addresses reports the violations %+v, want some only for the other addresses", broken)
+			}
+		})
+	}
+}

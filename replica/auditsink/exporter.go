@@ -1,0 +1,207 @@
+package auditsink
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc"
+)
+
+// Config is the configuration of an exporter.
+type Config struct {
+	Address string // address of the sink to which records are sent, in a form that Check accepts
+	Token   string // bearer token for HTTPS; "" for none
+	Place   string // path of the file that stores the position reached in each log
+	View    func() fsm.View
+	Log     *slog.Logger
+	Metrics Metrics
+}
+
+// Metrics receives the measurements of an exporter.
+type Metrics interface {
+	AuditSent(records int)
+	AuditSinkFailed()
+	AuditLost(records uint64)
+	// AuditWaiting reports the number of records that are not sent yet.
+	AuditWaiting(records uint64)
+}
+
+// Limits of a batch of records, and intervals.
+const (
+	batchRecords = 500
+	batchBytes   = 1 << 20
+	look         = time.Second // interval at which the exporter checks for new records
+	minBackOff   = time.Second
+	maxBackOff   = time.Minute
+)
+
+// place is the position in a log up to which records were sent: the number and the hash (in hexadecimal
+// digits) of the last record sent.
+type place struct {
+	Number uint64 `json:"number"`
+	Hash   string `json:"hash"`
+}
+
+// Exporter sends the records in the audit logs of a replica to a sink.
+type Exporter struct {
+	cfg    Config
+	sink   sink
+	places map[fsm.AuditLog]place
+}
+
+// New returns an exporter. It fails if the address is invalid or the file with the positions is damaged.
+func New(cfg Config) (*Exporter, error) {
+	s, err := open(cfg.Address, cfg.Token)
+	if err != nil {
+		return nil, fmt.Errorf("SCHEDULER_AUDIT_SINK: %w", err)
+	}
+	e := &Exporter{cfg: cfg, sink: s, places: map[fsm.AuditLog]place{}}
+	text, err := os.ReadFile(cfg.Place)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	default:
+		if err := json.Unmarshal(text, &e.places); err != nil {
+			return nil, fmt.Errorf("%s: %w; remove the file to send all audit records that the cluster has again", cfg.Place, err)
+		}
+	}
+	return e, nil
+}
+
+// Run sends records until ctx ends. If a write to the sink fails, it is repeated after a pause that grows
+// from 1 s to 1 minute.
+func (e *Exporter) Run(ctx context.Context) {
+	defer e.sink.Close()
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	pause := minBackOff
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wait.C:
+		}
+		more, err := e.step(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			e.cfg.Metrics.AuditSinkFailed()
+			e.cfg.Log.Warn("audit records cannot be exported", "sink", e.cfg.Address, "again_in", pause, "err", err)
+			wait.Reset(pause)
+			pause = min(2*pause, maxBackOff)
+		case more:
+			wait.Reset(0)
+			pause = minBackOff
+		default:
+			wait.Reset(look)
+			pause = minBackOff
+		}
+	}
+}
+
+// step sends one batch of each audit log. more is set if there are further records.
+func (e *Exporter) step(ctx context.Context) (more bool, err error) {
+	view := e.cfg.View()
+	var waiting uint64
+	for _, l := range fsm.AuditLogs() {
+		b, err := e.batch(view, l)
+		if err != nil {
+			return false, err
+		}
+		if len(b.lines) > 0 {
+			if err := e.sink.write(ctx, b.lines); err != nil {
+				e.cfg.Metrics.AuditWaiting(waiting + view.AuditLast(l) - e.places[l].Number)
+				return false, err
+			}
+			e.places[l] = b.end
+			if err := e.save(); err != nil {
+				return false, err
+			}
+			e.cfg.Metrics.AuditSent(len(b.lines))
+			if b.lost > 0 {
+				e.cfg.Metrics.AuditLost(b.lost)
+				e.cfg.Log.Error("the cluster dropped audit records before they were exported", "log", l, "records", b.lost)
+			}
+		}
+		waiting += view.AuditLast(l) - min(e.places[l].Number, view.AuditLast(l))
+		more = more || b.more
+	}
+	e.cfg.Metrics.AuditWaiting(waiting)
+	return more, nil
+}
+
+// batch is a number of consecutive records of one audit log, which are sent together.
+type batch struct {
+	lines [][]byte
+	end   place
+	lost  uint64 // number of records after the stored position that the cluster has dropped
+	more  bool
+}
+
+// batch returns the next records after the stored position in a log. If the log does not have the record at
+// that position, for example after a restore from a backup, the batch begins with the oldest record.
+func (e *Exporter) batch(view fsm.View, l fsm.AuditLog) (b batch, err error) {
+	at := e.places[l]
+	if at.Number > 0 && !holds(view, l, at) {
+		e.cfg.Log.Warn("the audit log is not the one that was exported: it is exported from its oldest record", "log", l, "number", at.Number)
+		at = place{}
+	}
+	bytes := 0
+	view.Audit(l, at.Number, func(before fsm.AuditHash, r *fsm.AuditRecord) bool {
+		if len(b.lines) >= batchRecords || bytes >= batchBytes {
+			b.more = true
+			return false
+		}
+		if len(b.lines) == 0 && at.Number > 0 {
+			b.lost = r.Number - at.Number - 1
+		}
+		var line []byte
+		if line, err = protojson.Marshal(rpc.AuditRecord(l, before, r)); err != nil {
+			return false
+		}
+		b.lines, bytes = append(b.lines, append(line, '\n')), bytes+len(line)
+		b.end = place{r.Number, hex.EncodeToString(r.Hash[:])}
+		return true
+	})
+	return b, err
+}
+
+// holds reports whether the log still has the record at a position with the same hash. It also returns true
+// if the record was dropped from the log because of its age, as far as the next record confirms its hash.
+func holds(view fsm.View, l fsm.AuditLog, at place) bool {
+	if at.Number > view.AuditLast(l) {
+		return false
+	}
+	same := true
+	view.Audit(l, at.Number-1, func(before fsm.AuditHash, r *fsm.AuditRecord) bool {
+		switch r.Number {
+		case at.Number:
+			same = hex.EncodeToString(r.Hash[:]) == at.Hash
+		case at.Number + 1:
+			same = hex.EncodeToString(before[:]) == at.Hash
+		}
+		return false
+	})
+	return same
+}
+
+func (e *Exporter) save() error {
+	text, err := json.Marshal(e.places)
+	if err != nil {
+		return err
+	}
+	return pki.WriteFile(e.cfg.Place, append(text, '\n'), 0o600)
+}

@@ -1,0 +1,112 @@
+package rpc
+
+import (
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/limits"
+)
+
+// TestAuditLogsAreServedWithHashes: any replica serves the audit logs, and each record has the hash of the
+// previous record.
+func TestAuditLogsAreServedWithHashes(t *testing.T) {
+	g, dialAs := tlsGroup(t)
+	cc := dialAs(1, "user/admin")
+	read := func(req *clusterv1.AuditRequest) ([]*clusterv1.AuditRecord, error) {
+		s, err := clusterv1.NewClusterClient(cc).Audit(ctxFor(t), req)
+		ok(t, err)
+		var out []*clusterv1.AuditRecord
+		for {
+			r, err := s.Recv()
+			if errors.Is(err, io.EOF) {
+				return out, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, r)
+		}
+	}
+	g.do(audited1("refused"))
+	g.do(audited1("refused again"))
+	got, err := read(&clusterv1.AuditRequest{Log: "refusals"})
+	ok(t, err)
+	if n := len(got); n < 2 || got[n-1].GetMessage() != "refused again" || string(got[n-1].GetPreviousHash()) != string(got[n-2].GetHash()) {
+		t.Errorf("records: %v", got)
+	}
+	later, err := read(&clusterv1.AuditRequest{Log: "refusals", After: got[len(got)-2].GetNumber()})
+	ok(t, err)
+	if len(later) != 1 || string(later[0].GetPreviousHash()) != string(got[len(got)-2].GetHash()) {
+		t.Errorf("the records after the second to last are %v, want one that continues the hash chain", later)
+	}
+	_, err = read(&clusterv1.AuditRequest{After: 3})
+	code(t, err, codes.InvalidArgument)
+	_, err = read(&clusterv1.AuditRequest{Log: "x"})
+	code(t, err, codes.InvalidArgument)
+}
+
+// TestRefusalsAreCoalesced: for each caller, the first refusals within a minute are recorded one by one, and
+// the number of further refusals in one record. So the log has room for the refusals of other callers.
+func TestRefusalsAreCoalesced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRefusals()
+		var mu sync.Mutex // wait for the goroutines that end the minute of each caller
+		var said []string
+		note := func(who caller) bool {
+			return r.note(who, false, func(n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				said = append(said, refusalKey(who)+" "+strconv.Itoa(n))
+			})
+		}
+		vera, ada := caller{id: pki.Identity{Role: pki.RoleUser, ID: "vera"}}, caller{id: pki.Identity{Role: pki.RoleUser, ID: "ada"}}
+		recorded := 0
+		for range 1000 {
+			if note(vera) {
+				recorded++
+			}
+		}
+		is(t, "records of one caller", recorded, refusalEach)
+		is(t, "the refusal of another caller is recorded", note(ada), true)
+		strangers := 0
+		for i := range 100_000 {
+			if note(caller{from: "10." + strconv.Itoa(i/65536) + "." + strconv.Itoa(i/256%256) + "." + strconv.Itoa(i%256)}) {
+				strangers++
+			}
+		}
+		if strangers > strangerBurst || len(r.callers) > maxRefused+1 {
+			t.Errorf("%d refusals of strangers were recorded and %d callers are in memory, want at most the limits", strangers, len(r.callers))
+		}
+		is(t, "the refusal of a person is recorded after those of strangers", note(ada), true)
+		time.Sleep(refusalWindow + time.Second)
+		synctest.Wait()
+		if !strings.Contains(strings.Join(said, ","), "user/vera 980") {
+			t.Errorf("said: %.200v", said)
+		}
+		is(t, "callers in memory after a minute", len(r.callers), 0)
+	})
+}
+
+func TestNetworkOfAddresses(t *testing.T) {
+	for from, want := range map[string]string{
+		"192.0.2.77": "192.0.2.0/24", "::ffff:192.0.2.77": "192.0.2.0/24", "2001:db8:1:2:3::4": "2001:db8:1:2::/64", "fe80::1%eth0": "fe80::/64", "pipe": "pipe",
+	} {
+		is(t, from, limits.NetworkOf(from), want)
+	}
+}
+
+func audited1(message string) *commandv1.Command {
+	return &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: fsm.EventCallRefused, Message: message}}}
+}

@@ -1,0 +1,83 @@
+package dial
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+)
+
+// accountTokenPrefix begins the bearer tokens of accounts. No token of an OIDC issuer begins with it.
+const accountTokenPrefix = "persys~"
+
+// AccountToken returns the bearer token of an account: persys~NAME~SECRET. Names contain no tilde.
+func AccountToken(name string, secret []byte) string {
+	return accountTokenPrefix + name + "~" + base64.RawURLEncoding.EncodeToString(secret)
+}
+
+// AccountOfToken returns the account that a bearer token claims to be of, if it has the form of AccountToken.
+func AccountOfToken(token string) (name string, ok bool) {
+	rest, ok := strings.CutPrefix(token, accountTokenPrefix)
+	if !ok || len(token) > 512 {
+		return "", false
+	}
+	name, secret, ok := strings.Cut(rest, "~")
+	return name, ok && name != "" && secret != ""
+}
+
+// IsAccountToken reports whether a bearer token is meant to be one of an account.
+func IsAccountToken(token string) bool { return strings.HasPrefix(token, accountTokenPrefix) }
+
+// Bounds of KeyGroups.
+const (
+	maxGroups     = 256
+	maxGroupsSize = 12 << 10
+)
+
+// EncodeGroups returns the value of KeyGroups.
+func EncodeGroups(groups []string) (string, error) {
+	parts := make([]string, len(groups))
+	for i, g := range groups {
+		parts[i] = url.QueryEscape(g)
+	}
+	text := strings.Join(parts, ",")
+	if len(groups) > maxGroups || len(text) > maxGroupsSize {
+		return "", fmt.Errorf("%d groups of %d bytes, limits %d and %d", len(groups), len(text), maxGroups, maxGroupsSize)
+	}
+	return text, nil
+}
+
+// DecodeGroups reads the value of KeyGroups.
+func DecodeGroups(text string) ([]string, error) {
+	if len(text) > maxGroupsSize {
+		return nil, fmt.Errorf("%d bytes, limit %d", len(text), maxGroupsSize)
+	}
+	var out []string
+	for part := range strings.SplitSeq(text, ",") {
+		g, err := url.QueryUnescape(part)
+		if err != nil {
+			return nil, err
+		}
+		if g != "" {
+			out = append(out, g)
+		}
+	}
+	if len(out) > maxGroups {
+		return nil, fmt.Errorf("%d groups, limit %d", len(out), maxGroups)
+	}
+	return out, nil
+}
+
+// SecureIssuer reports whether an address of an OIDC issuer is a URL with a host that begins with https://, or
+// http:// on loopback. The keys that sign tokens are read from there.
+func SecureIssuer(issuer string) bool {
+	u, err := url.Parse(issuer)
+	return err == nil && u.Host != "" && (u.Scheme == "https" || u.Scheme == "http" && Loopback(u.Hostname()))
+}
+
+// Loopback reports whether a host name always means this machine.
+func Loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}

@@ -1,0 +1,259 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Limits for a replica that lags or is cut off, and so may not know of the latest admissions, revocations and
+// namespaces.
+const (
+	// rightsFresh is the age of the last confirmation by the leader up to which a replica judges a person's
+	// call without asking the leader.
+	rightsFresh = time.Second
+	// rightsBound is the age of the last confirmation above which a replica that cannot reach the
+	// leader serves no people.
+	rightsBound = 10 * time.Second
+	// askLimit is the time limit of one request to the leader for its index.
+	askLimit = time.Second
+	// Rate per second, and burst, of the requests to the leader that callers without an admission can cause.
+	unadmittedRate, unadmittedBurst = 10, 50
+)
+
+// recency records how recent the state of this replica is. A confirmed moment is a time for which it is
+// proven that the state shows every entry that was committed before it. A message from the leader is no such
+// proof: after a pause of the process, heartbeats that waited in a buffer look like new ones.
+type recency struct {
+	since time.Time    // start of the scale on which confirmed moments are measured
+	at    atomic.Int64 // the last confirmed moment, in nanoseconds after the field since; 0 = none
+
+	mu     sync.Mutex
+	asking *question
+	failed time.Time // time of the last request to the leader that failed
+}
+
+// question is a request to the leader for its index. Several callers can share its answer.
+type question struct {
+	asked time.Time
+	done  chan struct{}
+	err   error
+}
+
+// age returns the time since the last confirmed moment. Before the first confirmation it is very long.
+func (r *recency) age() time.Duration {
+	return time.Since(r.since.Add(time.Duration(r.at.Load())))
+}
+
+func (r *recency) confirm(moment time.Time) {
+	r.at.Store(max(r.at.Load(), int64(moment.Sub(r.since))))
+}
+
+// confirmed returns once this replica's state shows everything that was committed before moment.
+func (s *Server) confirmed(ctx context.Context, moment time.Time) error {
+	r := &s.recency
+	for {
+		if r.at.Load() > int64(moment.Sub(r.since)) {
+			return nil
+		}
+		r.mu.Lock()
+		q, mine := r.asking, false
+		if q == nil {
+			q, mine = &question{asked: time.Now(), done: make(chan struct{})}, true
+			r.asking = q
+		}
+		r.mu.Unlock()
+		if mine {
+			s.ask(ctx, q)
+		}
+		select {
+		case <-q.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if !q.asked.Before(moment) {
+			return q.err
+		}
+	}
+}
+
+// ask asks the leader for its index and waits until this replica's state has reached it.
+func (s *Server) ask(ctx context.Context, q *question) {
+	// Do not end when the first caller gives up: other callers wait for the same answer.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askLimit)
+	defer cancel()
+	index, err := s.leadersIndex(ctx)
+	if err == nil {
+		_, err = s.store.At(ctx, index)
+	}
+	r := &s.recency
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.asking, q.err = nil, err; err == nil {
+		r.confirm(q.asked)
+	} else {
+		r.failed = q.asked
+	}
+	close(q.done)
+}
+
+// leadersIndex asks the leader, which confirms its leadership, for a log index. A state at that index shows
+// everything that was committed before the call.
+func (s *Server) leadersIndex(ctx context.Context) (uint64, error) {
+	to, known := s.replica.Leader()
+	switch {
+	case !known || to.GRPCAddr == "":
+		return 0, errorf(KindNoLeader, "there is no leader; `persysctl status` shows the replicas")
+	case to.ID == s.replica.Self().ID:
+		return s.replica.Confirm(ctx)
+	}
+	conn, err := s.peers.conn(to.GRPCAddr)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := clusterv1.NewClusterClient(conn).GetReadIndex(metadata.AppendToOutgoingContext(ctx, dial.KeyHop, "1"), &clusterv1.GetReadIndexRequest{})
+	return resp.GetIndex(), err
+}
+
+// GetReadIndex implements the call of cluster.v1: the leader confirms its leadership and returns its log
+// index.
+func (s *Server) GetReadIndex(ctx context.Context, _ *clusterv1.GetReadIndexRequest) (*clusterv1.GetReadIndexResponse, error) {
+	index, err := s.replica.Confirm(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.GetReadIndexResponse{Index: index}, nil
+}
+
+// isPerson reports whether a caller is a person, or a gateway, which calls for people.
+func (c caller) isPerson() bool {
+	return c.id.Role == pki.RoleUser || c.id.Role == pki.RoleGateway
+}
+
+// exempt reports whether a replica that is cut off still answers this method for people. Such methods show
+// only the replica's status and health, the description of the API, and the roots of the CA.
+func (m method) exempt() bool { return m.class == local && m.namespaces == general }
+
+// upToDate makes sure that this replica's state is recent enough to judge people. If the last confirmation is
+// older than rightsFresh, it asks the leader. If the leader does not answer and the confirmation is older
+// than rightsBound, it returns an error. asked reports whether it asked the leader, so that the state may
+// have changed.
+func (s *Server) upToDate(ctx context.Context) (asked bool, err error) {
+	r := &s.recency
+	now := time.Now()
+	age := r.age()
+	if age < rightsFresh {
+		return false, nil
+	}
+	if age < rightsBound {
+		r.mu.Lock()
+		vain := now.Sub(r.failed) < rightsFresh
+		r.mu.Unlock()
+		if vain { // the last request failed a moment ago: do not delay every call while there is no leader
+			return false, nil
+		}
+	}
+	err = s.confirmed(ctx, now.Add(-rightsFresh))
+	switch {
+	case err == nil:
+		return true, nil
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case r.age() < rightsBound:
+		return true, nil
+	}
+	return false, errorf(KindNoLeader, "this scheduler is cut off from the leader and may not know whose access was revoked, so it answers no user after %s: call another scheduler, `persysctl status` shows them: %w", rightsBound, err)
+}
+
+// judge checks the rights of a caller by the policy table. If the caller has no admission in this replica's
+// state, which may be out of date, it asks the leader before it refuses the caller.
+func (s *Server) judge(ctx context.Context, c caller, full string) (method, error) {
+	m, err := s.authorize(c, full)
+	if err == nil || s.cfg.TLS == nil || c.id.IsZero() {
+		return m, err
+	}
+	switch {
+	case errors.Is(err, errNotAdmitted) && c.account.name != "":
+		// Anybody who reaches a gateway can send a wrong token. Limit the requests to the leader about
+		// such tokens separately, so that they do not use up the requests about identities that have just
+		// joined.
+		if !s.unknownAccounts.Allow() || s.confirmed(ctx, time.Now()) != nil {
+			return m, err
+		}
+	case errors.Is(err, errNotAdmitted):
+		if err := s.catchUp(ctx, err); err != nil {
+			return m, err
+		}
+	default:
+		if asked, _ := s.upToDate(ctx); !asked {
+			return m, err
+		}
+	}
+	return s.authorize(c, full)
+}
+
+// catchUp waits until this replica's state shows every admission that was committed before the call. If that
+// fails, it is not known whether the caller is admitted.
+func (s *Server) catchUp(ctx context.Context, why error) error {
+	if !s.unadmitted.Allow() {
+		return errorf(KindBusy, "more than %d calls per second of callers without an admission: try again in a moment", unadmittedRate)
+	}
+	if err := s.confirmed(ctx, time.Now()); err != nil {
+		return errorf(KindNoLeader, "%w; the leader could not be asked: %w", why, err)
+	}
+	return nil
+}
+
+// here runs a handler on this replica, after it has checked the rights of a person in a state that is recent
+// enough.
+func (s *Server) here(ctx context.Context, c *call, full string, req any, h func(context.Context, any) (any, error)) (any, error) {
+	if err := s.stillMay(ctx, c, full); err != nil {
+		return s.refuse(ctx, c, "", nil, err)
+	}
+	return h(ctx, req)
+}
+
+// stillMay checks the rights of a person again if the state was older than rightsFresh at the first check.
+func (s *Server) stillMay(ctx context.Context, c *call, full string) error {
+	if s.cfg.TLS == nil || !c.isPerson() || c.exempt() {
+		return nil
+	}
+	asked, err := s.upToDate(ctx)
+	if asked && err == nil {
+		_, err = s.authorize(c.caller, full)
+	}
+	return err
+}
+
+// awaitCutOff waits until this replica must no longer serve people, because it is cut off, and returns the
+// reason. It returns nil if ctx ends first.
+func (s *Server) awaitCutOff(ctx context.Context) error {
+	return awaitError(ctx, rightsBound/4, func() error {
+		_, err := s.upToDate(ctx)
+		return err
+	})
+}
+
+// awaitError repeats a check until it fails, and returns its error. It returns nil if ctx ends first.
+func awaitError(ctx context.Context, every time.Duration, check func() error) error {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		if err := check(); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package rpc
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/persys/compute/rpc/limits"
+)
+
+const (
+	// refusalEach: the first refusals of a caller are recorded one by one. Further refusals within
+	// refusalWindow are counted, and their number is recorded when the window ends.
+	refusalEach   = 20
+	beatEach      = 5 // as refusalEach, but for refused heartbeats, which agents repeat by themselves
+	refusalWindow = time.Minute
+	// maxRefused is the maximum number of callers that are counted separately. Further callers are counted
+	// together.
+	maxRefused = 4096
+	// Rate per second, and burst, of the recorded refusals of callers without a certificate, from all
+	// addresses together. People and machines with a certificate are not limited by it.
+	strangerRate, strangerBurst = 5, 50
+)
+
+// refusals decides which refused calls are recorded in the audit log. A refused call costs its caller
+// nothing, but its record costs the cluster a log entry.
+type refusals struct {
+	mu        sync.Mutex
+	callers   map[string]*refusedCaller
+	strangers *rate.Limiter
+	closed    bool
+}
+
+// refusedCaller counts the refusals of one caller within the present window (refusalWindow).
+type refusedCaller struct {
+	recorded, counted int
+	timer             *time.Timer
+}
+
+func newRefusals() *refusals {
+	return &refusals{callers: map[string]*refusedCaller{}, strangers: rate.NewLimiter(strangerRate, strangerBurst)}
+}
+
+// note reports whether a refusal is to be recorded now. If not, note counts it. At the end of the window,
+// rest is called with the number of refusals that were counted.
+func (r *refusals) note(c caller, beat bool, rest func(n int)) bool {
+	key, each := refusalKey(c), refusalEach
+	if beat {
+		key, each = key+" heartbeat", beatEach
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	e := r.callers[key]
+	if e == nil && len(r.callers) >= maxRefused {
+		key = "others"
+		e = r.callers[key]
+	}
+	if e == nil {
+		e = &refusedCaller{}
+		r.callers[key] = e
+		e.timer = time.AfterFunc(refusalWindow, func() { r.end(key, rest) })
+	}
+	if e.recorded < each && (!c.id.IsZero() || r.strangers.Allow()) {
+		e.recorded++
+		return true
+	}
+	e.counted++
+	return false
+}
+
+// end ends the window of a caller and passes the number of counted refusals to rest.
+func (r *refusals) end(key string, rest func(n int)) {
+	r.mu.Lock()
+	e := r.callers[key]
+	delete(r.callers, key)
+	closed := r.closed
+	r.mu.Unlock()
+	if e != nil && e.counted > 0 && !closed {
+		rest(e.counted)
+	}
+}
+
+func (r *refusals) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	for _, e := range r.callers {
+		e.timer.Stop()
+	}
+}
+
+// refusalKey returns the key under which the refusals of a caller are counted: the user of a gateway, an
+// identity, or the network of a caller without a certificate.
+func refusalKey(c caller) string {
+	switch {
+	case !c.behalf.IsZero():
+		return string(c.behalf.Role) + "/" + c.behalf.ID
+	case c.user != "":
+		return "oidc " + c.user
+	case !c.id.IsZero():
+		return string(c.id.Role) + "/" + c.id.ID
+	}
+	return "network " + limits.NetworkOf(c.from)
+}

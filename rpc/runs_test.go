@@ -1,0 +1,57 @@
+package rpc
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/spec"
+)
+
+// TestRunsAreStartedOnce: StartRun starts one run per key, with the parameters in its environment, and refuses
+// wrong parameters.
+func TestRunsAreStartedOnce(t *testing.T) {
+	var held Keys
+	g := newGroup(t, 2, func(_ int, c *Config) { held = c.Keys })
+	req := web("encode")
+	req.RequestId = requestID(t)
+	req.Spec.Group, req.Spec.Kind = "", spec.KindJob
+	req.Spec.Job = &controlv1.JobSpec{Parameterized: &controlv1.ParameterizedSpec{Parameters: []*controlv1.ParameterSpec{{Name: "file", Required: true}}}}
+	req.Spec.GetContainer().Ports, req.Spec.GetContainer().RestartPolicy = nil, ""
+	r, err := g.control(1).ApplyWorkload(ctxFor(t), req)
+	ok(t, err)
+	is(t, "applied", r.GetErrorMessage(), "")
+
+	start := func(key string, parameters map[string]string) (*clusterv1.StartRunResponse, error) {
+		return g.cluster(1).StartRun(ctxFor(t), &clusterv1.StartRunRequest{WorkloadId: "encode", Key: key, Parameters: parameters, RequestId: requestID(t)})
+	}
+	_, err = start("k", nil)
+	code(t, err, codes.InvalidArgument)
+	is(t, "the parameter is named", strings.Contains(err.Error(), "parameters.file: is required"), true)
+	first, err := start("k", map[string]string{"file": "a.wav"})
+	ok(t, err)
+	again, err := start("k", map[string]string{"file": "a.wav"})
+	ok(t, err)
+	is(t, "same run", again.GetRunId(), first.GetRunId())
+	is(t, "unchanged", again.GetUnchanged(), true)
+	other, err := start("other", map[string]string{"file": "a.wav"})
+	ok(t, err)
+	is(t, "another run", other.GetRunId() != first.GetRunId(), true)
+
+	w, _ := g.view().Workload(first.GetRunId())
+	plain, err := spec.Unseal(w.SpecID(), w.Spec, sealer(held))
+	ok(t, err)
+	is(t, "parameter", plain.GetContainer().GetEnv()["PERSYS_PARAM_FILE"], "a.wav")
+	v, err := g.control(0).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: first.GetRunId()})
+	ok(t, err)
+	is(t, "owner", v.GetWorkload().GetOwner(), "encode")
+	y, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "encode"})
+	ok(t, err)
+	is(t, "why", strings.Contains(y.GetReasonMessage(), "waits for calls"), true)
+
+	_, err = g.cluster(1).StartRun(ctxFor(t), &clusterv1.StartRunRequest{WorkloadId: "none", RequestId: requestID(t)})
+	code(t, err, codes.NotFound)
+}

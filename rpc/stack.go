@@ -1,0 +1,152 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/compose-spec/compose-go/v2/types"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/policy"
+	"github.com/persys/compute/policy/asks"
+	"github.com/persys/compute/spec"
+	"github.com/persys/compute/stack"
+	stackfiles "github.com/persys/compute/stack/bundle"
+)
+
+// loadStack loads an inline Compose stack in the same way as the node later will. The project is nil if the
+// stack is in a Git repository, which only nodes read, or if this scheduler loads no stacks. Errors in the
+// stack are returned as spec.Errors.
+func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*types.Project, error) {
+	id, c := strings.TrimSpace(req.GetWorkloadId()), req.GetSpec().GetCompose()
+	text := spec.InlineStack(c)
+	if text == "" || s.cfg.Stacks == nil {
+		return nil, nil
+	}
+	file, files := spec.MainFile(c), map[string][]byte{}
+	if len(req.GetFiles()) > 0 {
+		beside, err := stackfiles.Unpack(req.GetFiles())
+		if err != nil {
+			return nil, spec.Errors{{Field: "files", Rule: err.Error()}}
+		}
+		for _, f := range beside {
+			files[f.Path] = f.Data
+		}
+	}
+	files[file] = []byte(text) // set this last, because a file sent with the request may have the same path
+	p, err := s.cfg.Stacks.Load(ctx, stack.Source{
+		Project: stack.ProjectName(id), Env: c.GetEnv(), Compose: []string{file}, Files: files,
+		MaxStopGrace: policy.MaxStopGrace, Strict: true,
+	})
+	var faults stack.Faults
+	var busy *stack.Busy
+	switch {
+	case errors.As(err, &faults):
+		var out spec.Errors
+		for _, f := range faults {
+			if f.File == file {
+				f.File = ""
+			}
+			out = append(out, spec.FieldError{Field: "spec.compose.inline_yaml", Rule: f.String()})
+		}
+		return nil, out
+	case errors.As(err, &busy):
+		return nil, &Error{Op: "check workload " + id, Kind: KindBusy, Err: busy}
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		return nil, &Error{Op: "check workload " + id, Kind: KindUnavailable, Err: fmt.Errorf("loading the Compose stack: %w", err)}
+	}
+	return p, nil
+}
+
+// judgeStack adds to the workloads of a put what the loaded stack asks of the machine (asks, such as host
+// paths), and its host ports. p is the stack that loadStack returned. Only the loaded stack has all ports,
+// because services may come from `include` and `extends`, and ports from variables.
+func judgeStack(req *controlv1.ApplyWorkloadRequest, p *types.Project, put *commandv1.PutWorkloads) (err error) {
+	c := req.GetSpec().GetCompose()
+	if c == nil {
+		return nil
+	}
+	list := []policy.Ask{{Rule: policy.RuleUnreadStack, Value: "a stack from Git", Field: "compose"}}
+	if p != nil {
+		var managed []string
+		for _, v := range c.GetManagedVolumes() {
+			managed = append(managed, v.GetName())
+		}
+		if list, err = asks.Project(p, managed, nil); err != nil {
+			return spec.Errors{{Field: "spec.compose", Rule: err.Error()}}
+		}
+	}
+	for _, w := range put.GetWorkloads() {
+		if p != nil {
+			spec.SetPorts(w.Demand, portsIn(p))
+		}
+		w.Demand.Asks = nil
+		for _, a := range list {
+			w.Demand.Asks = append(w.Demand.Asks, fsm.AskPB(a))
+		}
+	}
+	return nil
+}
+
+// limitsIn adds up the CPU and memory limits of all containers of a loaded stack; nil without a stack.
+func limitsIn(p *types.Project) *spec.Limits {
+	if p == nil {
+		return nil
+	}
+	out := &spec.Limits{}
+	for _, s := range p.Services {
+		cpu, memory := float64(s.CPUS), int64(s.MemLimit)
+		if cpu == 0 && s.CPUQuota > 0 {
+			cpu = float64(s.CPUQuota) / float64(cmp.Or(s.CPUPeriod, defaultCPUPeriod))
+		}
+		if s.Deploy != nil && s.Deploy.Resources.Limits != nil {
+			cpu = cmp.Or(float64(s.Deploy.Resources.Limits.NanoCPUs), cpu) // in cores, although the field is called NanoCPUs
+			memory = cmp.Or(int64(s.Deploy.Resources.Limits.MemoryBytes), memory)
+		}
+		copies := float64(s.GetScale())
+		// Cores to millicores, rounded up. Round to 1e-6 cores first, because a float32 of 0.1 is 0.10000000149.
+		cpu = math.Ceil(math.Round(cpu*1e6) / 1e3)
+		out.CPU = int64(min(float64(out.CPU)+cpu*copies, maxLimits))
+		out.Memory = int64(min(float64(out.Memory)+math.Ceil(float64(memory)/(1<<20))*copies, maxLimits))
+	}
+	return out
+}
+
+// defaultCPUPeriod is the period of the kernel's CPU quota in microseconds, if a service sets no cpu_period.
+const defaultCPUPeriod = 100_000
+
+// maxLimits is the maximum of each sum of limits, so that it cannot overflow.
+const maxLimits = 1 << 40
+
+// portsIn returns the host ports of a loaded stack, with their names.
+func portsIn(p *types.Project) (out []*controlv1.Port) {
+	for _, name := range slices.Sorted(maps.Keys(p.Services)) {
+		s := p.Services[name]
+		if s.GetScale() == 0 {
+			continue
+		}
+		for _, port := range s.Ports {
+			if port.Protocol == "sctp" {
+				continue // skip other protocols: a demand has only TCP and UDP ports
+			}
+			out = append(out, spec.ComposePort(port.Published, int32(port.Target), port.Protocol, port.Name, port.HostIP)...)
+			if len(out) >= maxStackPorts {
+				return out
+			}
+		}
+	}
+	return out
+}
+
+// maxStackPorts is the maximum number of host ports of one stack.
+const maxStackPorts = 1024

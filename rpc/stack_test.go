@@ -1,0 +1,195 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/stack"
+	stackfiles "github.com/persys/compute/stack/bundle"
+	"github.com/persys/compute/testbed"
+)
+
+func withStacks(opt stack.Options) func(int, *Config) {
+	return func(_ int, c *Config) { c.Stacks = stack.NewLoader(opt) }
+}
+
+func composeRequest(id, text string) *controlv1.ApplyWorkloadRequest {
+	return &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: "Running", Spec: &controlv1.WorkloadSpec{
+		Type: "compose", Workload: &controlv1.WorkloadSpec_Compose{Compose: &controlv1.ComposeSpec{InlineYaml: text}}}}
+}
+
+// TestStacksAreLoadedAtApply: errors that only compose-go, an engine or a kernel would find are in the
+// answers to an apply and a plan, with the line of the Compose file. Nothing is stored.
+func TestStacksAreLoadedAtApply(t *testing.T) {
+	g := newGroup(t, 1, withStacks(stack.Options{}))
+	g.elect(0)
+	c, plans := g.control(0), g.cluster(0)
+	for _, one := range []struct{ name, text, want string }{
+		{"a required variable", "services:\n  web:\n    image: a:${TAG:?}\n", "line 3: services.web.image: needs the variable TAG"},
+		{"a file of the host", "services:\n  web:\n    image: a\n    env_file: /etc/shadow\n", "line 4: services.web.env_file: \"/etc/shadow\" leads out of the stack's folder"},
+		{"a device", "services:\n  web:\n    image: a\n    env_file: /dev/zero\n", "leads out of the stack's folder"},
+		{"a port range that goes backwards", "services:\n  web:\n    image: a\n    ports: [\"9002-9000:80\"]\n", "line 4"},
+		{"a secret in place of a port", "services:\n  web:\n    image: a\n    ports: [\"${PORT}:80\"]\n", "hostPort: …"},
+		{"a long grace period", "services:\n  web:\n    image: a\n    stop_grace_period: 1h\n", "line 4: services.web.stop_grace_period: is 1h0m0s, and no cluster waits longer than 10m"},
+		{"a valid stack", "services:\n  web:\n    image: a\n", ""},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			request := composeRequest("w", one.text)
+			request.GetSpec().GetCompose().Env = map[string]string{"PORT": "c4nary"}
+			resp, err := c.ApplyWorkload(t.Context(), request)
+			if err != nil || resp.GetSuccess() != (one.want == "") || !strings.Contains(resp.GetErrorMessage(), one.want) {
+				t.Errorf("apply: %v, %v", resp, err)
+			}
+			plan, err := plans.PlanWorkloads(t.Context(), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{{WorkloadId: "p", Spec: request.GetSpec()}}})
+			if err != nil || (plan.GetWorkloads()[0].GetAction() == "refused") != (one.want != "") || !strings.Contains(plan.GetWorkloads()[0].GetReason(), one.want) {
+				t.Errorf("plan: %v, %v", plan, err)
+			}
+		})
+	}
+	if n := g.puts(); n != 1 {
+		t.Errorf("%d commands were proposed, want one for the valid stack", n)
+	}
+}
+
+// TestStacksAreBounded: if too many stacks are being loaded at the same time, further stacks are refused. The
+// loading of a stack ends with its call.
+func TestStacksAreBounded(t *testing.T) {
+	const text = "services:\n  web:\n    image: a\n"
+	begun := filepath.Join(t.TempDir(), "begun")
+	never := []string{"/bin/sh", "-c", "echo > " + begun + "; exec sleep 60"}
+	g := newGroup(t, 1, withStacks(stack.Options{Command: never, AtOnce: 1, Wait: 10 * time.Millisecond}))
+	g.elect(0)
+	c := g.control(0)
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error, 1)
+	go func() {
+		_, err := c.ApplyWorkload(ctx, composeRequest("a", text))
+		first <- err
+	}()
+	testbed.Until(t, "the first load", func() bool { _, err := os.Stat(begun); return err == nil })
+	if _, err := c.ApplyWorkload(t.Context(), composeRequest("b", text)); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "try again in a moment") {
+		t.Errorf("the load of a stack beyond the limit returned %v, want ResourceExhausted", err)
+	}
+	cancel()
+	if err := <-first; status.Code(err) != codes.Canceled {
+		t.Errorf("the cancelled load returned %v, want Canceled", err)
+	}
+}
+
+// A large request waits until the requests that are being parsed are small enough together. A caller that
+// gives up while it waits has changed nothing.
+func TestLargeRequestsWaitForRoom(t *testing.T) {
+	g := newGroup(t, 1)
+	g.elect(0)
+	s := g.replicas[0].server
+	if !s.parsing.TryAcquire(parseRoom) {
+		t.Fatal("the room is taken")
+	}
+	large := composeRequest("large", "services:\n  web:\n    image: a\n    environment:\n      TEXT: "+strings.Repeat("x", smallRequest)+"\n")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := g.control(0).ApplyWorkload(ctx, large); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a large request returned %v; want a deadline", err)
+	}
+	small := composeRequest("small", "services:\n  web:\n    image: a\n")
+	if resp, err := g.control(0).ApplyWorkload(t.Context(), small); err != nil || !resp.GetSuccess() {
+		t.Errorf("a small request must succeed, but returned %v and error %v", resp, err)
+	}
+	s.parsing.Release(parseRoom)
+	if resp, err := g.control(0).ApplyWorkload(t.Context(), large); err != nil || !resp.GetSuccess() {
+		t.Errorf("an apply after memory was freed must succeed, but returned %v and error %v", resp, err)
+	}
+	if n := g.puts(); n != 2 {
+		t.Errorf("%d commands were proposed, want 2", n)
+	}
+}
+
+// TestHostPortsOfTheLoadedStack: the planner reserves the host ports that the node will publish. They include
+// ports from variables and of services that extend others, but not those of services that are turned off.
+func TestHostPortsOfTheLoadedStack(t *testing.T) {
+	g := newGroup(t, 1, withStacks(stack.Options{}))
+	g.elect(0)
+	request := composeRequest("web", `services:
+  base: {image: a, scale: 0, ports: ["127.0.0.1:9100:9100", "9999:9999/udp"]}
+  web: {image: a, ports: ["${PORT}:80", {target: 443, published: "8443", name: https}, "81", "5000:5000/sctp"]}
+  more: {extends: {service: base}, scale: 1}
+  none: {image: a, profiles: [off], ports: ["7000:7000"]}
+`)
+	request.GetSpec().GetCompose().Env = map[string]string{"PORT": "8080-8081"}
+	resp, err := g.control(0).ApplyWorkload(t.Context(), request)
+	if err != nil || !resp.GetSuccess() {
+		t.Fatal(resp, err)
+	}
+	w, ok := g.view().Workload("web")
+	if !ok {
+		t.Fatal("the workload must be stored, but is not")
+	}
+	got := fmt.Sprint(w.Demand.Ports)
+	if want := "[{8080 tcp } {8081 tcp } {8443 tcp } {9100 tcp 127.0.0.1} {9999 udp }]"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if want := "[{https 443 tcp 8443}]"; fmt.Sprint(w.Demand.PortNames) != want {
+		t.Errorf("%v, want %s", w.Demand.PortNames, want)
+	}
+}
+
+// TestLimitsOfTheLoadedStack: the demand of a stack is the sum of the limits that its node will set for all
+// replicas of its services. It includes limits that come from variables and from services in other files.
+// Resources in the specification take precedence. The defaults of a policy apply only to a stack without
+// limits.
+func TestLimitsOfTheLoadedStack(t *testing.T) {
+	g := newGroup(t, 1, withStacks(stack.Options{}))
+	g.elect(0)
+	files, err := stackfiles.Pack([]stackfiles.File{{Path: "more.yaml", Data: []byte("services:\n  more: {image: a, cpus: 0.1, mem_limit: 10m}\n")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := `include: [more.yaml]
+services:
+  web: {image: a, deploy: {replicas: 3, resources: {limits: {cpus: "${CPUS}", memory: "${MEMORY}"}}}}
+  base: {image: a, scale: 0, mem_limit: 1g}
+  worker: {extends: {service: base}, scale: 1}
+  off: {image: a, profiles: [off], mem_limit: 7g}
+`
+	for name, c := range map[string]struct {
+		text        string
+		own         *controlv1.ResourceRequirements
+		cpu, memory int64
+	}{
+		"from variables, files and other services": {text, nil, 3*250 + 100, 3*64 + 10 + 1024},
+		"with resources of the specification":      {text, &controlv1.ResourceRequirements{MemoryMb: 512}, 3*250 + 100, 512},
+		"from CPU quotas":                          {"services: {a: {image: a, cpu_quota: 50000, scale: 2}, b: {image: a, cpu_quota: 50000, cpu_period: 25000}}", nil, 2*500 + 2000, 0},
+		"without limits":                           {"services: {web: {image: a}}", nil, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			request := composeRequest("web", c.text)
+			request.Spec.Resources = c.own
+			if c.text == text {
+				request.GetSpec().GetCompose().Env = map[string]string{"CPUS": "0.25", "MEMORY": "64m"}
+				request.GetSpec().GetCompose().MainFile, request.Files = "compose.yaml", files
+			}
+			resp, err := g.control(0).ApplyWorkload(t.Context(), request)
+			if err != nil || !resp.GetSuccess() {
+				t.Fatal(resp, err)
+			}
+			w, _ := g.view().Workload("web")
+			if w.Demand.CPU != c.cpu || w.Demand.Memory != c.memory {
+				t.Errorf("the demand of the stack is %d millicores and %d MiB, want %d and %d", w.Demand.CPU, w.Demand.Memory, c.cpu, c.memory)
+			}
+		})
+	}
+	resp, err := g.control(0).ApplyWorkload(t.Context(), composeRequest("huge", "services: {web: {image: a, scale: 1000, mem_limit: 7000000t}}"))
+	if err != nil || !strings.Contains(resp.GetErrorMessage(), "demand.memory_mib: 1099511627776 is not in") {
+		t.Errorf("limits too large to be added up returned %v and error %v, want a refusal that names demand.memory_mib", resp, err)
+	}
+}

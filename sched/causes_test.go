@@ -1,0 +1,115 @@
+package sched
+
+import (
+	"testing"
+
+	"github.com/persys/compute/agent/workload"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// Schedulers and agents are upgraded separately, so each has its own table of the causes of failures. The
+// test checks that the tables agree.
+func TestCausesAgreeWithThoseOfAgents(t *testing.T) {
+	for _, class := range workload.Classes() {
+		_, final := permanent(string(class))
+		if final != (class.Cause() == workload.Final) || passing(string(class)) != (class.Cause() == workload.Passing) {
+			t.Errorf("failure cause %s: the agents' table has the value %d, but the planner counts it as permanent: %t, temporary: %t", class, class.Cause(), final, passing(string(class)))
+		}
+	}
+}
+
+// A workload whose failure has a temporary cause is retried without a limit. A completed workload
+// is not started again.
+func TestRetriesByCause(t *testing.T) {
+	for _, code := range []string{"NETWORK_UNREACHABLE", "PORT_BIND_CONFLICT", "STORAGE_FULL", "NAME_CONFLICT", "RUNTIME_RESOURCE_MISSING"} {
+		t.Run(code+" is retried as long as the workload shall run", func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a")
+			w.apply("web")
+			w.fails["web"] = code
+			tried := fsm.Generation{}
+			for end := w.now + 3600*second; w.now < end; {
+				if !w.step() {
+					w.now += second
+				}
+				w.answer()
+				if w.get("web").Retry.Terminal {
+					t.Fatalf("web has a temporary failure and must be retried, but was given up: %+v", w.get("web").Reason)
+				}
+				if w.now < end-2*w.tuning.RetryMax {
+					tried = w.get("web").Generation
+				}
+			}
+			if got := w.get("web"); got.Generation == tried {
+				t.Fatalf("web must be retried within %d s, but was not: %+v", 2*w.tuning.RetryMax/second, got.Retry)
+			}
+		})
+		t.Run(code+"gives no time limit to a workload that its agent retries by itself", func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a")
+			w.apply("web")
+			w.settle()
+			w.report(&commandv1.WorkloadReport{Workload: "web", Node: "a", State: "Pending", Code: code, Message: "not yet"})
+			generation := w.get("web").Generation
+			for end := w.now + 3600*second; w.now < end; w.now += 10 * second {
+				w.step()
+			}
+			if got := w.get("web"); got.Generation != generation || got.Retry.Attempts != 0 || got.Reason.Code != code {
+				t.Fatalf("the retry is %+v, the reason %+v, want the same order, no failed attempts and the reason that the agent reports", got.Retry, got.Reason)
+			}
+		})
+	}
+	for _, desired := range []string{"Running", "Stopped"} {
+		t.Run("an order to be "+desired+"gives no deadline to a workload whose agent works on the order", func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a")
+			w.apply("web")
+			w.settle()
+			w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: desired}}})
+			works := func(code, message string) {
+				w.report(&commandv1.WorkloadReport{Workload: "web", Node: "a", State: "Pending", Code: code, Message: message})
+			}
+			works(fsm.CodeWorking, "pulling app: 1 of 9 GB")
+			generation := w.get("web").Generation
+			pass := func(d int64) {
+				for end := w.now + d; w.now < end; w.now += 10 * second {
+					w.step()
+				}
+			}
+			pass(3600 * second)
+			if got := w.get("web"); got.Generation != generation || got.Retry.Attempts != 0 || got.Reason.Code != fsm.CodeWorking || got.Reason.Message != "pulling app: 1 of 9 GB" {
+				t.Fatalf("%+v %+v", got.Retry, got.Reason)
+			}
+			// When the agent no longer reports work, the deadline of the order runs from the end of the work.
+			works("", "restarting")
+			pass(w.tuning.ApplyTimeout - 10*second)
+			if got := w.get("web"); got.Retry.Attempts != 0 {
+				t.Fatalf("before the deadline no attempt may count as failed, but the retry is %+v and the reason %+v", got.Retry, got.Reason)
+			}
+			pass(20 * second)
+			if got := w.get("web"); got.Retry.Attempts != 1 {
+				t.Fatalf("not late: %+v %+v", got.Retry, got.Reason)
+			}
+		})
+	}
+	t.Run("a workload that has completed is not started again", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.node("b")
+		w.apply("job")
+		w.settle()
+		home := w.get("job").Node
+		w.report(&commandv1.WorkloadReport{Workload: "job", Node: home, State: "Stopped", Code: fsm.CodeCompleted, Message: "exited with code 0"})
+		generation := w.get("job").Generation
+		w.do(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: home, On: true}}})
+		w.heard[home] = false
+		w.settle()
+		for end := w.now + 600*second; w.now < end; w.now += 10 * second {
+			w.step()
+		}
+		if got := w.get("job"); got.Generation != generation || got.Node != home || got.Retry.Attempts != 0 {
+			t.Fatalf("the workload is on %q, retry %+v, reason %+v, want it unchanged on its node, without a failed attempt", got.Node, got.Retry, got.Reason)
+		}
+	})
+}

@@ -1,0 +1,115 @@
+package schedule
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestTimes: the times that follow a moment, with daylight saving time in both directions.
+func TestTimes(t *testing.T) {
+	for _, c := range []struct {
+		name, expression, zone, after string
+		want                          string
+	}{
+		{"each minute", "* * * * *", "", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z 2026-01-01T00:02:00Z"},
+		{"between two minutes", "* * * * *", "", "2026-01-01T00:00:30.5Z", "2026-01-01T00:01:00Z"},
+		{"daily in a zone", "@daily", "Europe/Berlin", "2026-01-01T00:00:00Z", "2026-01-02T00:00:00+01:00 2026-01-03T00:00:00+01:00"},
+		{"leap day", "0 0 29 2 *", "", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z 2032-02-29T00:00:00Z"},
+		{"day of month or of week", "0 0 13 * 5", "", "2026-02-01T00:00:00Z", "2026-02-06T00:00:00Z 2026-02-13T00:00:00Z"},
+
+		{"spring: the time before the gap", "30 1 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T01:30:00+01:00 2026-03-30T01:30:00+02:00"},
+		{"spring: a time in the gap fires after it", "30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:30:00+02:00"},
+		{"spring: two times in the gap fire once", "0,30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:00:00+02:00 2026-03-30T02:30:00+02:00"},
+		{"spring: a time in the gap and its end fire once", "0 2,3 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T03:00:00+02:00 2026-03-30T02:00:00+02:00"},
+		{"spring: each half hour has no gap", "*/30 * * * *", "Europe/Berlin", "2026-03-29T01:15:00+01:00", "2026-03-29T01:30:00+01:00 2026-03-29T03:00:00+02:00 2026-03-29T03:30:00+02:00"},
+		{"spring: each quarter past", "15 * * * *", "Europe/Berlin", "2026-03-29T01:10:00+01:00", "2026-03-29T01:15:00+01:00 2026-03-29T03:15:00+02:00"},
+		{"spring: midnight does not exist", "@daily", "America/Havana", "2026-03-07T12:00:00Z", "2026-03-08T01:00:00-04:00 2026-03-09T00:00:00-04:00"},
+
+		{"autumn: a repeated time fires the first time", "30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00Z", "2026-10-25T02:30:00+02:00 2026-10-26T02:30:00+01:00"},
+		{"autumn: from within the repeated hour", "30 2 * * *", "Europe/Berlin", "2026-10-25T02:10:00+01:00", "2026-10-26T02:30:00+01:00"},
+		{"autumn: each half hour fires in both hours", "*/30 * * * *", "Europe/Berlin", "2026-10-25T02:00:00+02:00", "2026-10-25T02:30:00+02:00 2026-10-25T02:00:00+01:00 2026-10-25T02:30:00+01:00 2026-10-25T03:00:00+01:00"},
+		{"autumn: a list of hours fires once each", "0 1-3 * * *", "Europe/Berlin", "2026-10-25T00:30:00+02:00", "2026-10-25T01:00:00+02:00 2026-10-25T02:00:00+02:00 2026-10-25T03:00:00+01:00"},
+		{"autumn: half an hour is repeated", "45 1 * * *", "Australia/Lord_Howe", "2026-04-04T12:00:00+11:00", "2026-04-05T01:45:00+11:00 2026-04-06T01:45:00+10:30"},
+		{"a day is left out", "0 12 * * *", "Pacific/Apia", "2011-12-29T13:00:00-10:00", "2011-12-31T00:00:00+14:00 2011-12-31T12:00:00+14:00"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := parsed(t, c.expression, c.zone)
+			at, err := time.Parse(time.RFC3339Nano, c.after)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			now := at.UnixNano()
+			for range strings.Fields(c.want) {
+				now = s.Next(now)
+				got = append(got, time.Unix(0, now).In(s.zone).Format(time.RFC3339))
+			}
+			if text := strings.Join(got, " "); text != c.want {
+				t.Errorf("times after %s\n got %s\nwant %s", c.after, text, c.want)
+			}
+		})
+	}
+}
+
+// TestTimesOnlyAdvance: from any moment around a change of the clock, the next time is later, and no time lies
+// between a moment and its next time.
+func TestTimesOnlyAdvance(t *testing.T) {
+	for _, zone := range []string{"", "Europe/Berlin", "Australia/Lord_Howe", "America/Havana", "Pacific/Apia"} {
+		for _, expression := range []string{"* * * * *", "*/30 * * * *", "30 2 * * *", "0 0-6 * * *", "@hourly", "@daily"} {
+			s := parsed(t, expression, zone)
+			for _, day := range []string{"2026-03-07", "2026-03-29", "2026-04-04", "2026-10-25", "2011-12-29"} {
+				at, err := time.Parse(time.DateOnly, day)
+				if err != nil {
+					t.Fatal(err)
+				}
+				last := int64(0)
+				for i := range 48 * 6 {
+					now := at.Add(time.Duration(i) * 10 * time.Minute).UnixNano()
+					next := s.Next(now)
+					if next <= now || next < last || last > now && next != last {
+						t.Fatalf("%q in %q: after %s comes %s, before it %s", expression, zone, time.Unix(0, now).UTC(), time.Unix(0, next).UTC(), time.Unix(0, last).UTC())
+					}
+					last = next
+				}
+			}
+		}
+	}
+}
+
+func TestBadExpressions(t *testing.T) {
+	for _, c := range []struct{ expression, want string }{
+		{"0 0 30 2 *", "never fires"},
+		{"0 0 31 4,6 *", "never fires"},
+		{"* * * *", "five fields"},
+		{"0 * * * * *", "five fields"},
+		{"60 * * * *", "five fields"},
+		{"", "five fields"},
+		{"@every 5m", "five fields"},
+		{"@often", "five fields"},
+		{"TZ=UTC * * * * *", "cron.time_zone"},
+		{"CRON_TZ=", "cron.time_zone"},
+	} {
+		if _, err := Parse(c.expression, time.UTC); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: error %v does not contain %q", c.expression, err, c.want)
+		}
+	}
+	for _, zone := range []string{"Europe/Nowhere", "Local", "../etc/passwd"} {
+		if _, err := Zone(zone); err == nil {
+			t.Errorf("zone %q is accepted", zone)
+		}
+	}
+}
+
+func parsed(t *testing.T, expression, zone string) *Schedule {
+	t.Helper()
+	at, err := Zone(zone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Parse(expression, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

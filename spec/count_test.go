@@ -1,0 +1,31 @@
+package spec
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestCountOfZero: `count: 0` keeps only the first member, which is stopped. Without a count there is one
+// workload without a group.
+func TestCountOfZero(t *testing.T) {
+	for _, c := range []struct{ name, text, id, desired, group string }{
+		{"a count of 0", "id: web\ncount: 0", "web-0", "Stopped", "web"},
+		{"a count of 0 in a stopped group", "id: web\ncount: 0\ndesired: stopped", "web-0", "Stopped", "web"},
+		{"a count of 1", "id: web\ncount: 1", "web-0", "Running", "web"},
+		{"no count", "id: web", "web", "Running", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := Prepare(parseOne(t, strings.Replace(web, "id: web", c.text, 1)), fixedKey{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			put := p.Command.GetPutWorkloads()
+			if len(put.Workloads) != 1 || put.GroupOf != c.group {
+				t.Fatalf("the command has %d workloads in group %q, want 1 in group %q", len(put.Workloads), put.GroupOf, c.group)
+			}
+			if w := put.Workloads[0]; w.Id != c.id || w.Desired != c.desired || w.Demand.Group != c.group {
+				t.Errorf("the workload has id %s and state %s in group %q; want %s and %s in group %q", w.Id, w.Desired, w.Demand.Group, c.id, c.desired, c.group)
+			}
+		})
+	}
+}

@@ -1,0 +1,338 @@
+package spec
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/engine"
+	"github.com/persys/compute/stack/service"
+)
+
+// Words of Compose that name a namespace or a network of a container. A container cannot share those of
+// another workload.
+var (
+	networkModes = []string{"bridge", "host", "none"}
+	hostOnly     = []string{"host"}
+	ipcModes     = []string{"host", "none", "private", "shareable"}
+	cgroupModes  = []string{"host", "private"}
+)
+
+// options checks the fields of a container that it has in common with a service of a Compose file, by the
+// code that checks the service.
+func (e *Errors) options(s *controlv1.WorkloadSpec) {
+	const at = "spec.container"
+	c := s.GetContainer()
+	for _, w := range []struct {
+		field, value string
+		words        []string
+	}{
+		{"network_mode", c.GetNetworkMode(), networkModes}, {"pid", c.GetPid(), hostOnly}, {"ipc", c.GetIpc(), ipcModes},
+		{"uts", c.GetUts(), hostOnly}, {"userns_mode", c.GetUsernsMode(), hostOnly}, {"cgroup", c.GetCgroup(), cgroupModes},
+	} {
+		e.word(at+"."+w.field, w.value, w.words)
+	}
+	for _, l := range []struct {
+		field string
+		n     int
+	}{
+		{"entrypoint", len(c.GetEntrypoint())}, {"tmpfs", len(c.GetTmpfs())}, {"ulimits", len(c.GetUlimits())}, {"sysctls", len(c.GetSysctls())},
+		{"devices", len(c.GetDevices())}, {"device_cgroup_rules", len(c.GetDeviceCgroupRules())}, {"gpus", len(c.GetGpus())},
+		{"group_add", len(c.GetGroupAdd())}, {"extra_hosts", len(c.GetExtraHosts())}, {"dns", len(c.GetDns())},
+		{"dns_search", len(c.GetDnsSearch())}, {"dns_opt", len(c.GetDnsOpt())}, {"labels", len(c.GetLabels())},
+		{"annotations", len(c.GetAnnotations())}, {"expose", len(c.GetExpose())}, {"logging.options", len(c.GetLogging().GetOptions())},
+		{"healthcheck.test", len(c.GetHealthcheck().GetTest())},
+	} {
+		if l.n > maxEntriesOf {
+			e.addf(at+"."+l.field, "", "has %d entries, at most %d", l.n, maxEntriesOf)
+			return
+		}
+	}
+	e.between(at+".oom_score_adj", int64(c.GetOomScoreAdj()), -1000, 1000, "")
+	for _, t := range []struct{ field, value string }{
+		{"cgroup_parent", c.GetCgroupParent()}, {"runtime", c.GetRuntime()}, {"logging.driver", c.GetLogging().GetDriver()},
+	} {
+		if t.value != "" && engine.Word(t.value) != "" || len(t.value) > 255 {
+			e.add(at+"."+t.field, "must be at most 255 characters without blanks", t.value)
+		}
+	}
+	for i, w := range c.GetEntrypoint() {
+		if !isText(w) {
+			e.add(fmt.Sprintf("%s.entrypoint[%d]", at, i), "must be text without NUL", "")
+		}
+	}
+	for _, m := range []struct {
+		field string
+		pairs map[string]string
+	}{{"labels", c.GetLabels()}, {"annotations", c.GetAnnotations()}, {"sysctls", c.GetSysctls()}, {"logging.options", c.GetLogging().GetOptions()}} {
+		for _, k := range sortedKeys(m.pairs) {
+			where := at + "." + m.field + "." + k
+			switch v := m.pairs[k]; {
+			case !isText(k) || !isText(v) || len(k) > 256 || len(v) > maxMetadata:
+				e.addf(where, "", "must be text without NUL, with a key of at most 256 bytes and a value of at most %d", maxMetadata)
+			case m.field == "labels" && strings.HasPrefix(k, "persys."):
+				e.add(where, "begins with persys., which is for the labels of the agents", "")
+			case m.field == "logging.options" && fromView(v):
+				e.secret(where, v)
+			}
+		}
+	}
+	for i, h := range c.GetExtraHosts() {
+		if name, address, ok := strings.Cut(h, "="); !ok || name == "" || address == "" {
+			e.add(fmt.Sprintf("%s.extra_hosts[%d]", at, i), "must be like NAME=10.0.0.5, or NAME=host-gateway for the node", h)
+		}
+	}
+	e.gpus(at+".gpus", c.GetGpus())
+	e.engineCheck(s)
+	e.asService(s)
+}
+
+// asService checks a container as the service of a Compose file that means the same.
+func (e *Errors) asService(s *controlv1.WorkloadSpec) {
+	of := service.Of(agentContainer(s))
+	conflicts := service.Conflicts(of)
+	of.OomScoreAdj = 0 // the other checks of this package cover this field and the next ones
+	if of.MemLimit < engine.MinMemory {
+		of.MemLimit = 0
+	}
+	for _, mode := range []*string{&of.Pid, &of.Uts, &of.UserNSMode} {
+		*mode = ""
+	}
+	if !slices.Contains(ipcModes, of.Ipc) {
+		of.Ipc = ""
+	}
+	for _, f := range append(service.Check(of), conflicts...) {
+		if f.Warning {
+			continue
+		}
+		value := ""
+		if f.Value != nil {
+			value = *f.Value
+		}
+		e.add("spec.container"+wirePath(f.At), f.Rule, value)
+	}
+}
+
+// wirePath returns the path of a value of a service, given as its keys, in the form of this package.
+func wirePath(keys []string) string {
+	var b strings.Builder
+	for _, k := range keys {
+		if _, err := strconv.Atoi(k); err == nil {
+			b.WriteString("[" + k + "]")
+		} else {
+			b.WriteString("." + k)
+		}
+	}
+	return b.String()
+}
+
+func (e *Errors) gpus(at string, list []*controlv1.DeviceRequest) {
+	for i, r := range list {
+		switch w := fmt.Sprintf("%s[%d]", at, i); {
+		case r.GetCount() < -1:
+			e.add(w+".count", "must be a number of devices, or all", strconv.FormatInt(r.GetCount(), 10))
+		case r.GetCount() != 0 && len(r.GetDeviceIds()) > 0:
+			e.add(w+".device_ids", "cannot be set with count: give one of them", "")
+		case r.GetCount() == 0 && len(r.GetDeviceIds()) == 0:
+			e.add(w+".count", "must be at least 1, or all", "0")
+		}
+	}
+}
+
+// engineCheck checks the health check that the engine runs.
+func (e *Errors) engineCheck(s *controlv1.WorkloadSpec) {
+	h := s.GetContainer().GetHealthcheck()
+	if h == nil {
+		return
+	}
+	const at = "spec.container.healthcheck"
+	if rule := engine.HealthTest(h.GetTest()); rule != "" {
+		e.add(at+".test", rule, strings.Join(h.GetTest(), " "))
+	}
+	for i, w := range h.GetTest() {
+		if !isText(w) {
+			e.add(fmt.Sprintf("%s.test[%d]", at, i), "must be text without NUL", "")
+		}
+	}
+	e.between(at+".retries", int64(h.GetRetries()), 0, 1000, "; 0 is the engine's default, 3")
+	for _, t := range []struct {
+		field string
+		d     *durationpb.Duration
+	}{{"interval", h.GetInterval()}, {"timeout", h.GetTimeout()}, {"start_period", h.GetStartPeriod()}, {"start_interval", h.GetStartInterval()}} {
+		if d := t.d.AsDuration(); t.d != nil && (t.d.CheckValid() != nil || d < 0 || d > 24*time.Hour) {
+			e.add(at+"."+t.field, "must be 0 to 24h", d.String())
+		}
+	}
+	if h.GetStartInterval() != nil && h.GetStartPeriod() == nil {
+		e.add(at+".start_interval", "needs start_period: it is the interval during that time", "")
+	}
+	if s.GetHealthCheck() != nil && !slices.Equal(h.GetTest(), []string{"NONE"}) {
+		e.add(at, "cannot be set with health_check, which the agent runs: give one of them", "")
+	}
+}
+
+// normaliseOptions leaves one spelling of the fields that a container has in common with a service of a
+// Compose file.
+func normaliseOptions(c *controlv1.ContainerSpec) {
+	for _, word := range []*string{&c.NetworkMode, &c.Pid, &c.Ipc, &c.Uts, &c.UsernsMode, &c.Cgroup} {
+		*word = strings.ToLower(strings.TrimSpace(*word))
+	}
+	for _, d := range c.Devices {
+		d.Target, d.Permissions = orElse(d.Target, d.Source), orElse(d.Permissions, "rwm")
+	}
+	for _, list := range []*[]string{&c.ExtraHosts, &c.Expose, &c.DeviceCgroupRules} {
+		slices.Sort(*list)
+		*list = slices.Compact(*list)
+	}
+	for _, m := range []*map[string]string{&c.Sysctls, &c.Labels, &c.Annotations} {
+		if len(*m) == 0 {
+			*m = nil
+		}
+	}
+	if l := c.Logging; l != nil && l.Driver == "" && len(l.Options) == 0 {
+		c.Logging = nil
+	}
+	for _, p := range c.Ports {
+		p.Address = hostAddress(p.Address)
+	}
+}
+
+// options adds records for the fields that a container has in common with a service of a Compose file. They
+// were added in a later version, so they have no record when unset.
+func (e *encoder) options(c *controlv1.ContainerSpec) {
+	e.words("entrypoint", c.GetEntrypoint())
+	for _, t := range []struct{ path, value string }{
+		{"working_dir", c.GetWorkingDir()}, {"hostname", c.GetHostname()}, {"domainname", c.GetDomainname()},
+		{"network_mode", c.GetNetworkMode()}, {"pid", c.GetPid()}, {"ipc", c.GetIpc()}, {"uts", c.GetUts()},
+		{"userns_mode", c.GetUsernsMode()}, {"cgroup", c.GetCgroup()}, {"cgroup_parent", c.GetCgroupParent()},
+		{"runtime", c.GetRuntime()}, {"cpuset", c.GetCpuset()},
+	} {
+		e.text(t.path, t.value)
+	}
+	e.flag("read_only", c.GetReadOnly())
+	e.flag("tty", c.GetTty())
+	e.flag("stdin_open", c.GetStdinOpen())
+	if c.GetInit() {
+		e.flag("init", true)
+	} else if c != nil && c.Init != nil {
+		e.text("init", "false")
+	}
+	for _, l := range []struct {
+		path string
+		list []string
+	}{
+		{"tmpfs", c.GetTmpfs()}, {"device_cgroup_rules", c.GetDeviceCgroupRules()}, {"group_add", c.GetGroupAdd()},
+		{"extra_hosts", c.GetExtraHosts()}, {"dns", c.GetDns()}, {"dns_search", c.GetDnsSearch()}, {"dns_opt", c.GetDnsOpt()}, {"expose", c.GetExpose()},
+	} {
+		e.words(l.path, l.list)
+	}
+	for _, m := range []struct {
+		path  string
+		pairs map[string]string
+	}{{"sysctls", c.GetSysctls()}, {"labels", c.GetLabels()}, {"annotations", c.GetAnnotations()}} {
+		e.pairs(m.path, m.pairs, false)
+	}
+	for _, n := range []struct {
+		path string
+		v    int64
+	}{
+		{"shm_size", c.GetShmSize()}, {"oom_score_adj", int64(c.GetOomScoreAdj())}, {"mem_reservation", c.GetMemReservation()},
+		{"memswap_limit", c.GetMemswapLimit()},
+	} {
+		e.number(n.path, n.v)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.GetUlimits())) {
+		u := c.GetUlimits()[name]
+		e.text("ulimits."+name, strconv.FormatInt(u.GetSoft(), 10)+":"+strconv.FormatInt(u.GetHard(), 10))
+	}
+	e.number("devices.#", int64(len(c.GetDevices())))
+	for _, d := range c.GetDevices() {
+		e.text("devices.source", d.GetSource())
+		e.text("devices.target", d.GetTarget())
+		e.text("devices.permissions", d.GetPermissions())
+	}
+	e.number("gpus.#", int64(len(c.GetGpus())))
+	for _, g := range c.GetGpus() {
+		e.text("gpus.driver", g.GetDriver())
+		e.number("gpus.count", g.GetCount())
+		e.words("gpus.device_ids", g.GetDeviceIds())
+		e.words("gpus.capabilities", g.GetCapabilities())
+		e.pairs("gpus.options", g.GetOptions(), false)
+	}
+	if l := c.GetLogging(); l != nil {
+		e.record("logging", 't', l.GetDriver())
+		e.pairs("logging.options", l.GetOptions(), true)
+	}
+	if h := c.GetHealthcheck(); h != nil {
+		e.number("healthcheck.#", 1)
+		e.words("healthcheck.test", h.GetTest())
+		for _, t := range []struct {
+			path string
+			d    *durationpb.Duration
+		}{{"interval", h.GetInterval()}, {"timeout", h.GetTimeout()}, {"start_period", h.GetStartPeriod()}, {"start_interval", h.GetStartInterval()}} {
+			e.number("healthcheck."+t.path, int64(t.d.AsDuration()))
+		}
+		e.number("healthcheck.retries", int64(h.GetRetries()))
+	}
+}
+
+// agentOptions translates the fields that a container has in common with a service of a Compose file.
+func agentOptions(c *controlv1.ContainerSpec, out *agentv1.ContainerSpec) {
+	out.Entrypoint, out.WorkingDir, out.Hostname, out.Domainname = c.GetEntrypoint(), c.GetWorkingDir(), c.GetHostname(), c.GetDomainname()
+	out.ReadOnly, out.Tty, out.StdinOpen, out.Tmpfs = c.GetReadOnly(), c.GetTty(), c.GetStdinOpen(), c.GetTmpfs()
+	out.Sysctls, out.Annotations, out.ShmSize, out.MemReservation = c.GetSysctls(), c.GetAnnotations(), c.GetShmSize(), c.GetMemReservation()
+	out.DeviceCgroupRules, out.GroupAdd, out.ExtraHosts = c.GetDeviceCgroupRules(), c.GetGroupAdd(), c.GetExtraHosts()
+	out.Dns, out.DnsSearch, out.DnsOpt, out.Expose = c.GetDns(), c.GetDnsSearch(), c.GetDnsOpt(), c.GetExpose()
+	out.NetworkMode, out.Pid, out.Ipc, out.Uts = c.GetNetworkMode(), c.GetPid(), c.GetIpc(), c.GetUts()
+	out.UsernsMode, out.Cgroup, out.CgroupParent = c.GetUsernsMode(), c.GetCgroup(), c.GetCgroupParent()
+	out.Runtime, out.Cpuset, out.OomScoreAdj = c.GetRuntime(), c.GetCpuset(), c.GetOomScoreAdj()
+	out.Resources.MemorySwapBytes = c.GetMemswapLimit()
+	if c != nil {
+		out.Init = c.Init
+	}
+	for name, u := range c.GetUlimits() {
+		if out.Ulimits == nil {
+			out.Ulimits = map[string]*agentv1.Ulimit{}
+		}
+		out.Ulimits[name] = &agentv1.Ulimit{Soft: u.GetSoft(), Hard: u.GetHard()}
+	}
+	for _, d := range c.GetDevices() {
+		out.Devices = append(out.Devices, &agentv1.Device{Source: d.GetSource(), Target: d.GetTarget(), Permissions: d.GetPermissions()})
+	}
+	for _, g := range c.GetGpus() {
+		out.Gpus = append(out.Gpus, &agentv1.DeviceRequest{
+			Driver: g.GetDriver(), Count: g.GetCount(), DeviceIds: g.GetDeviceIds(), Capabilities: g.GetCapabilities(), Options: g.GetOptions(),
+		})
+	}
+	if l := c.GetLogging(); l != nil {
+		out.Logging = &agentv1.Logging{Driver: l.GetDriver(), Options: l.GetOptions()}
+	}
+	if h := c.GetHealthcheck(); h != nil {
+		out.Healthcheck = &agentv1.EngineHealthCheck{
+			Test: h.GetTest(), Interval: h.GetInterval(), Timeout: h.GetTimeout(), StartPeriod: h.GetStartPeriod(),
+			StartInterval: h.GetStartInterval(), Retries: h.GetRetries(),
+		}
+	}
+	for k, v := range c.GetLabels() {
+		if out.Labels == nil {
+			out.Labels = map[string]string{}
+		}
+		out.Labels[k] = v
+	}
+}
+
+// listenAddress checks the address at which a port is published.
+func listenAddress(s string) string {
+	if a, err := netip.ParseAddr(s); err != nil || a.Zone() != "" {
+		return "must be an IP address of the node; without one the port is published on all of its addresses"
+	}
+	return ""
+}

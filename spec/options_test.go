@@ -1,0 +1,221 @@
+package spec
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/policy"
+)
+
+// firstOption is the number of the first field of a container that was added with the words of Compose.
+const firstOption = 1340
+
+// TestFormsOfWords: every form that Compose has for a word means the same in a container.
+func TestFormsOfWords(t *testing.T) {
+	for _, c := range []struct{ name, a, b string }{
+		{"an entry point", "entrypoint: /bin/sh -c 'a b'", "entrypoint: [/bin/sh, -c, a b]"},
+		{"no entry point", "entrypoint: []", "entrypoint: \"\""},
+		{"one tmpfs", "tmpfs: /run", "tmpfs: [/run]"},
+		{"a limit", "ulimits: {nofile: 5}", "ulimits: {nofile: {soft: 5, hard: 5}}"},
+		{"sysctls", "sysctls: [net.core.somaxconn=1]", "sysctls: {net.core.somaxconn: 1}"},
+		{"a size", "shm_size: 1m", "shm_size: 1048576"},
+		{"a device", "devices: [/dev/fuse]", "devices: [{source: /dev/fuse, target: /dev/fuse, permissions: rwm}]"},
+		{"GPUs", "gpus: all", "gpus: [{count: all}]"},
+		{"all GPUs of a driver", "gpus: [{driver: nvidia}]", "gpus: [{driver: nvidia, count: -1}]"},
+		{"hosts", "extra_hosts: ['b:10.0.0.2', 'a=::1']", "extra_hosts: {a: '[::1]', b: [10.0.0.2]}"},
+		{"a DNS server", "dns: 10.0.0.1", "dns: [10.0.0.1]"},
+		{"a health check", "healthcheck: {test: exit 0, interval: 90s}", "healthcheck: {test: [CMD-SHELL, exit 0], interval: 1m30s}"},
+		{"no health check", "healthcheck: {disable: true}", "healthcheck: {test: [NONE]}"},
+		{"a range of ports", "ports: ['8000-8001:80-81']", "ports: ['8000:80', '8001:81']"},
+		{"a port of an address", "ports: ['127.0.0.1:1:2/udp']", "ports: [{published: 1, target: 2, host_ip: 127.0.0.1, protocol: udp}]"},
+		{"a port of an IPv6 address", "ports: ['[::1]:1:2']", "ports: [{host: 1, container: 2, address: '::1'}]"},
+		{"a port of every address", "ports: ['0.0.0.0:1:2']", "ports: ['1:2']"},
+		{"a CPU limit", "cpus: 0.5\n  mem_limit: 64m", "cpus: 500m\n  mem_limit: 67108864"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got [2]*controlv1.WorkloadSpec
+			for i, words := range []string{c.a, c.b} {
+				got[i] = specOf(t, "id: a\ncontainer:\n  image: x\n  "+words+"\n")
+				Normalise(got[i])
+			}
+			if !proto.Equal(got[0], got[1]) {
+				t.Errorf("%s is %v\n%s is %v", c.a, got[0], c.b, got[1])
+			}
+			if proto.Equal(got[0], specOf(t, "id: a\ncontainer: {image: x}\n")) {
+				t.Errorf("%s has no effect", c.a)
+			}
+		})
+	}
+}
+
+// TestConflictsOfAContainer: settings that an engine would drop or refuse are refused at apply, with the line.
+func TestConflictsOfAContainer(t *testing.T) {
+	for _, c := range []struct{ words, want string }{
+		{"network_mode: host\n  ports: ['80:80']", "f:5:10: container.ports: has no effect with network_mode: host"},
+		{"dns: 10.0.0.1\n  network_mode: none", "f:4:8: container.dns: has no effect with network_mode: none"},
+		{"network_mode: container:db", "f:4:17: container.network_mode: must be one of bridge, host, none"},
+		{"pid: service:a", "f:4:8: container.pid: must be one of host"},
+		{"ipc: host\n  shm_size: 1m", "f:5:13: container.shm_size: has no effect with ipc: host"},
+		{"uts: host\n  hostname: a", "f:5:13: container.hostname: cannot be set with uts: host"},
+		{"network_mode: host\n  sysctls: {net.core.somaxconn: 1}", "f:5:13: container.sysctls.net.core.somaxconn: must not be set with network_mode: host"},
+		{"sysctls: {vm.swappiness: 1}", "container.sysctls.vm.swappiness: is not a kernel parameter that a container can have"},
+		{"ulimits: {nofiles: 1}", "f:4:22: container.ulimits.nofiles: is no limit"},
+		{"ulimits: {nofile: {soft: 2, hard: 1}}", "container.ulimits.nofile: soft must be at most hard"},
+		{"devices: [fuse]", "f:4:13: container.devices[0]: must begin with an absolute path"},
+		{"devices: ['/dev/a:/dev/b:rx']", "container.devices[0]: must have permissions of r, w and m"},
+		{"device_cgroup_rules: [all]", "container.device_cgroup_rules[0]: must be like"},
+		{"tmpfs: [/run:big=1]", "f:4:11: container.tmpfs[0]: has no option"},
+		{"gpus: some", "f:4:9: container.gpus: must be all"},
+		{"gpus: [{count: 1, device_ids: [a]}]", "container.gpus[0].device_ids: cannot be set with count"},
+		{"extra_hosts: [db]", "container.extra_hosts[0]: must be like"},
+		{"extra_hosts: ['db=ten']", "must be like name=10.0.0.5"},
+		{"dns: [one]", "container.dns[0]: must be an IP address"},
+		{"shm_size: big", "f:4:13: container.shm_size: must be bytes"},
+		{"memswap_limit: 64m", "container.memswap_limit: needs mem_limit"},
+		{"mem_limit: 64m\n  memswap_limit: 32m", "container.memswap_limit: must be at least mem_limit"},
+		{"oom_score_adj: 2000", "container.oom_score_adj: must be -1000 to 1000"},
+		{"pids_limit: -2", "container.pids_limit: must be"},
+		{"working_dir: srv", "container.working_dir: must be an absolute path"},
+		{"hostname: a_b/c", "container.hostname: must be letters"},
+		{"logging: {driver: json-file, options: {max-sise: 1m}}", "container.logging.options.max-sise: is not an option of the driver json-file"},
+		{"labels: {persys.workload: x}", "container.labels.persys.workload: begins with persys."},
+		{"healthcheck: {test: [curl]}", "container.healthcheck.test: must begin with CMD"},
+		{"healthcheck: {interval: 10}", "container.healthcheck.interval: must be a duration"},
+		{"healthcheck: {test: a, start_interval: 1s}", "container.healthcheck.start_interval: needs start_period"},
+		{"ports: ['10.0.0.1:80:80', '80:81']", "container.ports[1].host_port: is already published by ports[0]"},
+		{"cpus: 1\nresources: {cpu: 2}", "resources.cpu: is set twice, first as \"container.cpus\""},
+	} {
+		_, err := Parse("f", []byte("id: a\ncontainer:\n  image: x\n  "+c.words+"\n"), Options{})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: the error is %v, want %s", c.words, err, c.want)
+		}
+	}
+	if _, err := Parse("f", []byte("id: a\ncontainer: {image: x, ports: ['127.0.0.1:80:80', '127.0.0.2:80:81']}\n"), Options{}); err != nil {
+		t.Errorf("one port at two addresses is refused: %v", err)
+	}
+}
+
+// every returns a container in which field f is set.
+func every(t *testing.T, f protoreflect.FieldDescriptor) *controlv1.WorkloadSpec {
+	t.Helper()
+	c := &controlv1.ContainerSpec{Image: "x"}
+	m := c.ProtoReflect()
+	switch {
+	case f.IsMap() && f.MapValue().Message() != nil:
+		m.Mutable(f).Map().Set(protoreflect.ValueOfString("nofile").MapKey(), protoreflect.ValueOfMessage((&controlv1.Ulimit{Soft: 1}).ProtoReflect()))
+	case f.IsMap():
+		m.Mutable(f).Map().Set(protoreflect.ValueOfString("k").MapKey(), protoreflect.ValueOfString("v"))
+	case f.IsList() && f.Message() != nil:
+		m.Mutable(f).List().AppendMutable()
+	case f.IsList():
+		m.Mutable(f).List().Append(protoreflect.ValueOfString("w"))
+	case f.Message() != nil:
+		m.Mutable(f)
+	case f.Kind() == protoreflect.BoolKind:
+		m.Set(f, protoreflect.ValueOfBool(true))
+	case f.Kind() == protoreflect.Int64Kind:
+		m.Set(f, protoreflect.ValueOfInt64(7))
+	case f.Kind() == protoreflect.Int32Kind:
+		m.Set(f, protoreflect.ValueOfInt32(7))
+	default:
+		m.Set(f, protoreflect.ValueOfString("w"))
+	}
+	return &controlv1.WorkloadSpec{Type: TypeContainer, Workload: &controlv1.WorkloadSpec_Container{Container: c}}
+}
+
+// TestEveryWordIsInTheContentAndInTheOrder: a container with a new word is a new revision, and the agent gets
+// the word.
+func TestEveryWordIsInTheContentAndInTheOrder(t *testing.T) {
+	plain := &controlv1.WorkloadSpec{Type: TypeContainer, Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "x"}}}
+	before, order := contentOf(t, plain), agentContainer(plain)
+	fields := plain.GetContainer().ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if f.Number() < firstOption {
+			continue
+		}
+		s := every(t, f)
+		if proto.Equal(agentContainer(s), order) {
+			t.Errorf("the agent does not get %s", f.Name())
+		}
+		if f.Name() == "logging" {
+			s.GetContainer().Logging.Driver = "local"
+		}
+		if contentOf(t, s) == before {
+			t.Errorf("%s is not in the content", f.Name())
+		}
+	}
+	check := func(d time.Duration) *controlv1.WorkloadSpec {
+		s := proto.CloneOf(plain)
+		s.GetContainer().Healthcheck = &controlv1.EngineHealthCheck{Interval: durationpb.New(d)}
+		return s
+	}
+	if contentOf(t, check(time.Second)) == contentOf(t, check(2*time.Second)) {
+		t.Error("the interval of a health check is not in the content")
+	}
+}
+
+// TestOptionsOfALogDriverAreSealed: such options often hold a token.
+func TestOptionsOfALogDriverAreSealed(t *testing.T) {
+	s := specOf(t, "id: a\ncontainer: {image: x, logging: {driver: splunk, options: {splunk-token: hunter2}}}\n")
+	Normalise(s)
+	stored, err := Seal("a", s, fixedKey{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(stored, []byte("hunter2")) {
+		t.Error("the stored specification holds the token")
+	}
+	if v := Redact(s).GetContainer().GetLogging().GetOptions()["splunk-token"]; v != "***" {
+		t.Errorf("a view shows %q", v)
+	}
+}
+
+// TestWordsThatGivePowerAreAsked: policies judge every word with which a container reaches its node.
+func TestWordsThatGivePowerAreAsked(t *testing.T) {
+	for words, want := range map[string]policy.Ask{
+		"network_mode: host":               {Rule: policy.RuleHostNS, Value: "network", Field: "container.network_mode"},
+		"pid: host":                        {Rule: policy.RuleHostNS, Value: "pid", Field: "container.pid"},
+		"ipc: host":                        {Rule: policy.RuleHostNS, Value: "ipc", Field: "container.ipc"},
+		"uts: host":                        {Rule: policy.RuleHostNS, Value: "uts", Field: "container.uts"},
+		"userns_mode: host":                {Rule: policy.RuleHostNS, Value: "user", Field: "container.userns_mode"},
+		"cgroup: host":                     {Rule: policy.RuleHostNS, Value: "cgroup", Field: "container.cgroup"},
+		"devices: [/dev/fuse]":             {Rule: policy.RuleDevice, Value: "/dev/fuse", Field: "container.devices[0]"},
+		"device_cgroup_rules: [a *:* rwm]": {Rule: policy.RuleDevice, Value: "rule a *:* rwm", Field: "container.device_cgroup_rules[0]"},
+		"gpus: all":                        {Rule: policy.RuleDevice, Value: "gpu", Field: "container.gpus[0]"},
+		"sysctls: {net.core.somaxconn: 1}": {Rule: policy.RuleSecurity, Value: "sysctl=net.core.somaxconn", Field: "container.sysctls.net.core.somaxconn"},
+		"annotations: {a: b}":              {Rule: policy.RuleSecurity, Value: "annotation=a", Field: "container.annotations.a"},
+		"runtime: runsc":                   {Rule: policy.RuleSecurity, Value: "runtime=runsc", Field: "container.runtime"},
+		"cgroup_parent: /x":                {Rule: policy.RuleSecurity, Value: "cgroup-parent=/x", Field: "container.cgroup_parent"},
+		"logging: {driver: syslog}":        {Rule: policy.RuleSecurity, Value: "log-driver=syslog", Field: "container.logging.driver"},
+		"oom_score_adj: -5":                {Rule: policy.RuleSecurity, Value: "oom-score-adj=-5", Field: "container.oom_score_adj"},
+		"group_add: [docker]":              {Rule: policy.RuleUser, Value: "docker", Field: "container.group_add[0]"},
+		"ports: ['127.0.0.1:80:80']":       {Rule: policy.RulePort, Value: "127.0.0.1|80/tcp", Field: "container.ports[0]"},
+	} {
+		s := specOf(t, "id: a\ncontainer:\n  image: x\n  "+words+"\n")
+		Normalise(s)
+		if got := asksOf("a", s); !slices.Contains(got, want) {
+			t.Errorf("%s asks for %v, want %v too", words, got, want)
+		}
+	}
+}
+
+// TestEnvFile: variables of a file are read where the specification is written.
+func TestEnvFile(t *testing.T) {
+	read := func(string) ([]byte, error) { return []byte("A=one\nB=two # comment\n"), nil }
+	docs, err := Parse("f", []byte("id: a\ncontainer: {image: x, env_file: web.env, env: {A: own}}\n"), Options{ReadFile: read})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if env := docs[0].Spec.GetContainer().GetEnv(); env["A"] != "own" || env["B"] != "two" {
+		t.Errorf("the environment is %v", env)
+	}
+}

@@ -1,0 +1,100 @@
+package spec
+
+import (
+	"strings"
+	"testing"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+const rulesFile = `workload_id: web
+count: 3
+spread:
+  - zone
+  - {by: host, max_skew: 2, when: must}
+affinity:
+  - {node: "disk in ssd,nvme", weight: 80}
+  - {workload: db, by: zone}
+anti_affinity:
+  - {tag: tier=batch, when: must}
+tags: {tier: web}
+policy: binpack
+container: {image: nginx}
+`
+
+func TestRulesBecomeTheDemand(t *testing.T) {
+	reqs, err := Parse("web.yaml", []byte(rulesFile), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := reqs[0]
+	if e := Validate(req); len(e) > 0 {
+		t.Fatal(e)
+	}
+	Normalise(req.Spec)
+	once := req.Spec.String()
+	if Normalise(req.Spec); req.Spec.String() != once {
+		t.Errorf("a second Normalise changes the rules: %s", req.Spec)
+	}
+	const want = `spread:{by:"zone" max_skew:1} spread:{by:"host" max_skew:2 must:true} ` +
+		`affinities:{node:{key:"disk" op:"in" values:"nvme" values:"ssd"} weight:80} affinities:{workload:"db" by:"zone" weight:50} ` +
+		`affinities:{anti:true tag:{key:"tier" value:"batch"} by:"host" must:true} policy:"binpack"`
+	d := DemandOf("web", req.Spec)
+	if got := strings.ReplaceAll(d.GetPlacement().String(), "  ", " "); got != want {
+		t.Errorf("the rules are\n%s, expected\n%s", got, want)
+	}
+	if got := d.GetTags()[0]; got.GetKey() != "tier" || got.GetValue() != "web" {
+		t.Errorf("the tag is %v", got)
+	}
+}
+
+func TestBadRules(t *testing.T) {
+	for _, c := range []struct{ name, rules, want string }{
+		{"a negative skew", "count: 2\nspread: [{by: zone, max_skew: -1}]", "web.yaml:3:31: spread[0].max_skew: must be 1 to 1000"},
+		{"an unknown word", "count: 2\nspread: [{by: zone, when: shall}]", `web.yaml:3:27: spread[0].when: must be one of must, prefer, got "shall"`},
+		{"an unknown field", "count: 2\nspread: [{by: zone, skew: 1}]", "web.yaml:3:21: spread[0]: unknown field \"skew\""},
+		{"a spread of one workload", "spread: [zone]", "web.yaml:2:9: spread: needs count, completions or group"},
+		{"two spreads by one label", "count: 2\nspread: [zone, zone]", "spread[1].by: is already used by spread[0]"},
+		{"no target", "affinity: [{by: zone}]", "web.yaml:2:13: affinity[0]: must have exactly one of node, workload, group and tag, not 0"},
+		{"two targets", "affinity: [{group: a, tag: b=c}]", "affinity[0]: must have exactly one of node, workload, group and tag, not 2"},
+		{"the workload itself", "affinity: [{workload: web, when: must}]", `web.yaml:2:23: affinity[0].workload: is the workload itself`},
+		{"a contradiction", "group: g\naffinity: [{group: g, when: must}]\nanti_affinity: [{group: g, by: host, when: must}]", "web.yaml:4:18: anti_affinity[0]: can never hold together with affinity[0]"},
+		{"a weight of a required rule", "affinity: [{group: g, when: must, weight: 5}]", "affinity[0].weight: is for preferred rules"},
+		{"a weight above 100", "affinity: [{group: g, weight: 101}]", "affinity[0].weight: must be 1 to 100"},
+		{"a place of a rule about nodes", "affinity: [{node: disk=ssd, by: zone}]", "affinity[0].by: is for workload, group and tag"},
+		{"a bad tag", "affinity: [{tag: batch}]", "affinity[0].tag: must be key=value"},
+		{"an unknown policy", "policy: random", "policy: must be one of spread, binpack"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			text := "workload_id: web\n" + c.rules + "\ncontainer: {image: nginx}\n"
+			docs, err := Documents("web.yaml", []byte(text), Options{})
+			if err == nil {
+				if e := Validate(docs[0].Request); len(e) > 0 {
+					t.Log(e)
+					err = errorText(docs[0].Locate(e.Error()))
+				}
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the error is %v, expected %q in it", err, c.want)
+			}
+		})
+	}
+}
+
+type errorText string
+
+func (e errorText) Error() string { return string(e) }
+
+func TestUnknownLabels(t *testing.T) {
+	s := &controlv1.WorkloadSpec{
+		Spread:       []*controlv1.SpreadRule{{By: "zone", When: "must"}, {By: "rack"}, {By: "host", When: "must"}},
+		AntiAffinity: []*controlv1.AffinityRule{{Group: "a", By: "row", When: "Must"}},
+	}
+	err := UnknownLabels(s, func(key string) bool { return key == "zone" })
+	if err == nil || !strings.HasPrefix(err.Error(), "anti_affinity[0].by: no node has this label") && !strings.HasPrefix(err.Error(), "spec.anti_affinity[0].by: no node has this label") {
+		t.Errorf("the error is %v, expected one about anti_affinity[0].by only", err)
+	}
+	if err := UnknownLabels(s, func(string) bool { return true }); err != nil {
+		t.Errorf("labels that nodes have are refused: %v", err)
+	}
+}

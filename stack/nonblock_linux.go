@@ -1,0 +1,5 @@
+package stack
+
+import "syscall"
+
+const nonblock = syscall.O_NONBLOCK

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package stack
+
+const nonblock = 0
