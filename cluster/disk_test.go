@@ -348,7 +348,7 @@ func TestFullDiskStopsTheReplica(t *testing.T) {
 				victim = g.follower(leader)
 			}
 			full[g.index(victim)].Store(true)
-			_, err := leader.Propose(timeout(t, 5*time.Second), put("w", 1))
+			_, err := leader.Propose(timeout(t, patience), put("w", 1))
 			if who == "leader" && !errors.Is(err, ErrUnknownOutcome) || who == "follower" && err != nil {
 				t.Errorf("propose: %v", err)
 			}
@@ -360,10 +360,10 @@ func TestFullDiskStopsTheReplica(t *testing.T) {
 			if err := victim.Err(); !errors.Is(err, ErrStorage) || !errors.Is(err, syscall.ENOSPC) || !contains(err.Error(), logFile) {
 				t.Errorf("the replica stopped because of %v, want ErrStorage with ENOSPC and the name of the log file", err)
 			}
-			if _, err := victim.Propose(timeout(t, time.Second), put("w", 2)); !errors.Is(err, ErrClosed) {
+			if _, err := victim.Propose(timeout(t, 10*time.Second), put("w", 2)); !errors.Is(err, ErrClosed) {
 				t.Errorf("Propose on the stopped replica returned %v, want ErrClosed", err)
 			}
-			if v, err := victim.Read(timeout(t, time.Second), Stale, 0); err != nil || v.Info().ClusterID == "" {
+			if v, err := victim.Read(timeout(t, 10*time.Second), Stale, 0); err != nil || v.Info().ClusterID == "" {
 				t.Errorf("a stale read of the stopped replica returned %v, want the last state", err)
 			}
 			if victim.Status().Halted == nil {
@@ -374,7 +374,7 @@ func TestFullDiskStopsTheReplica(t *testing.T) {
 					if n == victim || !n.IsLeader() {
 						continue
 					}
-					_, err := n.Propose(timeout(t, time.Second), put("w", 3))
+					_, err := n.Propose(timeout(t, 10*time.Second), put("w", 3))
 					return err == nil
 				}
 				return false

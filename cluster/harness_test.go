@@ -45,7 +45,7 @@ func fastTiming() Timing {
 
 // calm lengthens the timeouts, so that a busy machine is unlikely to cause an election. Tests about one
 // particular leader use it.
-func calm(c *Config) { c.Timing.Heartbeat, c.Timing.LeaderLease = 1200*time.Millisecond, time.Second }
+func calm(c *Config) { c.Timing.Heartbeat, c.Timing.LeaderLease = 2*time.Second, 1700*time.Millisecond }
 
 // network connects the replicas of a test. A replica cannot reach another replica from which it is cut, and
 // their open connections end, but no port refuses a connection.

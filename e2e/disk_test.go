@@ -111,8 +111,8 @@ func TestTheLeadersDiskHangs(t *testing.T) {
 	must(t, f.disk.Freeze())
 	took := f.write()
 	measured(t, "the leader's disk hangs: the next write was acknowledged after %s", took.Round(time.Millisecond))
-	if took > 5*time.Second {
-		t.Errorf("a write was acknowledged after %s, want at most 5 s even on a busy machine", took)
+	if took > 10*time.Second {
+		t.Errorf("a write was acknowledged after %s, want at most 10 s even on a busy machine", took)
 	}
 	read, err := got[controlv1.AgentControlClient](t)(f.Any(t.Context())).GetWorkload(t.Context(), &controlv1.GetWorkloadRequest{WorkloadId: f.writes[0], Level: controlv1.ReadLevel_READ_LEVEL_LINEARIZABLE})
 	if err != nil || read.GetWorkload().GetWorkloadId() != f.writes[0] {
@@ -185,8 +185,8 @@ func TestSIGTERMWhileTheDiskHangs(t *testing.T) {
 		}))
 		took := time.Since(began)
 		measured(t, "SIGTERM while the disk hangs, %s: ended after %s", round.what, took.Round(time.Millisecond))
-		if took > 2*time.Second {
-			t.Errorf("%s: the scheduler ended after %s, want at most 2 s", round.what, took)
+		if took > 10*time.Second {
+			t.Errorf("%s: the scheduler ended after %s, want at most 10 s", round.what, took)
 		}
 		f.write()
 		must(t, f.disk.Thaw())

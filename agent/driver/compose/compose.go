@@ -239,10 +239,18 @@ type engineCli struct {
 	file   *configfile.ConfigFile
 }
 
+// CurrentVersion is the newest version of the API while the engine does not answer.
+func (c *engineCli) CurrentVersion() string {
+	v, err := c.engine.APIVersion(context.Background())
+	if err != nil {
+		return client.MaxAPIVersion
+	}
+	return v
+}
+
 func (c *engineCli) Client() client.APIClient           { return stacksOnly{c.engine.Client} }
 func (c *engineCli) ConfigFile() *configfile.ConfigFile { return c.file }
 func (c *engineCli) CurrentContext() string             { return command.DefaultContextName }
-func (c *engineCli) CurrentVersion() string             { return c.engine.Client.ClientVersion() }
 func (c *engineCli) ServerInfo() command.ServerInfo     { return command.ServerInfo{OSType: "linux"} }
 func (c *engineCli) BuildKitEnabled() (bool, error)     { return false, nil }
 func (c *engineCli) DockerEndpoint() docker.Endpoint {

@@ -231,10 +231,14 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.pull(ctx, spec.ID, s); err != nil {
 		return err
 	}
+	version, err := d.eng.APIVersion(ctx)
+	if err != nil {
+		return err
+	}
 	next := record{
 		Workload: spec.ID, ClusterID: spec.ClusterID, NodeID: spec.NodeID, Revision: spec.Revision, Content: spec.Content,
 		Generation: spec.Generation.String(), Commit: s.commit, Repository: s.repo, Services: s.expected(),
-		LeftOut: leaveOut(s.project, d.eng.Client.ClientVersion()),
+		LeftOut: leaveOut(s.project, version),
 	}
 	if err := d.note(project, next); err != nil {
 		return err

@@ -79,7 +79,11 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
 	}
-	want, err := translate(spec, d.eng.Client.ClientVersion())
+	version, err := d.eng.APIVersion(ctx)
+	if err != nil {
+		return err
+	}
+	want, err := translate(spec, version)
 	if err != nil {
 		return err
 	}

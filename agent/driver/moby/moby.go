@@ -57,6 +57,7 @@ type Engine struct {
 		known, able bool
 	}
 	known  atomic.Pointer[facts]
+	api    atomic.Pointer[string] // API version that was agreed on with the engine
 	signed signedImages
 }
 
@@ -111,6 +112,23 @@ func (e *Engine) Probe(ctx context.Context) (driver.Capacity, error) {
 		out.Healthy, out.Reason = false, "the engine runs "+info.OSType+" containers; linux is needed"
 	}
 	return out, nil
+}
+
+// APIVersion returns the version of the API that the client and the engine agreed on, for example 1.41. It asks
+// the engine once. The client's own ClientVersion is not used alone, because another goroutine's first call may
+// change it at the same time.
+func (e *Engine) APIVersion(ctx context.Context) (string, error) {
+	if v := e.api.Load(); v != nil {
+		return *v, nil
+	}
+	ctx, cancel := e.Call(ctx)
+	defer cancel()
+	if _, err := e.Client.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		return "", Classify("probe", err)
+	}
+	v := e.Client.ClientVersion()
+	e.api.Store(&v)
+	return v, nil
 }
 
 // Inspect inspects one container by id or name.
