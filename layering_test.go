@@ -507,11 +507,31 @@ func TestPackageNamesAndFileSizes(t *testing.T) {
 // CI=true. The Skip of rapid, on a variable named rt, only draws another case and is allowed.
 func TestTestsSkipOnlyThroughNeed(t *testing.T) {
 	skip := regexp.MustCompile(`(\w+)\.(?:Skip|Skipf|SkipNow)\(|Getenv\("CI"\)`)
+	eachLine(t, func(place, line string) {
+		if m := skip.FindStringSubmatch(line); m != nil && m[1] != "rt" && !strings.HasPrefix(place, "testbed/") {
+			t.Errorf("%s: %s: use testbed.Need to say which part is missing", place, line)
+		}
+	})
+}
+
+// TestWordsAreApart finds texts that are joined without a space, such as "node " + id + "is lost".
+func TestWordsAreApart(t *testing.T) {
+	joined := regexp.MustCompile(`[\w)\]] \+ "[A-Za-z]+ [a-z]`)
+	eachLine(t, func(place, line string) {
+		if !strings.Contains(place, "_test.go") && joined.MatchString(line) && !strings.Contains(line, "`") {
+			t.Errorf("%s: %s: begin the text after + with a space", place, line)
+		}
+	})
+}
+
+// eachLine calls f for each line of the source files that people write, with its place ("file:line").
+func eachLine(t *testing.T, f func(place, line string)) {
+	t.Helper()
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (notOurs(path) || path == "testbed"):
+		case d.IsDir() && notOurs(path):
 			return filepath.SkipDir
 		case !strings.HasSuffix(path, ".go") || generated(path) || path == "layering_test.go":
 			return nil
@@ -520,9 +540,7 @@ func TestTestsSkipOnlyThroughNeed(t *testing.T) {
 		n := 0
 		for line := range strings.Lines(string(src)) {
 			n++
-			if m := skip.FindStringSubmatch(line); m != nil && m[1] != "rt" {
-				t.Errorf("%s:%d: %s: use testbed.Need to say which part is missing", path, n, strings.TrimSpace(line))
-			}
+			f(fmt.Sprintf("%s:%d", path, n), strings.TrimSpace(line))
 		}
 		return err
 	})

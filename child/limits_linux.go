@@ -16,6 +16,9 @@ import (
 // limit sets the limits of this process. The memory limit is set on the data segment, which is the memory
 // that Go writes to. A limit on the address space would also count memory that Go only reserves.
 func limit(l Limits) error {
+	// If memory runs out, the kernel ends this child before the program that waits for its answer. The error is
+	// ignored: this is a precaution beside the limits below.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0o600)
 	present, err := dataSegment()
 	if err != nil {
 		return err

@@ -312,8 +312,9 @@ func refusedJoins(t *testing.T, n int64) {
 		}
 		return err
 	}))
-	if most := judged + lost.Load(); single+counted > most {
-		t.Errorf("%d refusals are on record, but only %d calls were made", single+counted, most)
+	// If leadership moves, a replica repeats a call at the new leader, which counts the refusal again.
+	if most := (judged + lost.Load()) * 11 / 10; single+counted > most {
+		t.Errorf("%d refusals are on record, but only %d calls were made", single+counted, judged+lost.Load())
 	}
 	windows := int64(took/time.Minute) + 2
 	if most := int64(len(c.Schedulers)) * (50 + 5*int64(took/time.Second+1)); single > most || numbers > networks*windows*int64(len(c.Schedulers)) {

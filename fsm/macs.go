@@ -49,7 +49,7 @@ func (c *macCheck) fault(puts []*commandv1.WorkloadPut, olds []*Workload) string
 					claimed = tree[string, string]()
 				}
 				if other, twice := claimed.Set(mac, p.GetId()); twice {
-					return macText(p.GetId(), mac) + "is also that of workload " + quoted(other) + " in this request: " + macNext
+					return macText(p.GetId(), mac) + " is also that of workload " + quoted(other) + " in this request: " + macNext
 				}
 			}
 			if olds[i] != nil && slices.Contains(olds[i].Demand.MACs, mac) {
@@ -74,7 +74,7 @@ func (c *macCheck) taken(id, mac string) (why string) {
 		if !c.sees(owner.In()) {
 			who = "a workload of another namespace"
 		}
-		why = macText(id, mac) + "is already that of " + who + ": " + macNext
+		why = macText(id, mac) + " is already that of " + who + ": " + macNext
 		return false
 	}
 	prefix := mac + "/"
@@ -127,7 +127,7 @@ func (c *macCheck) wait() {
 }
 
 func macText(id, mac string) string {
-	return "vm.networks: mac_address " + mac + " of workload " + quoted(id) + " "
+	return "vm.networks: mac_address " + mac + " of workload " + quoted(id)
 }
 
 const macNext = "set another mac_address, or delete that workload first"

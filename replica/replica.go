@@ -179,7 +179,7 @@ func (r *Replica) nodeConfig() (cluster.Config, error) {
 		Logger:          r.log,
 		Version:         r.version,
 		FeatureLevel:    fsm.FeatureLevel,
-		Memory:          memory(),
+		Memory:          memoryMiB(),
 		Metrics:         r.metrics,
 	}
 	if r.tls != nil {

@@ -129,7 +129,7 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	case !n.Up && w.Demand.Exclusive && !n.Fenced && p.stopsUntil(w, n) == 0:
 		return fsm.CodeAwaitFailover, awaitFence(n.ID), false
 	case !n.Up && w.Demand.Exclusive && !n.Fenced:
-		return fsm.CodeNodeLost, "the lease of node " + n.ID + "ended and its fencer has had the time to stop the workload", true
+		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended and its fencer has had the time to stop the workload", true
 	case !n.Up && !n.Fenced && w.Desired == fsm.DesiredStopped && !stopped(w):
 		// The workload stays bound to its lost node: off that node it would count as stopped, although no
 		// report has confirmed the stop.
@@ -195,7 +195,7 @@ func awaitFence(node string) string {
 
 // awaitReturn returns the message for a workload that has to be stopped and whose node is lost.
 func awaitReturn(node string) string {
-	return "node " + node + "is lost and may still run this workload, which is stopped once the node is back; if the node is known to be off: persysctl node fence " + node
+	return "node " + node + " is lost and may still run this workload, which is stopped once the node is back; if the node is known to be off: persysctl node fence " + node
 }
 
 func misfitCode(f filter) string {

@@ -43,7 +43,7 @@ func hopeless(w *fsm.Workload) (advice string, ok bool) {
 		return "", false
 	}
 	if advice, ok = permanent(w.Actual.Code); !ok && w.Actual.Terminal {
-		return "the agent of node " + w.Node + "has given the workload up; once the cause is gone: persysctl retry " + w.ID, true
+		return "the agent of node " + w.Node + " has given the workload up; once the cause is gone: persysctl retry " + w.ID, true
 	}
 	return advice, ok
 }

@@ -11,6 +11,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
+
 	"github.com/persys/compute/child"
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/cmd/internal/setup"
@@ -51,7 +53,12 @@ func run(ctx context.Context) error {
 		// by default. The variable GOGC overrides this.
 		debug.SetGCPercent(300)
 	}
-	cfg.Stacks = stack.NewLoader(stack.Options{})
+	// Above half of the memory that this program may use, the garbage collector starts earlier. The other half
+	// is for the processes that check Compose stacks. The variable GOMEMLIMIT overrides this.
+	if _, err := memlimit.Set(memlimit.WithRatio(0.5), memlimit.WithProvider(replica.Memory)); err != nil {
+		log.Warn("the garbage collector does not know how much memory this program may use", "err", err)
+	}
+	cfg.Stacks = stack.NewLoader(stack.Options{AtOnce: stacksAtOnce()})
 	var reopened time.Time
 	for {
 		r, err := replica.Start(ctx, cfg, version, log)
@@ -77,4 +84,12 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// stacksAtOnce returns how many Compose stacks may be checked at the same time: a check may need 450 MiB.
+func stacksAtOnce() int {
+	if memory, err := replica.Memory(); err == nil && memory < 2<<30 {
+		return 1
+	}
+	return 2
 }
