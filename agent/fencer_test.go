@@ -97,7 +97,7 @@ func TestALeasedOrderNeedsALeaseAndAFencer(t *testing.T) {
 	g.set(func() { g.err = errors.New("away") }) // the fencer fails before the lease is granted, because after that it may confirm at once
 	r.leased(fencer.Now() + time.Minute)
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
-		t.Errorf("a leased order while the fencer does not answer was answered %v; want Unavailable", err)
+		t.Errorf("an order with a lease was answered with %v while the fencer did not answer, want Unavailable", err)
 	}
 	if r.observed("db") != nil {
 		t.Error("the workload was started without a fencer")

@@ -15,8 +15,8 @@ import (
 // State is the whole replicated state at one index: a pointer to a root that never changes after a Tx has
 // committed it. Copying a State costs nothing, and any number of goroutines may read it.
 //
-// Only one goroutine at a time may call Begin (and so Apply) on the states of one cluster: they copy trees
-// for writing, which marks the original tree. Readers only share the pointer.
+// Only one goroutine at a time may call Begin (and so Apply) on the states of one cluster, because Begin copies
+// the trees lazily and for that changes a mark in the originals. Reading needs no lock.
 //
 // State implements View. The zero State is not usable; start with New.
 type State struct{ r *root }

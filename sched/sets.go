@@ -112,7 +112,8 @@ func (c *Cache) setOf(v fsm.View, namespace string, a *fsm.Affinity) *group {
 	return g
 }
 
-// indexPromised indexes the promised workloads by those targets for which there is no set yet.
+// indexPromised enters the workloads that this step has placed into c.untracked, under each rule target that
+// they match and that has no set yet.
 func (c *Cache) indexPromised() {
 	if c.untracked == nil {
 		c.untracked = map[string][]int{}

@@ -611,7 +611,7 @@ func firstOf(a, b error) error {
 	return b
 }
 
-// OutcomeText stands in the message of an UnknownOutcome error. The error of the last attempt follows.
+// OutcomeText is a part of the message of an UnknownOutcome error. The error of the last attempt follows it.
 const OutcomeText = "no other scheduler knows the outcome: "
 
 func (c *Conn) giveUp(ctx context.Context, method string, rounds int, unknown bool, last error) error {

@@ -177,7 +177,7 @@ type Reply struct {
 	Err   error
 }
 
-// The next effects need no action: the caller only logs and counts them.
+// The caller only logs and counts the effects below.
 type (
 	// Paused reports that this process was paused or that its clock was set.
 	Paused struct{ By time.Duration }

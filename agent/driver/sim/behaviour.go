@@ -226,7 +226,7 @@ func (r record) running(now time.Duration) phase {
 	return p
 }
 
-// up returns the phase at the time now in the run that began at p.started.
+// up returns the phase (state and time of the next change) that a container started at p.started has at now.
 func (r record) up(p phase, now time.Duration) phase {
 	b := r.Behaviour
 	ready := p.started + b.StartDelay

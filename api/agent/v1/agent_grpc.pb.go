@@ -68,9 +68,9 @@ type AgentServiceClient interface {
 	// Runs a command in a running workload, or opens its console. The first message opens the
 	// session. Legacy v1 agents answer Unimplemented.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
-	// Finds and removes garbage on the node; not in the shared contract.
+	// Finds and removes garbage on the node. Legacy v1 agents answer Unimplemented.
 	CollectGarbage(ctx context.Context, in *CollectGarbageRequest, opts ...grpc.CallOption) (*CollectGarbageResponse, error)
-	// Lists the managed volumes of the node; not in the shared contract.
+	// Lists the managed volumes of the node. Legacy v1 agents answer Unimplemented.
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
 }
@@ -232,9 +232,9 @@ type AgentServiceServer interface {
 	// Runs a command in a running workload, or opens its console. The first message opens the
 	// session. Legacy v1 agents answer Unimplemented.
 	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
-	// Finds and removes garbage on the node; not in the shared contract.
+	// Finds and removes garbage on the node. Legacy v1 agents answer Unimplemented.
 	CollectGarbage(context.Context, *CollectGarbageRequest) (*CollectGarbageResponse, error)
-	// Lists the managed volumes of the node; not in the shared contract.
+	// Lists the managed volumes of the node. Legacy v1 agents answer Unimplemented.
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()

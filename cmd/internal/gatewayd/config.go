@@ -208,7 +208,7 @@ func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 		addrs = []string{"127.0.0.1:8085"}
 	}
 	if len(addrs) == 0 && c.Discovery == "" {
-		return nil, first, nil // no source names a cluster; gateway.New returns the error
+		return nil, first, nil // no cluster is configured: gateway.New returns an error later
 	}
 	g := gateway.Cluster{ID: "default", Discovery: c.Discovery}
 	for _, a := range addrs {

@@ -22,8 +22,8 @@ const (
 	kernelStart = 2048
 )
 
-// GuestMissing returns the name of a requirement for building a real guest that this machine lacks, or "" if
-// it lacks none.
+// GuestMissing returns the name of a program or file that is needed to build a guest and that this machine
+// lacks, or "" if nothing is missing.
 func GuestMissing(ctx context.Context) string {
 	root, err := testbed.Root(ctx)
 	if err != nil {
