@@ -160,10 +160,7 @@ func TestMirrorRecoversAfterEtcdWasFull(t *testing.T) {
 			c, r := mirrored(t, e, quick)
 			e.fill()
 			c.do(put("too-much"))
-			r.awaitState(Failing)
-			if reason := r.Stats().Health.Reason; !strings.Contains(reason, "space exceeded") {
-				t.Errorf("the reason does not name the full disk: %s", reason)
-			}
+			r.awaitReason(Failing, "space exceeded")
 			c.random(rand.New(rand.NewPCG(11, 12)), 30)
 			e.makeRoom()
 			r.awaitEqual(e)

@@ -233,10 +233,7 @@ func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	r1 := first.start(e.client, quick)
 	r1.awaitEqual(e)
 	r2 := second.start(e.client, quick)
-	r2.awaitState(Foreign)
-	if reason := r2.Stats().Health.Reason; !strings.Contains(reason, "c1") {
-		t.Errorf("the reason does not name the owner: %s", reason)
-	}
+	r2.awaitReason(Foreign, "c1")
 	r2.stop()
 	o := quick
 	o.Prefix = "two"

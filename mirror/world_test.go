@@ -184,10 +184,14 @@ func (r *run) told() []State {
 	return append([]State(nil), r.states...)
 }
 
-func (r *run) awaitState(s State) {
+func (r *run) awaitState(s State) { r.t.Helper(); r.awaitReason(s, "") }
+
+// awaitReason waits for a state with a reason that contains a text. On a busy machine a call may reach its time
+// limit first, which is another reason for the same state.
+func (r *run) awaitReason(s State, text string) {
 	r.t.Helper()
-	testbed.Within(r.t, testbed.Patience, "the mirror is "+string(s), func() error {
-		if h := r.Stats().Health; h.State != s {
+	testbed.Within(r.t, testbed.Patience, "the mirror is "+string(s)+" "+text, func() error {
+		if h := r.Stats().Health; h.State != s || !strings.Contains(h.Reason, text) {
 			return fmt.Errorf("the mirror is %s: %s", h.State, h.Reason)
 		}
 		return nil
