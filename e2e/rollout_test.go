@@ -204,3 +204,62 @@ func TestRolloutThatFitsNowhere(t *testing.T) {
 		t.Errorf("%d members were down, want none", n)
 	}
 }
+
+// TestRolloutThatIsNeverHealthyGoesBack: on a real engine, the new version of a group runs but never answers its
+// health check. The update goes back by itself, and the other member is not touched.
+func TestRolloutThatIsNeverHealthyGoesBack(t *testing.T) {
+	e, image := theEngine(t)
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	onDocker(t, e, c)
+	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
+	file := func(port string) string {
+		path := filepath.Join(t.TempDir(), "web.yaml")
+		must(t, os.WriteFile(path, []byte("id: sick\ncount: 2\nupdate: {min_healthy_time: 1s, healthy_deadline: 25s, auto_revert: true}\n"+
+			"resources: {cpu: 10m, memory: 16Mi}\nhealth_check: {http: /healthz, port: 8080, interval: 1s, retries: 2}\n"+
+			"container: {image: "+image+", env: {PORT: '"+port+"'}}\n"), 0o600))
+		return path
+	}
+	ctl(t, c, "apply", "-f", file("8080"), "--wait", "--timeout", "2m")
+	untouched := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "sick-1", settle, running))
+	res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", file("9090"), "--wait", "--timeout", "3m"))
+	if res.Code == 0 || !strings.Contains(res.Stderr, "sick goes back") {
+		t.Errorf("an update that never becomes healthy ended with exit %d, want a failure that says that the group goes back\n%s", res.Code, res.Stderr)
+	}
+	ctl(t, c, "rollout", "status", "sick", "--wait", "--timeout", "3m")
+	for _, id := range []string{"sick-0", "sick-1"} {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, func(w *controlv1.WorkloadView) bool {
+			return running(w) && w.GetHealth() == "healthy"
+		}))
+	}
+	if now := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "sick-1", settle, running)); now.GetRevisionId() != untouched.GetRevisionId() {
+		t.Errorf("the member that was not updated has revision %s, want %s as before", now.GetRevisionId(), untouched.GetRevisionId())
+	}
+}
+
+// TestTaintDuringAnUpdate: while a group is updated, a node gets a taint NoExecute. The update ends with success
+// on the nodes that are left.
+func TestTaintDuringAnUpdate(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	for range 3 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	file := func(image string) string {
+		path := filepath.Join(t.TempDir(), "web.yaml")
+		must(t, os.WriteFile(path, []byte("id: web\ncount: 3\nupdate: {min_healthy_time: 2s, healthy_deadline: 2m}\n"+
+			"resources: {cpu: 10m, memory: 8Mi}\ncontainer: {image: "+image+"}\n"), 0o600))
+		return path
+	}
+	ctl(t, c, "apply", "-f", file("sim/one"), "--wait", "--timeout", "2m")
+	node := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web-2", settle, running)).GetAssignedNodeId()
+	ctl(t, c, "apply", "-f", file("sim/slow:1s"))
+	ctl(t, c, "node", "taint", node, "repair:NoExecute")
+	ctl(t, c, "rollout", "status", "web", "--wait", "--timeout", "3m")
+	for _, id := range []string{"web-0", "web-1", "web-2"} {
+		w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, func(w *controlv1.WorkloadView) bool {
+			return running(w) && w.GetAssignedNodeId() != node
+		}))
+		if image := w.GetSpec().GetContainer().GetImage(); image != "sim/slow:1s" {
+			t.Errorf("%s runs %s, want the new image", id, image)
+		}
+	}
+}
