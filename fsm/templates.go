@@ -47,6 +47,9 @@ func (c *Cron) Keeps(succeeded bool) uint32 {
 	return c.KeepFailed
 }
 
+// MaxActiveRuns is the maximum number of runs of a cron or of a parameterized job that have not ended.
+const MaxActiveRuns = 1000
+
 // Values of Cron.Concurrency: what happens if a run has not ended at the next time of the schedule.
 const (
 	ConcurrencyAllow   = "allow"   // another run starts
@@ -290,6 +293,21 @@ func (t *Tx) concurs(of *Workload) string {
 	return ""
 }
 
+// activeRuns returns how many runs have not ended; 0 for system workloads, which have one member per node, and for
+// crons that replace runs.
+func (t *Tx) activeRuns(of *Workload) (n int) {
+	if c := of.Demand.Template.Cron; of.IsSystem() || c != nil && c.Concurrency == ConcurrencyReplace {
+		return 0
+	}
+	t.state().Children(of.ID, func(w *Workload) bool {
+		if w.Active() {
+			n++
+		}
+		return true
+	})
+	return n
+}
+
 // createRun creates a run with the specification in put, whose secrets are sealed for the workload sealedFor.
 // If the cron replaces runs, it ends the active ones. The result is a refusal if no run
 // was created.
@@ -303,6 +321,9 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 	one := []*commandv1.WorkloadPut{put}
 	if fault := t.putsFault(one, ""); fault != "" {
 		return nil, refuse(Invalid, "%s", fault)
+	}
+	if n := t.activeRuns(of); n >= MaxActiveRuns {
+		return nil, refuse(OverQuota, "%q has %d runs that have not ended, which is the limit: wait for them, or delete some: persysctl delete RUN", of.ID, n)
 	}
 	var replaced []*Workload
 	if c := of.Demand.Template.Cron; c != nil && c.Concurrency == ConcurrencyReplace {

@@ -246,6 +246,19 @@ func TestCronWithoutQuota(t *testing.T) {
 	is(t, "cause", strings.Contains(last.Message, "quota"), true)
 }
 
+// TestActiveRunsAreBounded: with 1,000 runs that have not ended, a template gets no further one until a run ends.
+func TestActiveRunsAreBounded(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(put("encode", parameterized))
+	for i := range MaxActiveRuns {
+		id := fmt.Sprintf("encode-%d", i)
+		w.ok(startRun("encode", id, id))
+	}
+	refused(t, w.do(startRun("encode", "encode-more", "more")), OverQuota, "1000 runs that have not ended")
+	w.ok(remove("encode-7", true))
+	w.ok(startRun("encode", "encode-more", "more"))
+}
+
 // TestTemplatesInSnapshots: a snapshot keeps templates and their children.
 func TestTemplatesInSnapshots(t *testing.T) {
 	w := fired(t, 2)
