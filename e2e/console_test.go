@@ -166,7 +166,7 @@ func (p *page) sees(want ...string) {
 func (p *page) press(name string) {
 	p.t.Helper()
 	script := fmt.Sprintf(`(() => { const root = document.querySelector("dialog[open]") || document;
-		const el = [...root.querySelectorAll("button, a")].find((b) => b.textContent.trim() === %q && !b.disabled);
+		const el = [...root.querySelectorAll("button, a")].find((b) => b.textContent.trim() === %q && !b.disabled && !b.hidden);
 		if (el) el.click(); return !!el; })()`, name)
 	must(p.t, testbed.Poll(p.ctx, settle, "a button "+name, func(ctx context.Context) error {
 		var found bool
@@ -380,6 +380,8 @@ func TestConsole(t *testing.T) {
 		t.Errorf("persysctl diff says:\n%s", out)
 	}
 
+	jobsAndGroups(t, p, ctl, open, seen)
+
 	open("/drifts", "stray", "runs there, but the schedulers have no such workload", "operator investigation")
 	seen("drifts")
 	p.press("Delete …")
@@ -395,7 +397,8 @@ func TestConsole(t *testing.T) {
 
 	// Set the window to the size of a phone; after that, use only the keyboard.
 	p.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
-	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Attempts"} {
+	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Attempts",
+		"/workloads/nightly": "Next run", "/workloads/encode": "Start a run", "/workloads/shipper": "1 of 1 run", "/groups/web": "Members"} {
 		open(path, want)
 		var wide bool
 		p.do(chromedp.Evaluate(`document.documentElement.scrollWidth > document.documentElement.clientWidth + 1`, &wide))
@@ -492,6 +495,103 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 		}
 		return nil
 	}))
+}
+
+// jobsAndGroups uses the pages of a cron, a parameterized job, a job, a system workload and a group.
+func jobsAndGroups(t *testing.T, p *page, ctl func(string, ...string) string, open func(string, ...string), seen func(string)) {
+	t.Helper()
+	ctl(`id: nightly
+kind: cron
+cron: {schedule: "30 2 1 1 *", time_zone: Europe/Berlin, concurrency: forbid}
+container: {image: sim/exit}
+---
+id: encode
+kind: job
+job: {parameterized: {parameters: [{name: file, required: true}, {name: quality, default: "23"}]}}
+container: {image: sim/exit}
+---
+id: load
+kind: job
+job: {completions: 2, parallelism: 1, retries: 0}
+container: {image: "sim/crash:3"}
+---
+id: shipper
+kind: system
+resources: {cpu: 10m, memory: 16Mi}
+container: {image: "nginx:1.27"}
+`, "apply", "-f", "-")
+	says := func(want string, args ...string) {
+		t.Helper()
+		must(t, testbed.Poll(t.Context(), settle, want, func(context.Context) error {
+			if out := ctl("", args...); !strings.Contains(out, want) {
+				return fmt.Errorf("persysctl %v says:\n%s", args, out)
+			}
+			return nil
+		}))
+	}
+	open("/workloads/nightly", "30 2 1 1 *", "In Europe/Berlin", "No run has been started")
+	p.press("Run now")
+	p.sees("is started.", "by hand", "Succeeded", "Last success")
+	says("by hand", "cron", "history", "nightly")
+	p.press("Suspend")
+	p.sees("nightly is suspended", "Suspended")
+	says("Suspended", "cron", "list")
+	seen("cron")
+	p.press("Resume")
+	p.sees("nightly is resumed")
+	says("Running", "cron", "list")
+	p.press("Logs")
+	p.sees("The job has ended")
+	seen("run-logs")
+
+	open("/workloads/encode", "Start a run", "No run has been started")
+	p.do(chromedp.SendKeys("#param-file", "a.wav"), chromedp.SendKeys("#run-input", "notes"), chromedp.SendKeys("#run-key", "order-17"))
+	p.press("Start a run")
+	p.sees("is started.", "Succeeded")
+	p.press("Start a run")
+	p.sees("The key has started encode-")
+	seen("dispatch")
+	if n := strings.Count(ctl("", "cron", "history", "encode"), "encode-"); n != 1 {
+		t.Errorf("%d runs of encode, want one, because both had the same key", n)
+	}
+
+	open("/workloads/load-0", "Runs of load", "Failed", "0 of 2 have succeeded")
+	seen("job")
+	open("/workloads/shipper", "1 of 1 run", "shipper-dev-1")
+	seen("system")
+	p.press("Placement")
+	p.sees("one member on each of 1 of 1 nodes")
+	p.clean("system workload")
+
+	open("/workloads/web-0", "Running")
+	p.press("Scale …")
+	p.sees("Group web", "2 of 2 run")
+	scale := func(to string) { t.Helper(); p.do(chromedp.SetValue("#count", to)); p.press("Scale") }
+	scale("3")
+	p.sees("web gets 3 members.", "3 of 3 run", "web-2")
+	seen("group")
+	scale("1")
+	p.sees("Scale web from 3 to 1?", "These members are deleted")
+	seen("group-scale")
+	p.press("Scale down")
+	p.sees("web gets 1 member.", "1 of 1 run")
+	if out := ctl("", "list", "--group", "web"); strings.Contains(out, "web-1") {
+		t.Errorf("the group was not scaled:\n%s", out)
+	}
+	const web = "id: web\ncount: 2\nresources: {cpu: 100m, memory: 64Mi}\n"
+	ctl(web+"container: {image: \"nginx:1.28\"}\n", "apply", "--wait", "-f", "-")
+	ctl(web+"container: {image: \"nginx:1.30\"}\nupdate: {min_healthy_time: 1h, healthy_deadline: 2h}\n", "apply", "-f", "-")
+	p.sees("Waiting", "At a time")
+	p.press("Pause")
+	p.sees("The update is paused.", "Paused")
+	seen("group-update")
+	p.press("Resume")
+	p.sees("The update goes on.")
+	p.press("Undo …")
+	p.sees("Undo the update of web?")
+	p.press("Undo")
+	p.sees("The update is undone.")
+	p.clean("group")
 }
 
 // TestConsoleShowsThatThereIsNoLeader: without a leader, the console says that its data is old.

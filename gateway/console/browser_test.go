@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 
@@ -74,6 +76,19 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprint(w, `{"mode": "normal"}`)
 	case path != "/events":
 		_, _ = fmt.Fprint(w, `{}`)
+	}
+}
+
+// body answers a request with the body want, and refuses every other request.
+func (a *api) body(answer, want string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		got, err := io.ReadAll(r.Body)
+		if err != nil || string(got) != want {
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = fmt.Fprintf(w, `{"error": %q}`, fmt.Sprintf("the body is %s, want %s", got, want))
+			return
+		}
+		_, _ = fmt.Fprint(w, answer)
 	}
 }
 
@@ -143,7 +158,7 @@ func (p *tab) tell(event string) {
 // press clicks the button or link with that text, in the dialog if one is open.
 func (p *tab) press(name string) {
 	p.t.Helper()
-	p.is(fmt.Sprintf(`(() => { const el = [...(document.querySelector("dialog[open]") || document).querySelectorAll("button, a")].find((b) => b.textContent.trim() === %q && !b.disabled);
+	p.is(fmt.Sprintf(`(() => { const el = [...(document.querySelector("dialog[open]") || document).querySelectorAll("button, a")].find((b) => b.textContent.trim() === %q && !b.disabled && !b.hidden);
 		if (el) el.click(); return !!el; })()`, name), true)
 }
 
@@ -403,6 +418,106 @@ func browserCases() map[string]func(*tab) {
 			p.open("/workloads/load-0")
 			p.sees("all attempts failed", "9.0 s", "no such table", "<b>x</b>", "1 of 2 have succeeded", "Run again", "not Retry")
 			p.is(`[...document.querySelectorAll("tbody tr")].map((r) => [...r.cells].slice(0, 3).map((c) => c.textContent).join(" "))`, []string{"load-0 Failed 7", "load-1 Succeeded 0"})
+		},
+		"a cron's page shows its times and its runs, and starts, suspends and resumes": func(p *tab) {
+			cron := `{"workload": {"workload_id": "nightly", "kind": "cron", "status": "Running", "desired_state": %q, "template": {"cron": {"schedule": "30 2 * * *", "time_zone": "Asia/Tokyo",
+				"concurrency": "forbid", "keep_succeeded": 3, "keep_failed": 1}, "next_run": "2100-01-01T17:30:00Z", "last_failure": "2026-11-27T02:30:09Z"}}}`
+			p.set(map[string]any{
+				"GET /workloads/nightly": fmt.Sprintf(cron, "Running"),
+				"GET /workloads": `{"workloads": [{"workload_id": "nightly-b-20261128-0130", "owner": "nightly-b", "kind": "job", "status": "Running", "created_at": "2026-11-28T01:30:00Z"},
+					{"workload_id": "nightly-20261127-0130", "owner": "nightly", "kind": "job", "status": "Failed", "desired_state": "Running", "scheduled_at": "2026-11-27T01:30:00Z", "created_at": "2026-11-27T01:30:01Z",
+						"job_result": {"finished_at": "2026-11-27T01:30:09Z", "node_id": "n", "exit": {"code": 7, "started_at": "2026-11-27T01:30:01Z", "ended_at": "2026-11-27T01:30:09Z"}}},
+					{"workload_id": "nightly-0a1b2c", "owner": "nightly", "kind": "job", "status": "Running", "created_at": "2026-11-28T09:00:00Z", "assigned_node_id": "n"}]}`,
+				"POST /workloads/nightly/runs": p.body(`{"run_id": "nightly-ffff"}`, `{}`),
+				"POST /workloads":              p.body(`{"success": true}`, `{"workload_id":"nightly","desired_state":"Stopped"}`),
+			})
+			p.do(emulation.SetTimezoneOverride("Etc/UTC"))
+			p.open("/workloads/nightly")
+			p.sees("30 2 * * *", "In Asia/Tokyo", "02 Jan, 02:30:00", "forbid", "3 that succeeded, 1 that failed", "nightly-0a1b2c", "not Retry", "not Restart", "not nightly-b-")
+			p.is(`[...document.querySelectorAll("tbody tr")].map((r) => [r.cells[0], r.cells[1], r.cells[2], r.cells[6]].map((c) => c.textContent).join(" ").trim())`, []string{"nightly-0a1b2c Running", "nightly-20261127-0130 Failed 7 8.0 s"})
+			p.is(`[...document.querySelectorAll("[role=tab]")].filter((b) => !b.hidden).map((b) => b.textContent).join()`, "State,Timeline,Revisions,Specification")
+			p.press("Run now")
+			p.sees("Run nightly-ffff is started")
+			p.press("Suspend")
+			p.sees("nightly is suspended")
+			p.set(map[string]any{"GET /workloads/nightly": fmt.Sprintf(cron, "Stopped"), "POST /workloads": p.body(`{"success": true}`, `{"workload_id":"nightly","desired_state":"Running"}`)})
+			p.tell(`{"seq": "1", "type": "WorkloadState", "workload_id": "nightly"}`)
+			p.sees("Suspended")
+			p.press("Resume")
+			p.sees("nightly is resumed")
+		},
+		"a parameterized job is started with its parameters, which stay in the form": func(p *tab) {
+			p.set(map[string]any{
+				"GET /workloads/encode": `{"workload": {"workload_id": "encode", "kind": "job", "status": "Running", "desired_state": "Running", "template": {},
+					"spec": {"kind": "job", "job": {"parameterized": {"parameters": [{"name": "file", "required": true}, {"name": "quality", "default": "23"}]}}}}}`,
+				"POST /workloads/encode/runs": p.body(`{"run_id": "encode-1"}`, `{"parameters":{"file":"a.wav"},"input":"one","key":"order-17"}`),
+			})
+			p.open("/workloads/encode")
+			p.sees("No run has been started", "not Suspend", "not Retry")
+			p.press("Start a run") // the browser refuses the form: a required parameter is missing
+			p.do(chromedp.SendKeys("#param-file", "a.wav"), chromedp.SendKeys("#run-input", "one"), chromedp.SendKeys("#run-key", "order-17"))
+			p.set(map[string]any{"GET /workloads": `{"workloads": [{"workload_id": "encode-1", "owner": "encode", "kind": "job", "status": "Running", "created_at": "2026-11-27T01:30:00Z"}]}`})
+			p.tell(`{"seq": "1", "type": "WorkloadState", "workload_id": "encode"}`)
+			p.sees("encode-1")
+			p.is(`document.activeElement.id + document.getElementById("param-file").value`, "run-keya.wav")
+			p.press("Start a run")
+			p.sees("Run encode-1 is started")
+		},
+		"a system workload's page shows its members": func(p *tab) {
+			p.set(map[string]any{
+				"GET /workloads/shipper": `{"workload": {"workload_id": "shipper", "kind": "system", "status": "Running", "desired_state": "Running"}}`,
+				"GET /workloads": `{"workloads": [{"workload_id": "shipper-n2", "owner": "shipper", "kind": "system", "group": "shipper", "status": "Pending", "desired_state": "Running", "message": "no room"},
+					{"workload_id": "shipper-n1", "owner": "shipper", "kind": "system", "group": "shipper", "status": "Running", "desired_state": "Running", "assigned_node_id": "n1"}]}`,
+			})
+			p.open("/workloads/shipper")
+			p.sees("1 of 2 run", "no room", "not Restart", "not Scale …", "Stop")
+			p.is(`[...document.querySelectorAll("tbody tr")].map((r) => [r.cells[0], r.cells[1], r.cells[2]].map((c) => c.textContent).join(" "))`, []string{"shipper-n1 Running n1", "shipper-n2 Pending none"})
+		},
+		"a group is scaled, and members that would go are named before": func(p *tab) {
+			member := `{"workload_id": "web-%d", "group": "web", "status": "Running", "desired_state": "Running", "revision_number": "2", "spec": {"update": {"max_parallel": 1}}}`
+			p.set(map[string]any{
+				"GET /workloads/web-0":   `{"workload": ` + fmt.Sprintf(member, 0) + `}`,
+				"GET /workloads":         fmt.Sprintf(`{"workloads": [`+member+`, `+member+`, `+member+`]}`, 0, 10, 2),
+				"POST /groups/web/scale": p.body(`{}`, `{"count":1}`),
+				"GET /rollouts/web":      `{"group": "web", "phase": "Paused", "reason": "web-2 is unhealthy", "can_undo": true, "members": [{"workload_id": "web-2", "state": "Updating"}]}`,
+				"POST /rollouts/web":     p.body(`{}`, `{"action":"resume"}`),
+			})
+			p.do(page.BringToFront()) // a dialog in a hidden tab does not close
+			p.open("/workloads/web-0")
+			p.press("Scale …")
+			p.sees("3 of 3 run", "web-2 is unhealthy", "Updating")
+			p.is(`document.getElementById("count").value + [...document.querySelectorAll("tbody tr")].map((r) => r.cells[0].textContent)`, "3web-0,web-2,web-10")
+			p.do(chromedp.SetValue("#count", "1"))
+			p.press("Scale")
+			p.sees("Scale web from 3 to 1?")
+			p.is(`[...document.querySelectorAll("dialog li")].map((e) => e.textContent).join()`, "web-2,web-10")
+			p.press("Scale down")
+			p.sees("web gets 1 member.")
+			p.press("Resume")
+			p.sees("The update goes on")
+			p.set(map[string]any{"POST /rollouts/web": p.body(`{}`, `{"action":"undo"}`)})
+			p.press("Undo …")
+			p.press("Undo")
+			p.sees("The update is undone")
+		},
+		// The schedulers would refuse each of these changes.
+		"a reader without rights sees no buttons of changes": func(p *tab) {
+			member := `{"workload_id": "web-0", "group": "web", "status": "Running", "desired_state": "Running"}`
+			p.set(map[string]any{
+				"GET /access/check":              `{"permission": "deploy", "reason": "none of your roles has the permission deploy"}`,
+				"GET /workloads/web-0":           `{"workload": ` + member + `}`,
+				"GET /workloads":                 `{"workloads": [` + member + `]}`,
+				"GET /workloads/encode":          `{"workload": {"workload_id": "encode", "kind": "job", "status": "Running", "desired_state": "Running", "template": {}, "spec": {"job": {"parameterized": {}}}}}`,
+				"GET /workloads/web-0/revisions": `{"revisions": [{"number": "2", "present": true}, {"number": "1"}]}`,
+			})
+			p.open("/workloads/web-0")
+			p.sees("Attempts", "Logs", "not Stop", "not Retry", "not Restart", "not Delete …", "not Scale", "not Exec")
+			p.press("Revisions")
+			p.sees("2 (now)", "not Roll back")
+			p.open("/groups/web")
+			p.sees("1 of 1 run", "not Scale")
+			p.open("/workloads/encode")
+			p.sees("No run has been started", "not Start a run")
 		},
 		// Reading a page again replaces its elements; keyboard users must keep the focus.
 		"the focus stays on its button when the page is read again": func(p *tab) {

@@ -15,6 +15,8 @@
 //	nodes.js      map, list, one node, cordon and drain with a preview
 //	workloads.js  a list of any length; only rows in sight are elements
 //	job.js        the result of a job, and the runs of its group
+//	template.js   crons, parameterized jobs and system workloads, with their runs or members
+//	group.js      members of a group, scaling, rolling update
 //	workload.js   state, timeline, placement, logs, specification
 //	exec.js       a session in a workload; loaded when its tab is opened
 //	term.js       the terminal of a session

@@ -116,8 +116,8 @@ export async function call(method, path, body, signal) {
   const out = await r.json();
   if (fresh.failing.size === 0) fresh.at = Date.now();
   fresh.error = "";
-  // Answers to changes, and the status of a replica, do not say how old their data is.
-  if (method === "GET" && path !== "/status") {
+  // Answers to changes, the status of a replica and answers about rights do not say how old their data is.
+  if (method === "GET" && path !== "/status" && !path.startsWith("/access/")) {
     fresh.stale = r.headers.get("X-Persys-Stale") === "true" || out.stale === true;
     fresh.ageMs = Number(r.headers.get("X-Persys-Age-Ms") || out.age_ms || 0);
   }
@@ -131,6 +131,20 @@ export const get = (path, signal) => call("GET", path, undefined, signal);
 export const post = (path, body) => call("POST", path, body || {});
 /** @param {string} path */
 export const del = (path) => call("DELETE", path);
+
+/**
+ * Reports whether the caller has a permission in a namespace; "" is the whole cluster. If that cannot be read, the
+ * answer is yes: the schedulers judge each change again.
+ * @param {string} verb @param {string} namespace @param {AbortSignal} signal @returns {Promise<boolean>}
+ */
+export async function may(verb, namespace, signal) {
+  try {
+    const r = await get("/access/check" + query({ verb, namespace }), signal);
+    return !r.permission || !!r.allowed;
+  } catch {
+    return true;
+  }
+}
 
 /** "?a=b&…" of the fields that are set, "" when none is. @param {Record<string, any>} fields */
 export function query(fields) {

@@ -7,6 +7,7 @@ import { overview } from "./overview.js";
 import { node, nodes } from "./nodes.js";
 import { workload } from "./workload.js";
 import { workloads } from "./workloads.js";
+import { group } from "./group.js";
 import { deploy } from "./deploy.js";
 import { drifts } from "./drifts.js";
 import { audit, events } from "./events.js";
@@ -17,6 +18,7 @@ const pages = [
   { at: /^\/nodes\/([^/]+)$/, parent: "Nodes", show: node },
   { name: "Workloads", at: /^\/workloads$/, href: "#/workloads", show: workloads },
   { at: /^\/workloads\/([^/]+)$/, parent: "Workloads", show: workload },
+  { at: /^\/groups\/([^/]+)$/, parent: "Workloads", show: group },
   { name: "Deploy", at: /^\/deploy$/, href: "#/deploy", show: deploy },
   { name: "Drifts", at: /^\/drifts$/, href: "#/drifts", show: drifts },
   { name: "Events", at: /^\/events$/, href: "#/events", show: events },

@@ -118,21 +118,24 @@ export const gb = (n) => n.toLocaleString("en") + " GB";
 /** Reads a number of the API; 64-bit integers are text in JSON. @param {any} v */
 export const int = (v) => Number(v || 0);
 
-/** How long ago a time was, in its largest unit. @param {string} [time] RFC 3339 */
-export function age(time) {
-  if (!time) return "–";
-  const s = Math.max(0, (Date.now() - Date.parse(time)) / 1000);
+/** A time span in its largest unit. @param {number} ms */
+function span(ms) {
+  const s = Math.max(0, ms / 1000);
   if (s < 90) return Math.round(s) + " s";
   if (s < 5400) return Math.round(s / 60) + " min";
   if (s < 129600) return Math.round(s / 3600) + " h";
   return Math.round(s / 86400) + " d";
 }
+/** How long ago a time was. @param {string} [time] RFC 3339 */
+export const age = (time) => (time ? span(Date.now() - Date.parse(time)) : "–");
+/** How long it is until a time. @param {string} time RFC 3339 */
+export const until = (time) => "in " + span(Date.parse(time) - Date.now());
 
-/** Date and time in the reader's zone. @param {string} [time] RFC 3339 */
-export function clock(time) {
+/** Date and time. @param {string} [time] RFC 3339 @param {string} [timeZone] default is the reader's */
+export function clock(time, timeZone) {
   if (!time) return "–";
   /** @type {Intl.DateTimeFormatOptions} */
-  const form = { day: "2-digit", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" };
+  const form = { day: "2-digit", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone };
   return h("time", { datetime: time, title: time }, new Date(time).toLocaleString("en-GB", form));
 }
 
@@ -142,8 +145,12 @@ export const labelTexts = (labels) => Object.entries(labels || {}).sort().map(([
 /** Code and message of a reason in one text. @param {...(string | undefined)} parts */
 export const reasonText = (...parts) => parts.filter(Boolean).join(": ");
 
-/** @param {string} id */
-export const workloadLink = (id) => h("a", { href: "#/workloads/" + encodeURIComponent(id) }, id);
+/** @param {string} id @param {string} [tab] tab of the workload's page @param {string} [text] */
+export function workloadLink(id, tab, text) {
+  return h("a", { href: "#/workloads/" + encodeURIComponent(id) + (tab ? "?tab=" + tab : "") }, text || id);
+}
+/** @param {string} name */
+export const groupLink = (name) => name && h("a", { href: "#/groups/" + encodeURIComponent(name) }, name);
 /** @param {string} [id] */
 export function nodeLink(id) {
   return id ? h("a", { href: "#/nodes/" + encodeURIComponent(id) }, id) : h("span", { class: "quiet" }, "none");

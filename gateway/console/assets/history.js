@@ -11,7 +11,8 @@ const changeTable = (list) => table(["Field", "Before", "After"], list.map(chang
 /**
  * Fills body with the revisions of a workload.
  * @param {HTMLElement} body @param {AbortSignal} signal @param {string} id
- * @param {(number: number) => Promise<void>} rollBack applies the revision of that number again
+ * @param {((number: number) => Promise<void>) | false} rollBack applies the revision of that number again; false if
+ * the reader may not
  */
 export async function showHistory(body, signal, id, rollBack) {
   const at = "/workloads/" + encodeURIComponent(id) + "/revisions";
@@ -36,12 +37,13 @@ export async function showHistory(body, signal, id, rollBack) {
     const diff = await get(at + query({ from: list[0].number, to: r.number }), signal);
     const text = h("p", {}, "It becomes a new revision, with the secrets of the former one.");
     const body = h("div", {}, text, changeTable(diff.changes || []));
-    if (await confirmed(`Roll ${id} back to revision ${r.number}?`, body, "Roll back", true)) await rollBack(r.number);
+    const yes = await confirmed(`Roll ${id} back to revision ${r.number}?`, body, "Roll back", true);
+    if (yes && rollBack) await rollBack(r.number);
   }
   const row = (r) => [
     name(r), mono([r.revision_id, r.caller_revision_id].filter(Boolean).join(" ")), clock(r.applied_at), r.by || "–",
     (r.changes || []).length ? r.changes.map((c) => h("div", { class: "mono" }, c.field)) : "–",
-    !r.present && h("button", { onclick: () => confirmRollBack(r) }, "Roll back …"),
+    rollBack && !r.present && h("button", { onclick: () => confirmRollBack(r) }, "Roll back …"),
   ];
   replace(body,
     card("Revisions", h("p", { class: "quiet" }, "The current revision and the five before it are kept."),

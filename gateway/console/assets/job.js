@@ -2,24 +2,26 @@
 // The result of a job and the runs of its group, for the page of a workload.
 import { age, card, clock, facts, h, int, nodeLink, state, table, workloadLink } from "./dom.js";
 
-// ran returns how long an instance ran; "" if its start or its end is unknown.
-function ran(exit) {
+/** How long an instance ran; "" if its start or its end is unknown. @param {any} exit */
+export function ran(exit) {
   if (!exit?.started_at || !exit.ended_at) return "";
   const s = (Date.parse(exit.ended_at) - Date.parse(exit.started_at)) / 1000;
   return s < 90 ? s.toFixed(1) + " s" : Math.round(s / 60) + " min";
 }
 
-const exitCode = (exit) => (exit ? String(int(exit.code)) : "");
+/** @param {any} exit */
+export const exitCode = (exit) => (exit ? String(int(exit.code)) : "");
 
 /** The state of a workload; for a finished job, how it ended. @param {any} w */
 export function ended(w) {
+  if (w.template?.cron && w.desired_state === "Stopped") return state("Stopped", "Suspended");
   if (!w.job_result || w.desired_state !== "Running") return state(w.status);
   return w.job_result.succeeded ? state("Succeeded") : state("Failed");
 }
 
 /** The result of a job as a card; nothing for a service. @param {any} w */
 export function resultCard(w) {
-  if (w.kind !== "job") return null;
+  if (w.kind !== "job" || w.template || w.spec?.job?.every_node && !w.owner) return null;
   const r = w.job_result;
   if (!r) return card("Result", h("p", { class: "empty" }, "The job has not finished."));
   return card("Result", facts([
@@ -39,11 +41,12 @@ export function outputCard(w) {
 /** The jobs of a group as a card. @param {string} group @param {any[]} jobs @param {boolean} more jobs are missing */
 export function runsCard(group, jobs, more) {
   const row = (w) => [
-    workloadLink(w.workload_id), ended(w), exitCode(w.job_result?.exit), String(int(w.retry_attempts)),
-    nodeLink(w.job_result?.node_id || w.assigned_node_id), w.job_result ? age(w.job_result.finished_at) : "–",
+    workloadLink(w.workload_id), ended(w), exitCode(w.job_result?.exit), workloadLink(w.workload_id, "Logs", "Logs"),
+    String(int(w.retry_attempts)), nodeLink(w.job_result?.node_id || w.assigned_node_id),
+    w.job_result ? age(w.job_result.finished_at) : "–",
   ];
   const columns = [
-    "Job", "State", { title: "Exit code", num: true }, { title: "Failed attempts", num: true }, "Node",
+    "Job", "State", { title: "Exit code", num: true }, "Output", { title: "Failed attempts", num: true }, "Node",
     { title: "Ended", num: true },
   ];
   const done = jobs.filter((w) => w.job_result?.succeeded).length;

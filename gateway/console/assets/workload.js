@@ -1,12 +1,15 @@
 // @ts-check
 // One workload: state, timeline, placement, logs, sessions, revisions, specification.
-import { call, del, fetchLines, get, post, query, stream } from "./api.js";
+import { call, del, fetchLines, get, may, post, query, stream } from "./api.js";
 import {
-  card, clock, confirmed, facts, h, int, labelTexts, nodeLink, reasonText, replace, state, table, timeline, toast,
+  card, clock, confirmed, facts, groupLink, h, int, labelTexts, nodeLink, reasonText, replace, state, table, timeline, toast,
+  workloadLink,
 } from "./dom.js";
+import { countable } from "./group.js";
 import { ended, outputCard, resultCard, runsCard } from "./job.js";
 import { live, refresh } from "./live.js";
 import { verdicts } from "./placement.js";
+import { dispatchCard, isSystem, isTemplate, runStarted, scheduleCard, showChildren } from "./template.js";
 
 const tabs = ["State", "Timeline", "Placement", "Logs", "Exec", "Revisions", "Specification"];
 const maxLog = 500000; // maximum number of characters of the log that the page keeps
@@ -14,12 +17,15 @@ const maxLog = 500000; // maximum number of characters of the log that the page 
 /** @param {HTMLElement} main @param {AbortSignal} signal @param {string} id */
 export async function workload(main, signal, id) {
   const at = "/workloads/" + encodeURIComponent(id);
-  let tab = tabs[0], inner = new AbortController();
+  const wanted = new URLSearchParams(location.hash.split("?")[1] || "").get("tab");
+  let tab = tabs.find((t) => t === wanted) || tabs[0], inner = new AbortController();
   /** @type {any} */
   let seen = null;
   // onState is called with each newer state of the workload; the tab that is open sets it.
   /** @type {(w: any) => void} */
   let onState = () => { };
+  /** @type {Promise<boolean[]> | null} */
+  let rights = null;
   const head = h("div", {}), body = h("div", { role: "tabpanel", id: "panel", tabIndex: 0 });
   const button = (t) => h("button", { type: "button", role: "tab", "aria-controls": "panel", onclick: () => open(t) }, t);
   const bar = h("div", { class: "tabs", role: "tablist", "aria-label": "About this workload", onkeydown: stepTab },
@@ -30,7 +36,8 @@ export async function workload(main, signal, id) {
   function stepTab(e) {
     const step = e.key === "ArrowRight" ? 1 : e.key === "ArrowLeft" ? -1 : 0;
     if (!step) return;
-    open(tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length]);
+    const shown = [...bar.children].filter((b) => !b.hidden).map((b) => b.textContent);
+    open(shown[(shown.indexOf(tab) + step + shown.length) % shown.length]);
     bar.querySelector("[aria-selected=true]").focus();
   }
 
@@ -38,7 +45,7 @@ export async function workload(main, signal, id) {
     try {
       const r = await fn();
       if (r.success === false || r.accepted === false) toast(r.error_message || r.reason, true);
-      else toast(r.unchanged && r.reason || done);
+      else toast(typeof done === "function" ? done(r) : r.unchanged && r.reason || done);
     } catch (/** @type {any} */ e) {
       toast(e.message, true);
     }
@@ -47,26 +54,51 @@ export async function workload(main, signal, id) {
   const desire = (to) => post("/workloads", { workload_id: id, desired_state: to });
   const start = () => act(`${id} starts.`, () => desire("Running"));
   const stop = () => act(`${id} stops.`, () => desire("Stopped"));
+  const suspend = () => act(`${id} is suspended: no run starts by the schedule.`, () => desire("Stopped"));
+  const resume = () => act(`${id} is resumed.`, () => desire("Running"));
+  const trigger = () => act(runStarted, () => post(at + "/runs"));
   const retry = () => act(`${id} is tried again.`, () => call("POST", at + "/retry"));
   const again = () => act(`${id} is restarted.`, () => call("POST", at + "/retry?restart=true"));
   async function remove() {
-    const text = "It is stopped and removed from its node. Its managed volumes follow their retain policy.";
+    let text = "It is stopped and removed from its node. Its managed volumes follow their retain policy.";
+    if (seen?.template) text = "Its runs are deleted too. Runs that are active are stopped.";
+    else if (isSystem(seen)) text = "All its members are stopped and removed from their nodes.";
     if (!await confirmed(`Delete ${id}?`, h("p", {}, text), "Delete", true)) return;
     await act(`${id} is being deleted.`, () => del(at));
+  }
+
+  function buttons(w) {
+    const stopped = w.desired_state === "Stopped", finished = !!w.job_result;
+    const remover = h("button", { class: "danger", onclick: remove }, "Delete …");
+    if (w.template?.cron) {
+      return [h("button", { onclick: trigger }, "Run now"),
+      h("button", { onclick: stopped ? resume : suspend }, stopped ? "Resume" : "Suspend"), remover];
+    }
+    const starter = !finished && h("button", { onclick: stopped ? start : stop }, stopped ? "Start" : "Stop");
+    if (isTemplate(w)) return [starter, remover];
+    return [
+      countable(w) && h("a", { class: "button", href: "#/groups/" + encodeURIComponent(w.group) }, "Scale …"),
+      starter, !finished && h("button", { onclick: retry }, "Retry"),
+      h("button", { onclick: again }, finished ? "Run again" : "Restart"), remover,
+    ];
+  }
+
+  // hasTab reports whether a workload has a tab: what is never placed has no logs and no sessions.
+  function hasTab(w, t, execs) {
+    if (t === "Exec") return execs && !isTemplate(w);
+    return t === "Logs" ? !isTemplate(w) : t !== "Placement" || !w.template;
   }
 
   // draw reads the workload and shows its state above the tabs.
   async function draw() {
     const { workload: w } = await get(at, signal);
     seen = w;
-    const stopped = w.desired_state === "Stopped", finished = !!w.job_result;
+    rights ||= Promise.all(["deploy", "exec"].map((verb) => may(verb, w.namespace, signal)));
+    const [deploys, execs] = await rights;
+    for (const b of bar.children) b.hidden = !hasTab(w, b.textContent, execs);
     replace(head, h("div", { class: "actions" }, ended(w),
       w.message && h("span", { class: "quiet" }, w.message),
-      h("span", { style: { marginLeft: "auto" } }),
-      !finished && h("button", { onclick: stopped ? start : stop }, stopped ? "Start" : "Stop"),
-      !finished && h("button", { onclick: retry }, "Retry"),
-      h("button", { onclick: again }, finished ? "Run again" : "Restart"),
-      h("button", { class: "danger", onclick: remove }, "Delete …")));
+      h("span", { style: { marginLeft: "auto" } }), deploys && buttons(w)));
     onState(w);
     return w;
   }
@@ -92,35 +124,48 @@ export async function workload(main, signal, id) {
   }
 
   async function showState(s) {
-    const runs = h("div", {});
+    const cards = h("div", {}), form = h("div", {}), runs = h("div", {}), actions = h("div", {});
     let reading = false;
     const readRuns = (group) => refresh(async () => {
       const r = await get("/workloads" + query({ group, kind: "job", page_size: 200 }), s);
       if (!s.aborted) replace(runs, runsCard(group, r.workloads || [], !!r.next_page_token));
     }, s, { about: (e) => e.workload_id });
+    const readChildren = () => refresh(() => showChildren(runs, seen, s), s, { about: (e) => e.workload_id?.startsWith(id) });
+    // showForm is called once, so that the form keeps its values.
+    async function showForm(w) {
+      const [deploys] = await rights || [];
+      if (!s.aborted && deploys) replace(form, dispatchCard(w, act));
+    }
     onState = (w) => {
-      replace(body,
-        h("div", { class: "grid" }, resultCard(w), stateCard(w), attemptsCard(w), identityCard(w)), outputCard(w), runs,
-        (w.last_actions || []).length > 0
-        && card("What the agent had done when the last order timed out", actionTable(w.last_actions)));
-      if (reading || w.kind !== "job" || !w.group) return;
+      const template = isTemplate(w);
+      replace(cards,
+        h("div", { class: "grid" }, resultCard(w), w.template && scheduleCard(w), stateCard(w),
+          !template && attemptsCard(w), identityCard(w)), outputCard(w));
+      const late = w.last_actions || [];
+      replace(actions, late.length > 0
+        && card("What the agent had done when the last order timed out", actionTable(late)));
+      if (reading) return;
       reading = true;
-      readRuns(w.group);
+      replace(body, cards, form, runs, actions);
+      if (w.template && !w.template.cron) showForm(w);
+      if (template) readChildren();
+      else if (w.kind === "job" && w.group) readRuns(w.group);
     };
     if (seen) onState(seen);
   }
 
   async function showTimeline(s) {
     const list = (await fetchLines("/events" + query({ workload_id: id, tail: 200 }), s)).reverse();
-    const events = h("div", {}), actions = h("div", {});
+    const events = h("div", {}), actions = h("div", {}), placed = !seen || !isTemplate(seen);
     const drawEvents = () => replace(events, timeline(list));
-    replace(body, card("Events", events), card("What the agent did", actions));
+    replace(body, card("Events", events), placed && card("What the agent did", actions));
     drawEvents();
     live((e) => {
       if (e.workload_id !== id || list.some((x) => x.seq === e.seq)) return;
       list.unshift(e);
       drawEvents();
     }, s);
+    if (!placed) return;
     try {
       const r = await get(at + "/actions?limit=50", s);
       replace(actions, actionTable(r.actions || []));
@@ -131,6 +176,7 @@ export async function workload(main, signal, id) {
 
   async function showPlacement(s) {
     const place = (r) => {
+      if (seen && isSystem(seen)) return "";
       if (r.assigned_node_id) return ["It is on ", nodeLink(r.assigned_node_id), "."];
       if (r.chosen_node_id) return ["It would go to ", nodeLink(r.chosen_node_id), "."];
       return "No node takes it.";
@@ -141,7 +187,7 @@ export async function workload(main, signal, id) {
       const counts = (r.counts || []).map((c) => [String(c.nodes), c.filter, c.reason]);
       const reason = reasonText(r.reason_code, r.reason_message);
       replace(body,
-        card("Why", h("p", {}, place(r)), reason && h("p", {}, reason),
+        card("Why", place(r) && h("p", {}, place(r)), reason && h("p", {}, reason),
           r.hint && h("p", {}, "Next: ", h("code", {}, r.hint))),
         counts.length > 0 && card("Why nodes are ruled out",
           table([{ title: "Nodes", num: true }, "Filter", "Reason"], counts, "")),
@@ -150,6 +196,14 @@ export async function workload(main, signal, id) {
   }
 
   async function showLogs(s) {
+    const w = await draw();
+    if (s.aborted) return;
+    if (w.job_result && !w.assigned_node_id) { // the container is gone
+      const text = w.job_result.exit?.output ? "The job has ended. Its record keeps the last lines of its output."
+        : "The job has ended, and its record keeps no output.";
+      replace(body, outputCard(w), h("p", { class: "quiet" }, text));
+      return;
+    }
     const out = h("pre", { class: "log", tabIndex: 0, role: "log", "aria-label": "Output of " + id });
     const note = h("p", { class: "quiet" }, "Waiting for output …");
     let follow = true, from = "tail_lines=500", size = 0;
@@ -183,8 +237,9 @@ export async function workload(main, signal, id) {
 
   async function showRevisions(s) {
     const { showHistory } = await import("./history.js");
-    const rollBack = (number) => act(`Revision ${number} of ${id} is applied again.`,
-      () => post(at + "/rollback", { number }));
+    const [deploys] = await rights || [true];
+    const rollBack = deploys && ((number) => act(`Revision ${number} of ${id} is applied again.`,
+      () => post(at + "/rollback", { number })));
     await refresh(async () => {
       if (!s.aborted) await showHistory(body, s, id, rollBack);
     }, s, { about: (e) => e.workload_id === id, every: 60000 });
@@ -218,8 +273,8 @@ function stateCard(w) {
   };
   return card("State", facts([
     ["Desired", w.desired_state], ["State", state(w.status)], ["Why", reasonText(why.code, why.message)],
-    ["Since", why.last_transition && clock(why.last_transition)], ["Node", nodeLink(w.assigned_node_id)],
-    ["Accepted by the agent", w.assignment_acknowledged ? "yes" : "not yet"],
+    ["Since", why.last_transition && clock(why.last_transition)], ["Node", !isTemplate(w) && nodeLink(w.assigned_node_id)],
+    ["Accepted by the agent", !isTemplate(w) && !w.job_result && (w.assignment_acknowledged ? "yes" : "not yet")],
     ["Health", w.health && (w.health === "healthy" ? w.health : `${w.health}, and therefore not in DNS`)],
     ["Addresses", (w.addresses || []).join(", ")], ["Ports", (w.ports || []).map(port).join(", ")],
   ]));
@@ -239,7 +294,8 @@ function identityCard(w) {
     ["Revision", h("span", { class: "mono" }, w.revision_id)],
     ["Caller's revision", w.caller_revision_id],
     ["Generation", w.generation && `${w.generation.incarnation}/${w.generation.sequence}`],
-    ["Namespace", w.namespace], ["Group", w.group], ["Priority", int(w.priority) ? String(w.priority) : ""],
+    ["Namespace", w.namespace], ["Group", groupLink(w.group)], ["Made by", w.owner && workloadLink(w.owner)],
+    ["Priority", int(w.priority) ? String(w.priority) : ""],
     ["Exclusive", w.exclusive && "yes: never on two nodes at once"], ["Needs labels", labelTexts(w.labels).join(" ")],
     ["Created", clock(w.created_at)],
   ]));

@@ -2,7 +2,7 @@
 // Workloads: a list of any length. Only the visible rows are HTML elements, and a page of the list
 // is read when its rows become visible.
 import { get, query } from "./api.js";
-import { age, h, nodeLink, replace, toast, workloadLink } from "./dom.js";
+import { age, h, nodeLink, replace, toast, until, workloadLink } from "./dom.js";
 import { ended } from "./job.js";
 import { refresh } from "./live.js";
 
@@ -85,7 +85,8 @@ export async function workloads(main, signal) {
   }
 
   function row(w, top) {
-    const source = w.status === "Running" ? w.image_or_source : w.message || w.image_or_source;
+    const next = w.template?.next_run, what = next ? `${w.image_or_source}, next run ${until(next)}` : w.image_or_source;
+    const source = w.status === "Running" ? what : w.message || what;
     return h("div", { class: "row", style: { top } },
       workloadLink(w.workload_id), ended(w), h("span", { class: "quiet" }, w.kind || "service"),
       nodeLink(w.assigned_node_id || w.job_result?.node_id),
