@@ -94,6 +94,7 @@ func demandValue(d *commandv1.Demand) Demand {
 		Template:       templateOf(d.GetTemplate()),
 		Placement:      placementOf(d.GetPlacement()),
 		Tags:           convert(d.GetTags(), labelOf),
+		Autoscale:      autoscaleOf(d.GetAutoscale()),
 	}
 }
 
@@ -151,10 +152,14 @@ func demandPB(d *Demand) *commandv1.Demand {
 		Template:     templatePB(d.Template),
 		Placement:    placementPB(d.Placement),
 		Tags:         convert(d.Tags, labelPB),
+		Autoscale:    autoscalePB(d.Autoscale),
 	}
 }
 
-func demandEqual(a, b *Demand) bool {
+func demandEqual(a, b *Demand) bool { return demandEqualBut(a, b) && a.Autoscale.equal(b.Autoscale) }
+
+// demandEqualBut compares all fields except Autoscale.
+func demandEqualBut(a, b *Demand) bool {
 	return a.Type == b.Type && a.CPU == b.CPU && a.Memory == b.Memory && a.Disk == b.Disk && a.Pool == b.Pool &&
 		a.Group == b.Group && a.Exclusive == b.Exclusive && a.OnLostLease == b.OnLostLease && a.Priority == b.Priority &&
 		slices.Equal(a.StorageDrivers, b.StorageDrivers) && slices.Equal(a.Ports, b.Ports) &&

@@ -206,6 +206,7 @@ func (e *encoder) demand(d *Demand) {
 		e.template(d.Template)
 	}
 	e.placement(d.Placement, d.Tags)
+	e.autoscale(d.Autoscale)
 }
 
 func (e *encoder) reason(r *Reason) {

@@ -642,6 +642,7 @@ var scenarios = []struct {
 	{"81-templates", templatesScenario},
 	{"85-placement", placementScenario},
 	{"81-scale", scaleScenario},
+	{"89-autoscale", autoscaleScenario},
 	{"83-system-workloads", systemScenario},
 }
 

@@ -41,6 +41,11 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	if fault := membersFault(b); fault != "" {
 		return refuse(Invalid, "%s", fault)
 	}
+	if b.IfCount != nil && !back {
+		if now := Count(Members(t.state(), b.GetGroupOf())); now != int(b.GetIfCount()) {
+			return refuse(Conflict, "the autoscaler has changed %s from %d to %d members meanwhile: run the command again", b.GetGroupOf(), b.GetIfCount(), now)
+		}
+	}
 	extra := Surplus(t.state(), b)
 	olds := t.replaced(puts)
 	if res, ok := t.admits(b, olds, extra); !ok {
@@ -167,9 +172,10 @@ func (w *Workload) SameAs(next *Workload) bool {
 }
 
 // TakesTurn reports whether w must wait for its turn in a rolling update before it changes to
-// record next. A change that starts or stops w does not wait.
+// record next. A change that starts or stops w does not wait, nor one that the node does not see.
 func (w *Workload) TakesTurn(next *Workload) bool {
-	return !w.SameAs(next) && w.Desired == DesiredRunning && next.Desired == DesiredRunning
+	same := w.Content == next.Content && demandEqualBut(w.Demand, next.Demand)
+	return !same && w.Desired == DesiredRunning && next.Desired == DesiredRunning
 }
 
 // MadeByCount reports whether id has the form that `count` gives to members, <group>-<number>.
@@ -204,6 +210,14 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 			t.putWorkload(old, &w)
 		}
 		return item
+	}
+	if old.Content == p.GetContent() && old.Desired == desired && old.Policy == under && !p.GetDiscardData() && demandEqualBut(old.Demand, demand) {
+		w := *old // only the rules of the autoscaler have changed, of which the node knows nothing
+		w.Spec, w.Demand = nonEmpty(p.GetSpec()), demand
+		w.CallerRevision, w.Retry.MaxAttempts = p.GetCallerRevision(), limit
+		t.putWorkload(old, &w)
+		t.eventOf(&w, Event{Type: EventWorkloadUpdated, Node: w.Node, Message: "autoscale " + demand.Autoscale.String()})
+		return itemOf(&w)
 	}
 	w := *old
 	w.Spec = nonEmpty(p.GetSpec())

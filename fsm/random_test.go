@@ -233,6 +233,7 @@ func (g *stream) command(s State) Command {
 		m := g.put()
 		m.Id, m.Demand.Group = g.pick("new member", "g-0", "g-1", "g-2"), "g"
 		b := &commandv1.ScaleGroup{Group: "g", Count: uint32(g.n("count", 0, 3)), Members: []*commandv1.WorkloadPut{m}, Suggested: g.n("suggested", 0, 3) == 0}
+		b.Autoscaled = g.n("autoscaled", 0, 3) == 0
 		if have := Members(s, "g"); len(have) > 0 {
 			b.Content = have[0].Content
 		}
@@ -309,8 +310,14 @@ func (g *stream) command(s State) Command {
 		if g.bool("rolling") {
 			for i, p := range list {
 				p.Id, p.Demand.Group = fmt.Sprintf("g-%d", i), "g"
+				if g.bool("autoscales") {
+					p.Demand.Autoscale = &commandv1.Autoscale{Min: uint32(g.n("autoscale min", 0, 1)), Max: uint32(g.n("autoscale max", 1, 3)), Cpu: 70}
+				}
 			}
 			c = puts("g", list...)
+			if g.n("conditional", 0, 3) == 0 {
+				c.GetPutWorkloads().IfCount = new(uint32(g.n("if count", 0, 2)))
+			}
 			c.GetPutWorkloads().Update = updates(g.n("parallel", 0, 2), g.bool("reverts"))
 		}
 		g.brings(c)

@@ -137,6 +137,11 @@ func (t *Tx) unscalable(b *commandv1.ScaleGroup, first *Workload, now int) Resul
 		return refuse(Invalid, "reason: has %d bytes, at most %d", len(b.GetReason()), maxScaleReason)
 	case first.Demand.Job != nil:
 		return refuse(Invalid, "%s is a job: its completions are part of its specification", group)
+	case b.GetAutoscaled() && (first.Demand.Autoscale == nil || now == 0 || first.Desired != DesiredRunning):
+		return refuse(Conflict, "the autoscaler does not choose the number of members of %s any more", group)
+	case !first.Demand.Autoscale.allows(b.GetCount(), b.GetAutoscaled()):
+		a := first.Demand.Autoscale
+		return refuse(Invalid, "count: %d is not in %d..%d, the limits of autoscale of %s: apply a file with other limits; 0 stops all members and pauses autoscaling", b.GetCount(), a.Min, a.Max, group)
 	case b.GetSuggested() && (!ok || !n.AllowScaling):
 		return refuse(NotAllowed, "namespace %q does not let automations scale: persysctl namespace set %s --allow-scaling", first.In(), first.In())
 	case b.From != nil && int(b.GetFrom()) != now:

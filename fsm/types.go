@@ -183,7 +183,8 @@ type Demand struct {
 	Job       *Job      // nil for a workload that does not run to completion
 	Template  *Template // nil for a workload that is no template
 	Placement *Placement
-	Tags      []Label // by which affinity rules of other workloads can name this workload
+	Tags      []Label    // by which affinity rules of other workloads can name this workload
+	Autoscale *Autoscale // nil for a workload that is no member of a group whose size the leader chooses
 }
 
 // Placement holds the rules of a workload about its place. Demand.Placement is nil if there are none.

@@ -218,6 +218,9 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 			}
 		}
 	}
+	if a := d.Autoscale; a != nil {
+		demand.Autoscale = &commandv1.Autoscale{Min: a.Min, Max: a.Max, Cpu: a.CPU}
+	}
 	if j := d.Job; j != nil {
 		demand.Job = &commandv1.Job{Parallelism: j.Parallelism, Deadline: j.Deadline, SuccessCodes: j.SuccessCodes, Ttl: j.TTL}
 	}

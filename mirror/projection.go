@@ -555,6 +555,9 @@ func ownDemand(d *fsm.Demand) OwnDemand {
 			out.Template = &OwnTemplate{t.Kind, c.Schedule, c.Zone, c.Concurrency, c.StartingDeadline, c.KeepSucceeded, c.KeepFailed}
 		}
 	}
+	if a := d.Autoscale; a != nil {
+		out.Autoscale = &OwnAutoscale{a.Min, a.Max, a.CPU}
+	}
 	if j := d.Job; j != nil {
 		out.Job = &OwnJob{j.Parallelism, j.Deadline, j.SuccessCodes, j.TTL}
 	}

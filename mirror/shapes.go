@@ -383,6 +383,14 @@ type OwnDemand struct {
 	Template       *OwnTemplate      `json:"template,omitempty"` // set for a template, from which runs are created
 	Placement      *OwnPlacement     `json:"placement,omitempty"`
 	Tags           map[string]string `json:"tags,omitempty"`
+	Autoscale      *OwnAutoscale     `json:"autoscale,omitempty"`
+}
+
+// OwnAutoscale holds the settings of the autoscaler of a group.
+type OwnAutoscale struct {
+	Min uint32 `json:"min"`
+	Max uint32 `json:"max"`
+	CPU uint32 `json:"cpu"`
 }
 
 // OwnPlacement holds the rules of a workload about its place.

@@ -241,6 +241,7 @@ func (r *Replica) openServer() error {
 			DriftInterval:     cfg.DriftInterval,
 		},
 		Inspector: r.agents,
+		Scaler:    scaler{r},
 		Logger:    r.log,
 		Metrics:   r.metrics,
 	}

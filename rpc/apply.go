@@ -202,6 +202,11 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 	if by != nil {
 		defaults.CPU, defaults.Memory = by.DefaultCPU, by.DefaultMemory
 	}
+	if req.GetSpec().GetAutoscale() != nil {
+		if defaults.Members, err = s.membersNow(ctx, strings.TrimSpace(req.GetWorkloadId())); err != nil {
+			return spec.Prepared{}, err
+		}
+	}
 	var project *types.Project
 	defaults.Limits = func() (_ *spec.Limits, err error) {
 		if project == nil {

@@ -114,7 +114,7 @@ func (b *batch) note(i int, put *commandv1.PutWorkloads) {
 // result must depend only on the request.
 func (b *batch) joinable(req *controlv1.ApplyWorkloadRequest) bool {
 	sp := req.GetSpec()
-	return sp != nil && len(req.GetFiles()) == 0 && sp.Count == nil && sp.GetUpdate() == nil && !spec.OnEveryNode(sp) && strings.TrimSpace(req.GetWorkloadId()) != "" &&
+	return sp != nil && len(req.GetFiles()) == 0 && sp.Count == nil && sp.GetAutoscale() == nil && sp.GetUpdate() == nil && !spec.OnEveryNode(sp) && strings.TrimSpace(req.GetWorkloadId()) != "" &&
 		spec.DesiredState(req.GetDesiredState()) != fsm.DesiredDeleted && req.SizeVT() <= joinLimit
 }
 

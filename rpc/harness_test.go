@@ -56,7 +56,10 @@ type replica struct {
 	store  *store.Store
 	server *Server
 	addr   string
-	conn   *grpc.ClientConn
+
+	autoscaled sched.Autoscaled // what AutoscaleOf answers
+
+	conn *grpc.ClientConn
 
 	stopServer func()
 
@@ -437,6 +440,10 @@ func (r *replica) LeaseOf(string) (int64, int64, bool) { return 0, 0, false }
 
 func (r *replica) WorkloadUsageOf(string, string) (sched.WorkloadUsage, bool) {
 	return sched.WorkloadUsage{}, false
+}
+
+func (r *replica) AutoscaleOf(string) (sched.Autoscaled, bool) {
+	return r.autoscaled, r.autoscaled.At != 0
 }
 
 func (r *replica) PoolsUsedOf(string) map[string]int64 {

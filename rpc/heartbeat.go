@@ -123,8 +123,8 @@ func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 	for _, u := range list {
 		one := sched.WorkloadUsage{
 			Workload: u.GetWorkloadId(), Type: u.GetType(), Source: u.GetSource(),
-			CPUPercent: percent(u.GetCpuPercent()),
-			Memory:     amount(u.GetMemoryBytes()), MemoryLimit: amount(u.GetMemoryLimitBytes()), Disk: amount(u.GetDiskBytes()),
+			CPUPercent: percent(u.GetCpuPercent()), Unmeasured: u.GetCpuUnmeasured(),
+			Memory: amount(u.GetMemoryBytes()), MemoryLimit: amount(u.GetMemoryLimitBytes()), Disk: amount(u.GetDiskBytes()),
 			DiskLimit: amount(u.GetDiskLimitBytes()), DiskCapped: u.GetDiskCapped(),
 			DiskRead: amount(u.GetDiskReadBytes()), DiskWrite: amount(u.GetDiskWriteBytes()),
 			NetReceived: amount(u.GetNetRxBytes()), NetSent: amount(u.GetNetTxBytes()),

@@ -41,6 +41,7 @@ func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1
 		Hint:           hint(w, &ex),
 		Index:          view.Info().Index,
 		LastActions:    spec.LastActions(w),
+		Autoscale:      s.autoscaleView(w, spec.WorkloadView(w, spec.Brief).GetAutoscale()),
 	}
 	if w.Reason.Code == fsm.CodeUnplaced && ex.Code == fsm.CodeUnplaced {
 		out.ReasonMessage = ex.Message // this message also says how to make room for the workload

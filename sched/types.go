@@ -136,8 +136,8 @@ type NodeUsage struct {
 	NetReceived, NetSent int64 // bytes since the machine started
 }
 
-// WorkloadUsage is the measured resource usage of one workload. It is shown to users; the planner does not
-// read it.
+// WorkloadUsage is the measured resource usage of one workload. It is shown to users, and the autoscaler reads
+// CPUPercent. The planner does not read it.
 type WorkloadUsage struct {
 	Workload             string
 	Type, Source         string
@@ -148,6 +148,8 @@ type WorkloadUsage struct {
 	DiskRead, DiskWrite  int64   // bytes since the workload started
 	NetReceived, NetSent int64   // bytes since the workload started
 	At                   int64   // Unix nanoseconds, the node's clock
+	Unmeasured           bool    // CPUPercent is not known yet
+	Heard                int64   // when the leader got this measurement first, on its monotonic clock; set by the leader
 }
 
 // Reported is what a node reported about one workload.

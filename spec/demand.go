@@ -33,6 +33,7 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 		Job:           jobDemand(s),
 		Template:      templateDemand(s),
 		Placement:     placementDemand(s),
+		Autoscale:     autoscaleDemand(s),
 	}
 	for _, k := range sortedKeys(s.GetTags()) {
 		d.Tags = append(d.Tags, &commandv1.Label{Key: k, Value: s.GetTags()[k]})

@@ -104,6 +104,7 @@ func (d *decoder) specFields(s *controlv1.WorkloadSpec, a *arms) []field {
 		{"kind", "spec.kind", func(_ string, n *node, at where) { s.Kind = d.str(n, at) }},
 		{"job", "spec.job", func(_ string, n *node, at where) { s.Job = d.job(n, at) }},
 		{"cron", "spec.cron", func(_ string, n *node, at where) { s.Cron = d.cron(n, at) }},
+		{"autoscale", "spec.autoscale", func(_ string, n *node, at where) { s.Autoscale = d.autoscale(n, at) }},
 		{"update", "spec.update", func(_ string, n *node, at where) { s.Update = d.update(n, at) }},
 		{"constraints", "spec.constraints", func(_ string, n *node, at where) { s.Constraints = d.constraints(n, at) }},
 		{"tolerations", "spec.tolerations", func(_ string, n *node, at where) { s.Tolerations = d.tolerations(n, at) }},

@@ -185,10 +185,13 @@ func normaliseJob(s *controlv1.WorkloadSpec) {
 }
 
 // membersOf returns how many workloads a specification makes with ids <id>-<n>, and whether it makes any: by
-// the count of a service, or by the completions of a job.
+// the count or the autoscaler of a service, or by the completions of a job.
 func membersOf(s *controlv1.WorkloadSpec) (n int, ok bool) {
 	if IsJob(s) {
 		return int(s.GetJob().GetCompletions()), s.GetJob() != nil && s.Job.Completions != nil
+	}
+	if s.GetAutoscale() != nil && s.Count == nil {
+		return int(s.GetAutoscale().GetMin()), true
 	}
 	return int(s.GetCount()), s != nil && s.Count != nil
 }

@@ -56,6 +56,9 @@ type Defaults struct {
 	// Cluster is the cluster id. Agents derive the Ethernet addresses of virtual machines from it. Empty means
 	// that the addresses are unknown.
 	Cluster string
+	// Members is the present number of members of the group if the specification has an autoscaler; nil if there
+	// is no such group.
+	Members *int
 }
 
 // Limits are sums of the limits of services, in millicores and MiB; 0 = no limit.
@@ -132,11 +135,21 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 		return Prepared{}, err
 	}
 	defaults.into(id, s, loaded)
+	if err := needsCPU(s); err != nil {
+		return Prepared{}, err
+	}
 	if s.GetCron().GetSuspend() {
 		desired, s.Cron.Suspend = fsm.DesiredStopped, false // the record has the desired state; a suspended cron is stopped
 	}
 	ids, put := []string{id}, &commandv1.PutWorkloads{}
 	if n, ok := membersOf(s); ok {
+		if s.Autoscale != nil {
+			n = sized(n, s.Autoscale, defaults.Members)
+			put.IfCount = new(uint32(0))
+			if defaults.Members != nil {
+				put.IfCount = new(uint32(*defaults.Members))
+			}
+		}
 		if n == 0 {
 			// With `count: 0` no member runs, and the stopped first member keeps the specification.
 			n, desired = 1, fsm.DesiredStopped

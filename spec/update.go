@@ -33,7 +33,7 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 		return
 	}
 	const at = "spec.update"
-	if s.Count == nil && !OnEveryNode(s) {
+	if s.Count == nil && s.Autoscale == nil && !OnEveryNode(s) {
 		e.add(at, "is for the copies of a count and for system workloads: a single workload is replaced at once", "")
 	}
 	e.between(at+".max_parallel", int64(u.GetMaxParallel()), 0, MaxCount, "")

@@ -48,6 +48,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		Message:                orElse(w.Actual.Message, w.Reason.Message),
 		Health:                 w.Actual.Health,
 		Namespace:              w.In(),
+		Autoscale:              autoscaleView(w.Demand.Autoscale),
 	}
 	if kind := KindOf(w); kind != KindService {
 		v.Kind = kind

@@ -454,7 +454,7 @@ func (c *Session) WorkloadUsage(after uint64) ([]*controlv1.WorkloadUsageSnapsho
 			limit, capped = w.Intent.Traits.DiskLimit, w.Observed != nil && w.Observed.DiskCapped
 		}
 		out = append(out, &controlv1.WorkloadUsageSnapshot{
-			WorkloadId: string(r.ID), Type: string(r.Kind), CpuPercent: r.Percent(), MemoryBytes: r.Memory,
+			WorkloadId: string(r.ID), Type: string(r.Kind), CpuPercent: r.Percent(), CpuUnmeasured: r.Millicores < 0, MemoryBytes: r.Memory,
 			DiskReadBytes: r.DiskRead, DiskWriteBytes: r.DiskWrite, NetRxBytes: r.NetReceived, NetTxBytes: r.NetSent,
 			CollectedAt: timestamppb.New(r.At), Source: r.Source,
 			MemoryLimitBytes: r.MemoryLimit, DiskBytes: max(0, r.Disk), DiskLimitBytes: limit, DiskCapped: capped,

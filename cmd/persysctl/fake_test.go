@@ -618,7 +618,7 @@ func (f *fake) Why(_ context.Context, req *clusterv1.WhyRequest) (*clusterv1.Why
 		return nil, status.Errorf(codes.NotFound, "why: workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
 	}
 	out := &clusterv1.WhyResponse{WorkloadId: f.why.WorkloadId, Status: f.why.Status, ReasonCode: f.why.ReasonCode,
-		ReasonMessage: f.why.ReasonMessage, Counts: f.why.Counts, Hint: f.why.Hint, AssignedNodeId: f.why.AssignedNodeId, Index: 42,
+		ReasonMessage: f.why.ReasonMessage, Counts: f.why.Counts, Hint: f.why.Hint, AssignedNodeId: f.why.AssignedNodeId, Index: 42, Autoscale: f.why.Autoscale,
 		LastActions: f.find(req.GetWorkloadId()).GetLastActions()}
 	for _, n := range f.why.GetNodes() {
 		if req.GetNodeId() == "" || req.GetNodeId() == n.GetNodeId() {

@@ -159,6 +159,7 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 		}
 		f.Add("Usage", screen.Text(text))
 	}
+	c.addAutoscale(f, w.GetAutoscale())
 	revision := w.GetRevisionId()
 	if own := w.GetCallerRevisionId(); own != "" {
 		revision += " (yours: " + own + ")"

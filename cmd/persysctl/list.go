@@ -135,12 +135,12 @@ func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
 		screen.Column{Title: "NODE", Gives: 2, Least: 10, Keeps: screen.Middle},
 		screen.Column{Title: "AGE", Right: true},
 		screen.Column{Title: "IMAGE OR SOURCE", Gives: 4, Least: 18, Keeps: screen.Tail},
-		screen.Column{Title: "NAMESPACE", Wide: true}, screen.Column{Title: "GROUP", Wide: true}, screen.Column{Title: "ADDRESSES", Wide: true}, screen.Column{Title: "PORTS", Wide: true},
+		screen.Column{Title: "NAMESPACE", Wide: true}, screen.Column{Title: "GROUP", Wide: true}, screen.Column{Title: "AUTOSCALE", Wide: true}, screen.Column{Title: "ADDRESSES", Wide: true}, screen.Column{Title: "PORTS", Wide: true},
 		screen.Column{Title: "REVISION", Wide: true}, screen.Column{Title: "GENERATION", Right: true, Wide: true},
 		screen.Column{Title: "REASON", Gives: 3, Least: 14})
 	for _, w := range list {
 		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.Text(kindText(w)), screen.State(cmp.Or(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
-			screen.Text(c.image(w.GetImageOrSource())), screen.Text(cmp.Or(w.GetNamespace(), "default")), screen.Text(w.GetGroup()), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
+			screen.Text(c.image(w.GetImageOrSource())), screen.Text(cmp.Or(w.GetNamespace(), "default")), screen.Text(w.GetGroup()), screen.Text(autoscaleCell(w.GetAutoscale())), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
 			screen.Text(w.GetRevisionId()), screen.Text(fmt.Sprint(w.GetGeneration().GetSequence())), screen.Text(c.reasonCell(w)))
 	}
 	return t

@@ -28,7 +28,9 @@ func (c *cli) scaleCommand() *cobra.Command {
 count. New members get the specification of the first one; the present members are not
 touched. With 0 no member runs: the first one is kept, stopped, with the specification.
 
-The next apply of a file with a count sets the number to that of the file.`,
+The next apply of a file with a count sets the number to that of the file. In a group with
+autoscale, the scheduler goes on from the new number: it may be from min to max, or 0,
+which stops all members and pauses autoscaling.`,
 		Example: "  persysctl scale web=5\n  persysctl scale web=5 worker=0 --wait",
 		Args:    args(1, 100, "GROUP=COUNT"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error {

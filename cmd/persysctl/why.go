@@ -38,6 +38,12 @@ func (c *cli) why(ctx context.Context, id, node string) error {
 		}
 		return c.nodeFailure(node, f)
 	}
+	if r.Autoscale != nil && r.GetAutoscale().GetDecision() == "" {
+		// Any scheduler answers Why, but only the leader knows the decisions of the autoscaler.
+		if w, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()}); err == nil {
+			r.Autoscale = w.GetWorkload().GetAutoscale()
+		}
+	}
 	return c.emit(r, func() {
 		if node != "" {
 			c.showWhyNot(r, node)
@@ -64,6 +70,7 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	f.Add("Workload", screen.Styled(screen.Clean(r.GetWorkloadId()), screen.Bold))
 	f.Add("Status", where)
 	f.Add("Reason", screen.Text(screen.Join(": ", r.GetReasonCode(), r.GetReasonMessage())))
+	c.addAutoscale(f, r.GetAutoscale())
 	c.printFacts(f)
 	c.showLastActions(r.GetLastActions())
 

@@ -178,7 +178,33 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 			return fmt.Sprintf("demand.constraints[%d].op: %q is none of =, !=, in, not-in, exists, not-exists", i, c.GetOp())
 		}
 	}
+	if fault := autoscaleFault(d); fault != "" {
+		return fault
+	}
 	return placementFault(d)
+}
+
+// MaxCount is the maximum number of members of a group.
+const MaxCount = 1000
+
+// autoscaleFault describes the first invalid setting of the autoscaler; "" if all are valid.
+func autoscaleFault(d *commandv1.Demand) string {
+	switch a := d.GetAutoscale(); {
+	case a == nil:
+	case a.GetMin() < 1 || a.GetMin() > MaxCount:
+		return fmt.Sprintf("demand.autoscale.min: %d is not in 1..%d", a.GetMin(), MaxCount)
+	case a.GetMax() < a.GetMin() || a.GetMax() > MaxCount:
+		return fmt.Sprintf("demand.autoscale.max: %d is not in min, %d, to %d", a.GetMax(), a.GetMin(), MaxCount)
+	case a.GetCpu() < 1 || a.GetCpu() > 100:
+		return fmt.Sprintf("demand.autoscale.cpu: %d is not in 1..100", a.GetCpu())
+	case d.GetCpuMillicores() == 0:
+		return "demand.autoscale: a workload without cpu_millicores has no use in percent"
+	case d.GetGroup() == "" || d.GetJob() != nil || d.GetTemplate() != nil || d.GetType() != "container":
+		return "demand.autoscale: is only for the members of a group of containers that are services"
+	case len(d.GetLocalData()) > 0:
+		return "demand.autoscale: a workload with local data is not autoscaled, because a member that is removed loses its data"
+	}
+	return ""
 }
 
 func validOp(op string) bool {

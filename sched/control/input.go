@@ -96,6 +96,12 @@ type Looked struct {
 	Err    error
 }
 
+// Scaled is the answer to the effect Scale. Err is nil if the group has the number of members.
+type Scaled struct {
+	ID  ID
+	Err error
+}
+
 // ActionsRead is the answer to the effect ReadActions.
 type ActionsRead struct {
 	ID      ID
@@ -119,6 +125,7 @@ func (Delivered) input()   {}
 func (Listed) input()      {}
 func (Looked) input()      {}
 func (ActionsRead) input() {}
+func (Scaled) input()      {}
 func (Lost) input()        {}
 
 // Effect is an action that the caller of the Term must carry out. The types below implement it.
@@ -169,6 +176,15 @@ type ReadActions struct {
 	Limit          int
 }
 
+// Scale asks the caller to change the number of members of a group, if it is From. The answer, possibly an
+// error, must come within about ten seconds.
+type Scale struct {
+	ID          ID
+	Group       string
+	From, Count int
+	Reason      string
+}
+
 // Reply answers Heartbeat, Registered and Abandoned, exactly once per Call. Err is nil,
 // ErrNotLeading or *ErrUnknownNode.
 type Reply struct {
@@ -207,6 +223,7 @@ func (Deliver) effect()        {}
 func (List) effect()           {}
 func (Look) effect()           {}
 func (ReadActions) effect()    {}
+func (Scale) effect()          {}
 func (Reply) effect()          {}
 func (Paused) effect()         {}
 func (ClockBehind) effect()    {}

@@ -47,7 +47,7 @@ func (t *Term) heartbeat(in Heartbeat) {
 		return
 	}
 	t.live.observe(node, t.now.Wall)
-	if !t.live.hear(&in.Beat) {
+	if !t.live.hear(&in.Beat, t.now.Mono) {
 		t.reply(in.Call, node, false)
 		return
 	}

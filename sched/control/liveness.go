@@ -182,9 +182,10 @@ func (l *liveness) drop(n *node) {
 	l.nodes.Delete(n.id)
 }
 
-// hear stores the reported use in a heartbeat. It does not extend the lease. It returns false if a later
+// hear stores the reported use in a heartbeat, which arrived at the time mono on the monotonic clock. It does not
+// extend the lease. It returns false if a later
 // heartbeat arrived before this one, which must then change nothing.
-func (l *liveness) hear(hb *sched.Heartbeat) bool {
+func (l *liveness) hear(hb *sched.Heartbeat, mono int64) bool {
 	n, ok := l.nodes.Get(hb.Node)
 	if !ok || hb.Sequence < n.sequence {
 		return false
@@ -195,10 +196,15 @@ func (l *liveness) hear(hb *sched.Heartbeat) bool {
 	if hb.PoolsUsed != nil {
 		n.pools = hb.PoolsUsed
 	}
+	former := n.workloads
 	if hb.Full || n.workloads == nil {
 		n.workloads = make(map[string]sched.WorkloadUsage, len(hb.Usage))
 	}
 	for _, u := range hb.Usage {
+		// A complete list repeats measurements. A repeated one does not become fresh again.
+		if u.Heard = mono; former[u.Workload].At == u.At && former[u.Workload].Heard != 0 {
+			u.Heard = former[u.Workload].Heard
+		}
 		n.workloads[u.Workload] = u
 	}
 	return true

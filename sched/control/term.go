@@ -39,6 +39,7 @@ type Term struct {
 	plan    planning
 	reads   inspections
 	drift   drifts
+	scaling scaling
 }
 
 // New starts a term. It is called right after this replica became the leader; view is the state at that time.
@@ -54,6 +55,7 @@ func New(cfg Settings, epoch fsm.Epoch, now Moment, view fsm.View) *Term {
 	t.plan = planning{view: view, fresh: true, due: true}
 	t.beginPolls(view)
 	t.beginDrift()
+	t.findAutoscaled(view)
 	return t
 }
 
@@ -101,6 +103,8 @@ func (t *Term) Step(now Moment, view fsm.View, in Input) []Effect {
 	case Looked:
 		t.answered(in.ID, in)
 	case ActionsRead:
+		t.answered(in.ID, in)
+	case Scaled:
 		t.answered(in.ID, in)
 	}
 	if !t.over {
@@ -207,11 +211,13 @@ func (t *Term) updated(u Updates) {
 	if u.Fresh {
 		t.live.sync(u.View, t.now.Wall)
 		t.beginPolls(u.View)
+		t.findAutoscaled(u.View)
 	}
 	for i := range u.Changes {
 		switch c := &u.Changes[i]; {
 		case c.Table == fsm.TableWorkload && c.NewWorkload() != nil:
 			t.poll(u.View, c.NewWorkload())
+			t.scalable(c.NewWorkload())
 		case c.Table != fsm.TableNode:
 		case c.NewNode() != nil:
 			t.live.observe(c.NewNode(), t.now.Wall)

@@ -16,6 +16,7 @@ type Config struct {
 	control.Settings // New sets the field Inspect if there is an Inspector
 
 	Inspector Inspector             // nil: agents are not read
+	Scaler    Scaler                // nil: no group is scaled
 	Clock     func() control.Moment // source of time; nil = the clocks of this machine
 	Logger    *slog.Logger          // nil: nothing is logged
 	Metrics   Metrics               // nil: nothing is counted
@@ -32,6 +33,11 @@ type Proposer interface {
 // accepted the order; if the agent refuses the order, the answer is an Ack.
 type Agents interface {
 	Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (sched.Ack, error)
+}
+
+// Scaler changes the number of members of a group whose size the leader chooses, if the group has from members.
+type Scaler interface {
+	Autoscale(ctx context.Context, group string, from, count int, reason string) error
 }
 
 // Inspector reads workloads and tasks from agents. It changes nothing.

@@ -2,6 +2,7 @@ package leader
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -49,6 +50,8 @@ func (t *term) carryOut(e control.Effect) {
 			t.unread(err, "workload", e.Workload, "node", e.Node)
 			return control.ActionsRead{ID: e.ID, Actions: acts, Err: err}
 		})
+	case control.Scale:
+		t.run(proposeTimeout, func(ctx context.Context) control.Input { return control.Scaled{ID: e.ID, Err: t.scale(ctx, e)} })
 	case control.Paused:
 		t.cfg.Metrics.Paused(e.By)
 		t.cfg.Logger.Warn("this process was paused, or its clock was set; every lease ends later by the length of the pause",
@@ -118,6 +121,22 @@ func (t *term) propose(ctx context.Context, e control.Propose) control.Input {
 		}
 	}
 	return control.Proposed{ID: e.ID}
+}
+
+// scale carries out the effect Scale.
+func (t *term) scale(ctx context.Context, e control.Scale) error {
+	if t.cfg.Scaler == nil {
+		return errors.New("this scheduler cannot scale groups")
+	}
+	err := t.cfg.Scaler.Autoscale(ctx, e.Group, e.From, e.Count, e.Reason)
+	t.cfg.Metrics.Result("autoscale", err == nil)
+	log := t.cfg.Logger.With("group", e.Group, "from", e.From, "to", e.Count, "epoch", t.epoch.String(), "reason", e.Reason)
+	if err != nil && t.ctx.Err() == nil {
+		log.Warn("autoscaling failed", "err", err)
+	} else if err == nil {
+		log.Info("autoscaled")
+	}
+	return err
 }
 
 // deliver carries out the effect Deliver: it sends one order to its agent.

@@ -220,6 +220,13 @@ func (l *Loop) WorkloadUsageOf(node, workload string) (u sched.WorkloadUsage, ok
 	return u, ok
 }
 
+// AutoscaleOf returns the last decision about the number of members of a group; ok is false if there is none in
+// this leadership term.
+func (l *Loop) AutoscaleOf(group string) (d sched.Autoscaled, ok bool) {
+	l.look(func(t *control.Term) { d, ok = t.Autoscaled(group) })
+	return d, ok
+}
+
 // look calls fn with the present leadership term, if there is one.
 func (l *Loop) look(fn func(*control.Term)) {
 	if t := l.term.Load(); t != nil {

@@ -15,6 +15,7 @@ const (
 	moment       = 50 * time.Millisecond // how long workloads with the images sim/crash and sim/exit run
 	slowStart    = 2 * time.Second
 	never        = time.Duration(1<<63 - 1)
+	busyPercent  = 90                     // CPU use of a workload with the image sim/busy
 	restartDelay = 100 * time.Millisecond // time between the end of a workload and its restart by the engine
 	maxPort      = 65535
 )
@@ -33,6 +34,7 @@ type behaviour struct {
 
 	fail  driver.Class
 	flaky int
+	busy  int // CPU use in percent of one core; 0 means the use of other workloads
 }
 
 // body holds the fields of a specification that all kinds of workloads have in common.
@@ -159,6 +161,8 @@ func ofImage(image string) (out behaviour, err error) {
 		out.CrashAfter = moment
 	case "stubborn":
 		out.StopDelay = duration(never)
+	case "busy":
+		out.busy = number(busyPercent)
 	case "missing":
 		out.fail = driver.InvalidImage
 	case "flaky":

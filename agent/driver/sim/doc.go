@@ -7,6 +7,7 @@
 //	sim/slow:5s       is Pending for that time before it runs (2s)
 //	sim/crash:3       runs for a moment, then ends with that exit code (1)
 //	sim/exit          runs for a moment, then ends with exit code 0
+//	sim/busy:50       reports a CPU use of that percentage of one core (90; other images 1)
 //	sim/stubborn:1m   takes that time to stop (for ever: killed after the grace period)
 //	sim/missing       does not exist (INVALID_IMAGE)
 //	sim/fail:CLASS    Ensure always fails with that class of agent/driver

@@ -9,7 +9,7 @@ import (
 
 var _ driver.Meter = (*Driver)(nil)
 
-// Simulated usage. In each second a workload uses a hundredth of a processor, and reads, writes, receives and
+// Simulated usage. In each second a workload uses a hundredth of a processor (unless its image is sim/busy), and reads, writes, receives and
 // sends one page each. It uses 8 MiB of memory.
 const (
 	simShare  = 100
@@ -28,8 +28,12 @@ func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usag
 		if o.State != driver.Running {
 			continue
 		}
+		cpu := max(0, now.Sub(o.StartedAt)) / simShare
+		if b, err := ofImage(o.Metadata["container.image"]); err == nil && b.busy > 0 {
+			cpu *= time.Duration(b.busy)
+		}
 		out = append(out, driver.Usage{
-			ID: o.ID, Instance: o.RuntimeID + "@" + o.StartedAt.String(), At: now, CPU: max(0, now.Sub(o.StartedAt)) / simShare,
+			ID: o.ID, Instance: o.RuntimeID + "@" + o.StartedAt.String(), At: now, CPU: cpu,
 			Memory: simMemory, Disk: simDisk, DiskRead: simDisk, DiskWrite: simDisk, NetReceived: simDisk, NetSent: simDisk, Source: "sim",
 		})
 	}

@@ -240,6 +240,23 @@ func TestImagesOfTheSimulatorBehaveAsNamed(t *testing.T) {
 	}
 }
 
+// TestABusyWorkloadUsesMore: the image sim/busy reports the CPU use of its tag, other images a hundredth of it.
+func TestABusyWorkloadUsesMore(t *testing.T) {
+	r := newRig(t)
+	r.ensure(spec("calm", container("sim/any")))
+	r.ensure(spec("busy", container("sim/busy:50")))
+	calm, busy := r.state("calm"), r.state("busy")
+	calm.StartedAt = time.Now().Add(-time.Hour)
+	busy.StartedAt = calm.StartedAt
+	use, err := r.d.Usage(t.Context(), []driver.Observed{calm, busy})
+	if err != nil || len(use) != 2 {
+		t.Fatalf("the use is %v, error %v", use, err)
+	}
+	if use[1].CPU != 50*use[0].CPU {
+		t.Errorf("the busy workload used %s, the other one %s, want 50 times as much", use[1].CPU, use[0].CPU)
+	}
+}
+
 func TestInvalidSpecificationsAreRefused(t *testing.T) {
 	env := func(k, v string) *agentv1.WorkloadSpec {
 		return container("x", func(c *agentv1.ContainerSpec) { c.Env = map[string]string{k: v} })

@@ -1045,6 +1045,7 @@ func (m *WhyResponse) CloneVT() *WhyResponse {
 	r.ChosenNodeId = m.ChosenNodeId
 	r.Hint = m.Hint
 	r.Index = m.Index
+	r.Autoscale = m.Autoscale.CloneVT()
 	if rhs := m.Counts; rhs != nil {
 		tmpContainer := make([]*ReasonCount, len(rhs))
 		for k, v := range rhs {
@@ -6747,6 +6748,18 @@ func (m *WhyResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Autoscale != nil {
+		size, err := m.Autoscale.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x56
+		i--
+		dAtA[i] = 0xfa
 	}
 	if len(m.LastActions) > 0 {
 		for iNdEx := len(m.LastActions) - 1; iNdEx >= 0; iNdEx-- {
@@ -15995,6 +16008,10 @@ func (m *WhyResponse) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.Autoscale != nil {
+		l = m.Autoscale.SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -27063,6 +27080,42 @@ func (m *WhyResponse) UnmarshalVT(dAtA []byte) error {
 			}
 			m.LastActions = append(m.LastActions, &v1.WorkloadAction{})
 			if err := m.LastActions[len(m.LastActions)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 1391:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Autoscale", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Autoscale == nil {
+				m.Autoscale = &v1.AutoscaleStatus{}
+			}
+			if err := m.Autoscale.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex

@@ -1893,8 +1893,11 @@ type WorkloadSpec struct {
 	Tags map[string]string `protobuf:"bytes,1403,rep,name=tags,proto3" json:"tags,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// spread or binpack; empty means the policy of the cluster.
 	PlacementPolicy string `protobuf:"bytes,1404,opt,name=placement_policy,json=placementPolicy,proto3" json:"placement_policy,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The leader chooses the number of members by their CPU use; only for containers that are services. count
+	// is then the number of members of a new group only.
+	Autoscale     *Autoscale `protobuf:"bytes,1391,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadSpec) Reset() {
@@ -2122,6 +2125,13 @@ func (x *WorkloadSpec) GetPlacementPolicy() string {
 	return ""
 }
 
+func (x *WorkloadSpec) GetAutoscale() *Autoscale {
+	if x != nil {
+		return x.Autoscale
+	}
+	return nil
+}
+
 type isWorkloadSpec_Workload interface {
 	isWorkloadSpec_Workload()
 }
@@ -2144,6 +2154,175 @@ func (*WorkloadSpec_Compose) isWorkloadSpec_Workload() {}
 
 func (*WorkloadSpec_Vm) isWorkloadSpec_Workload() {}
 
+// How the leader chooses the number of members of a group.
+type Autoscale struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Limits of the number of members: 1 <= min <= max <= 1000.
+	Min int32 `protobuf:"varint,1,opt,name=min,proto3" json:"min,omitempty"`
+	Max int32 `protobuf:"varint,2,opt,name=max,proto3" json:"max,omitempty"`
+	// Wanted CPU use of the members in percent of resources.cpu_millicores, 1 to 100.
+	Cpu           int32 `protobuf:"varint,3,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Autoscale) Reset() {
+	*x = Autoscale{}
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Autoscale) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Autoscale) ProtoMessage() {}
+
+func (x *Autoscale) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Autoscale.ProtoReflect.Descriptor instead.
+func (*Autoscale) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Autoscale) GetMin() int32 {
+	if x != nil {
+		return x.Min
+	}
+	return 0
+}
+
+func (x *Autoscale) GetMax() int32 {
+	if x != nil {
+		return x.Max
+	}
+	return 0
+}
+
+func (x *Autoscale) GetCpu() int32 {
+	if x != nil {
+		return x.Cpu
+	}
+	return 0
+}
+
+// What the leader knows about the number of members of a group.
+type AutoscaleStatus struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Settings *Autoscale             `protobuf:"bytes,1,opt,name=settings,proto3" json:"settings,omitempty"`
+	// CPU use of the measured members in percent of their CPU request; absent if no member is measured, or if
+	// the answer is not from the leader, as all fields below.
+	CpuPercent *float64 `protobuf:"fixed64,2,opt,name=cpu_percent,json=cpuPercent,proto3,oneof" json:"cpu_percent,omitempty"`
+	// Members of the group, and those that are measured.
+	Count    int32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	Measured int32 `protobuf:"varint,4,opt,name=measured,proto3" json:"measured,omitempty"`
+	// The last decision and its reason, in words.
+	Decision  string                 `protobuf:"bytes,5,opt,name=decision,proto3" json:"decision,omitempty"`
+	DecidedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
+	// The last change in this leadership term, in words; empty if there was none.
+	LastChange    string                 `protobuf:"bytes,7,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"`
+	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AutoscaleStatus) Reset() {
+	*x = AutoscaleStatus{}
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AutoscaleStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AutoscaleStatus) ProtoMessage() {}
+
+func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AutoscaleStatus.ProtoReflect.Descriptor instead.
+func (*AutoscaleStatus) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *AutoscaleStatus) GetSettings() *Autoscale {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+func (x *AutoscaleStatus) GetCpuPercent() float64 {
+	if x != nil && x.CpuPercent != nil {
+		return *x.CpuPercent
+	}
+	return 0
+}
+
+func (x *AutoscaleStatus) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *AutoscaleStatus) GetMeasured() int32 {
+	if x != nil {
+		return x.Measured
+	}
+	return 0
+}
+
+func (x *AutoscaleStatus) GetDecision() string {
+	if x != nil {
+		return x.Decision
+	}
+	return ""
+}
+
+func (x *AutoscaleStatus) GetDecidedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DecidedAt
+	}
+	return nil
+}
+
+func (x *AutoscaleStatus) GetLastChange() string {
+	if x != nil {
+		return x.LastChange
+	}
+	return ""
+}
+
+func (x *AutoscaleStatus) GetChangedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangedAt
+	}
+	return nil
+}
+
 // Distributes the members of a group evenly over the values of a node label.
 type SpreadRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2159,7 +2338,7 @@ type SpreadRule struct {
 
 func (x *SpreadRule) Reset() {
 	*x = SpreadRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2350,7 @@ func (x *SpreadRule) String() string {
 func (*SpreadRule) ProtoMessage() {}
 
 func (x *SpreadRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2363,7 @@ func (x *SpreadRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpreadRule.ProtoReflect.Descriptor instead.
 func (*SpreadRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SpreadRule) GetBy() string {
@@ -2231,7 +2410,7 @@ type AffinityRule struct {
 
 func (x *AffinityRule) Reset() {
 	*x = AffinityRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2422,7 @@ func (x *AffinityRule) String() string {
 func (*AffinityRule) ProtoMessage() {}
 
 func (x *AffinityRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2435,7 @@ func (x *AffinityRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AffinityRule.ProtoReflect.Descriptor instead.
 func (*AffinityRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AffinityRule) GetNode() *Constraint {
@@ -2334,7 +2513,7 @@ type JobSpec struct {
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +2525,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +2538,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *JobSpec) GetCompletions() int32 {
@@ -2430,7 +2609,7 @@ type ParameterizedSpec struct {
 
 func (x *ParameterizedSpec) Reset() {
 	*x = ParameterizedSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2621,7 @@ func (x *ParameterizedSpec) String() string {
 func (*ParameterizedSpec) ProtoMessage() {}
 
 func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2634,7 @@ func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterizedSpec.ProtoReflect.Descriptor instead.
 func (*ParameterizedSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ParameterizedSpec) GetParameters() []*ParameterSpec {
@@ -2485,7 +2664,7 @@ type ParameterSpec struct {
 
 func (x *ParameterSpec) Reset() {
 	*x = ParameterSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2497,7 +2676,7 @@ func (x *ParameterSpec) String() string {
 func (*ParameterSpec) ProtoMessage() {}
 
 func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2510,7 +2689,7 @@ func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterSpec.ProtoReflect.Descriptor instead.
 func (*ParameterSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ParameterSpec) GetName() string {
@@ -2556,7 +2735,7 @@ type CronSpec struct {
 
 func (x *CronSpec) Reset() {
 	*x = CronSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2747,7 @@ func (x *CronSpec) String() string {
 func (*CronSpec) ProtoMessage() {}
 
 func (x *CronSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2760,7 @@ func (x *CronSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CronSpec.ProtoReflect.Descriptor instead.
 func (*CronSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CronSpec) GetSchedule() string {
@@ -2652,7 +2831,7 @@ type TemplateView struct {
 
 func (x *TemplateView) Reset() {
 	*x = TemplateView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2843,7 @@ func (x *TemplateView) String() string {
 func (*TemplateView) ProtoMessage() {}
 
 func (x *TemplateView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2856,7 @@ func (x *TemplateView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateView.ProtoReflect.Descriptor instead.
 func (*TemplateView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TemplateView) GetCron() *CronSpec {
@@ -2736,7 +2915,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +2927,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +2940,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -2809,7 +2988,7 @@ type JobResult struct {
 
 func (x *JobResult) Reset() {
 	*x = JobResult{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +3000,7 @@ func (x *JobResult) String() string {
 func (*JobResult) ProtoMessage() {}
 
 func (x *JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +3013,7 @@ func (x *JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
 func (*JobResult) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *JobResult) GetSucceeded() bool {
@@ -2891,7 +3070,7 @@ type UpdateStrategy struct {
 
 func (x *UpdateStrategy) Reset() {
 	*x = UpdateStrategy{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +3082,7 @@ func (x *UpdateStrategy) String() string {
 func (*UpdateStrategy) ProtoMessage() {}
 
 func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3095,7 @@ func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStrategy.ProtoReflect.Descriptor instead.
 func (*UpdateStrategy) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UpdateStrategy) GetMaxParallel() int32 {
@@ -2975,7 +3154,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +3166,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +3179,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -3083,7 +3262,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3274,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3287,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -3235,7 +3414,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3247,7 +3426,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3260,7 +3439,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -3638,7 +3817,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3650,7 +3829,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3663,7 +3842,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -3695,7 +3874,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3707,7 +3886,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3720,7 +3899,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Device) GetSource() string {
@@ -3759,7 +3938,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3771,7 +3950,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3784,7 +3963,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -3833,7 +4012,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3845,7 +4024,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3858,7 +4037,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Logging) GetDriver() string {
@@ -3892,7 +4071,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3904,7 +4083,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3917,7 +4096,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -3975,7 +4154,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3987,7 +4166,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4000,7 +4179,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -4044,7 +4223,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4056,7 +4235,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4069,7 +4248,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -4136,7 +4315,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4148,7 +4327,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4161,7 +4340,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -4250,7 +4429,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4441,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4454,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StackFile) GetPath() string {
@@ -4326,7 +4505,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4338,7 +4517,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4351,7 +4530,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -4423,7 +4602,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4435,7 +4614,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4448,7 +4627,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -4485,7 +4664,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4497,7 +4676,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4510,7 +4689,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -4548,7 +4727,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4560,7 +4739,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4573,7 +4752,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -4619,7 +4798,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4631,7 +4810,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4644,7 +4823,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -4697,7 +4876,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4709,7 +4888,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4722,7 +4901,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -4804,14 +4983,16 @@ type WorkloadUsageSnapshot struct {
 	// Limit for disk_bytes, in bytes; 0 means none.
 	DiskLimitBytes int64 `protobuf:"varint,1002,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
 	// The engine enforces the disk limit. Otherwise the agent measures the use, and stops a workload above the limit.
-	DiskCapped    bool `protobuf:"varint,1003,opt,name=disk_capped,json=diskCapped,proto3" json:"disk_capped,omitempty"`
+	DiskCapped bool `protobuf:"varint,1003,opt,name=disk_capped,json=diskCapped,proto3" json:"disk_capped,omitempty"`
+	// cpu_percent is not known yet, because it needs two measurements.
+	CpuUnmeasured bool `protobuf:"varint,1393,opt,name=cpu_unmeasured,json=cpuUnmeasured,proto3" json:"cpu_unmeasured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4823,7 +5004,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4836,7 +5017,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -4937,6 +5118,13 @@ func (x *WorkloadUsageSnapshot) GetDiskCapped() bool {
 	return false
 }
 
+func (x *WorkloadUsageSnapshot) GetCpuUnmeasured() bool {
+	if x != nil {
+		return x.CpuUnmeasured
+	}
+	return false
+}
+
 // Reason of a workload's state, for programs (code) and for users (message).
 type ReasonDetail struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4952,7 +5140,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4964,7 +5152,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4977,7 +5165,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -5055,7 +5243,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5255,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5268,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -5228,7 +5416,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5240,7 +5428,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5253,7 +5441,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -5299,7 +5487,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5311,7 +5499,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5324,7 +5512,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -5373,7 +5561,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5385,7 +5573,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5398,7 +5586,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -5449,7 +5637,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5461,7 +5649,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5474,7 +5662,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -5515,7 +5703,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5527,7 +5715,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5540,7 +5728,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -5593,7 +5781,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5605,7 +5793,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5618,7 +5806,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -5702,7 +5890,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5714,7 +5902,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5727,7 +5915,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -5961,7 +6149,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5973,7 +6161,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5986,7 +6174,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -6072,7 +6260,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6084,7 +6272,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6097,7 +6285,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -6138,7 +6326,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6150,7 +6338,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6163,7 +6351,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -6216,7 +6404,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6228,7 +6416,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6241,7 +6429,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -6337,14 +6525,16 @@ type WorkloadView struct {
 	// Cron or parameterized job that the workload is a run of; empty for other workloads.
 	Owner string `protobuf:"bytes,1323,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Time of the schedule for which the run was created.
-	ScheduledAt   *timestamppb.Timestamp `protobuf:"bytes,1324,opt,name=scheduled_at,json=scheduledAt,proto3" json:"scheduled_at,omitempty"`
+	ScheduledAt *timestamppb.Timestamp `protobuf:"bytes,1324,opt,name=scheduled_at,json=scheduledAt,proto3" json:"scheduled_at,omitempty"`
+	// Of a member of a group whose size the leader chooses.
+	Autoscale     *AutoscaleStatus `protobuf:"bytes,1392,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6356,7 +6546,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6369,7 +6559,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -6638,6 +6828,13 @@ func (x *WorkloadView) GetScheduledAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *WorkloadView) GetAutoscale() *AutoscaleStatus {
+	if x != nil {
+		return x.Autoscale
+	}
+	return nil
+}
+
 // One task of an agent.
 type WorkloadAction struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -6656,7 +6853,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6668,7 +6865,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6681,7 +6878,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -6745,7 +6942,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6757,7 +6954,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6770,7 +6967,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -6836,7 +7033,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6848,7 +7045,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6861,7 +7058,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -7077,7 +7274,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7089,7 +7286,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7102,7 +7299,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -7272,7 +7469,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7284,7 +7481,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7297,7 +7494,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -7329,7 +7526,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7341,7 +7538,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7354,7 +7551,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -7400,7 +7597,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7412,7 +7609,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7425,7 +7622,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Constraint) GetKey() string {
@@ -7463,7 +7660,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7475,7 +7672,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7488,7 +7685,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Toleration) GetKey() string {
@@ -7530,7 +7727,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7542,7 +7739,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7555,7 +7752,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Taint) GetKey() string {
@@ -7610,7 +7807,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7622,7 +7819,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7635,7 +7832,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -7685,7 +7882,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7697,7 +7894,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7710,7 +7907,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -7901,7 +8098,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x16DeleteWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12#\n" +
 	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12\x15\n" +
-	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\xf2\v\n" +
+	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\xaf\f\n" +
 	"\fWorkloadSpec\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12E\n" +
 	"\tresources\x18\x02 \x01(\v2'.persys.control.v1.ResourceRequirementsR\tresources\x12@\n" +
@@ -7938,7 +8135,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04tags\x18\xfb\n" +
 	" \x03(\v2).persys.control.v1.WorkloadSpec.TagsEntryR\x04tags\x12*\n" +
 	"\x10placement_policy\x18\xfc\n" +
-	" \x01(\tR\x0fplacementPolicy\x1a;\n" +
+	" \x01(\tR\x0fplacementPolicy\x12;\n" +
+	"\tautoscale\x18\xef\n" +
+	" \x01(\v2\x1c.persys.control.v1.AutoscaleR\tautoscale\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -7951,7 +8150,25 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"\bworkloadB\b\n" +
 	"\x06_countJ\x04\b\x03\x10\n" +
-	"J\x04\b\r\x10\x14\"K\n" +
+	"J\x04\b\r\x10\x14\"A\n" +
+	"\tAutoscale\x12\x10\n" +
+	"\x03min\x18\x01 \x01(\x05R\x03min\x12\x10\n" +
+	"\x03max\x18\x02 \x01(\x05R\x03max\x12\x10\n" +
+	"\x03cpu\x18\x03 \x01(\x05R\x03cpu\"\xe6\x02\n" +
+	"\x0fAutoscaleStatus\x128\n" +
+	"\bsettings\x18\x01 \x01(\v2\x1c.persys.control.v1.AutoscaleR\bsettings\x12$\n" +
+	"\vcpu_percent\x18\x02 \x01(\x01H\x00R\n" +
+	"cpuPercent\x88\x01\x01\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x05R\x05count\x12\x1a\n" +
+	"\bmeasured\x18\x04 \x01(\x05R\bmeasured\x12\x1a\n" +
+	"\bdecision\x18\x05 \x01(\tR\bdecision\x129\n" +
+	"\n" +
+	"decided_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\x12\x1f\n" +
+	"\vlast_change\x18\a \x01(\tR\n" +
+	"lastChange\x129\n" +
+	"\n" +
+	"changed_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAtB\x0e\n" +
+	"\f_cpu_percent\"K\n" +
 	"\n" +
 	"SpreadRule\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x19\n" +
@@ -8265,7 +8482,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"mount_path\x18\x06 \x01(\tR\tmountPath\x12\x1b\n" +
 	"\tread_only\x18\a \x01(\bR\breadOnly\x12#\n" +
-	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\"\x99\x04\n" +
+	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\"\xc1\x04\n" +
 	"\x15WorkloadUsageSnapshot\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -8287,7 +8504,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"disk_bytes\x18\xe9\a \x01(\x03R\tdiskBytes\x12)\n" +
 	"\x10disk_limit_bytes\x18\xea\a \x01(\x03R\x0ediskLimitBytes\x12 \n" +
 	"\vdisk_capped\x18\xeb\a \x01(\bR\n" +
-	"diskCapped\"\xdf\x01\n" +
+	"diskCapped\x12&\n" +
+	"\x0ecpu_unmeasured\x18\xf1\n" +
+	" \x01(\bR\rcpuUnmeasured\"\xdf\x01\n" +
 	"\fReasonDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12C\n" +
@@ -8424,7 +8643,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bworkload\x18\x01 \x01(\v2\x1f.persys.control.v1.WorkloadViewR\bworkload\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\x99\r\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xdc\r\n" +
 	"\fWorkloadView\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -8477,7 +8696,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05owner\x18\xab\n" +
 	" \x01(\tR\x05owner\x12>\n" +
 	"\fscheduled_at\x18\xac\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\vscheduledAt\x1a9\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\vscheduledAt\x12A\n" +
+	"\tautoscale\x18\xf0\n" +
+	" \x01(\v2\".persys.control.v1.AutoscaleStatusR\tautoscale\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa5\x02\n" +
@@ -8622,7 +8843,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -8644,240 +8865,247 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*DeleteWorkloadRequest)(nil),              // 17: persys.control.v1.DeleteWorkloadRequest
 	(*DeleteWorkloadResponse)(nil),             // 18: persys.control.v1.DeleteWorkloadResponse
 	(*WorkloadSpec)(nil),                       // 19: persys.control.v1.WorkloadSpec
-	(*SpreadRule)(nil),                         // 20: persys.control.v1.SpreadRule
-	(*AffinityRule)(nil),                       // 21: persys.control.v1.AffinityRule
-	(*JobSpec)(nil),                            // 22: persys.control.v1.JobSpec
-	(*ParameterizedSpec)(nil),                  // 23: persys.control.v1.ParameterizedSpec
-	(*ParameterSpec)(nil),                      // 24: persys.control.v1.ParameterSpec
-	(*CronSpec)(nil),                           // 25: persys.control.v1.CronSpec
-	(*TemplateView)(nil),                       // 26: persys.control.v1.TemplateView
-	(*Exit)(nil),                               // 27: persys.control.v1.Exit
-	(*JobResult)(nil),                          // 28: persys.control.v1.JobResult
-	(*UpdateStrategy)(nil),                     // 29: persys.control.v1.UpdateStrategy
-	(*HealthCheck)(nil),                        // 30: persys.control.v1.HealthCheck
-	(*ResourceRequirements)(nil),               // 31: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 32: persys.control.v1.ContainerSpec
-	(*Ulimit)(nil),                             // 33: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 34: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 35: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 36: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 37: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 38: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 39: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 40: persys.control.v1.ComposeSpec
-	(*StackFile)(nil),                          // 41: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 42: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 43: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 44: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 45: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 46: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 47: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 48: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 49: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 50: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 51: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 52: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 53: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 54: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 55: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 56: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 57: persys.control.v1.NodeView
-	(*ListWorkloadsRequest)(nil),               // 58: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 59: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 60: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 61: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 62: persys.control.v1.WorkloadView
-	(*WorkloadAction)(nil),                     // 63: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 64: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 65: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 66: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 67: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 68: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 69: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 70: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 71: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 72: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 73: persys.control.v1.StreamError
-	nil,                                        // 74: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 75: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 76: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 77: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 78: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 79: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 80: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 81: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 82: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 83: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 84: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 85: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 86: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 87: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 88: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),                // 89: google.protobuf.Duration
+	(*Autoscale)(nil),                          // 20: persys.control.v1.Autoscale
+	(*AutoscaleStatus)(nil),                    // 21: persys.control.v1.AutoscaleStatus
+	(*SpreadRule)(nil),                         // 22: persys.control.v1.SpreadRule
+	(*AffinityRule)(nil),                       // 23: persys.control.v1.AffinityRule
+	(*JobSpec)(nil),                            // 24: persys.control.v1.JobSpec
+	(*ParameterizedSpec)(nil),                  // 25: persys.control.v1.ParameterizedSpec
+	(*ParameterSpec)(nil),                      // 26: persys.control.v1.ParameterSpec
+	(*CronSpec)(nil),                           // 27: persys.control.v1.CronSpec
+	(*TemplateView)(nil),                       // 28: persys.control.v1.TemplateView
+	(*Exit)(nil),                               // 29: persys.control.v1.Exit
+	(*JobResult)(nil),                          // 30: persys.control.v1.JobResult
+	(*UpdateStrategy)(nil),                     // 31: persys.control.v1.UpdateStrategy
+	(*HealthCheck)(nil),                        // 32: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 33: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 34: persys.control.v1.ContainerSpec
+	(*Ulimit)(nil),                             // 35: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 36: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 37: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 38: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 39: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 40: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 41: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 42: persys.control.v1.ComposeSpec
+	(*StackFile)(nil),                          // 43: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 44: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 45: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 46: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 47: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 48: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 49: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 50: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 51: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 52: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 53: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 54: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 55: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 56: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 57: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 58: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 59: persys.control.v1.NodeView
+	(*ListWorkloadsRequest)(nil),               // 60: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 61: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 62: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 63: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 64: persys.control.v1.WorkloadView
+	(*WorkloadAction)(nil),                     // 65: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 66: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 67: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 68: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 69: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 70: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 71: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 72: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 73: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 74: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 75: persys.control.v1.StreamError
+	nil,                                        // 76: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 77: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 78: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 79: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 80: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 81: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 82: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 83: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 84: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 85: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 86: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 87: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 88: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 89: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 90: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),                // 91: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	88,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	90,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	88,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	90,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	74,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	88,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	76,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	90,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	8,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	71,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	88,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	68,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	73,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	90,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	70,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
 	12,  // 11: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	50,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	88,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	48,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	52,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	90,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	50,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	11,  // 15: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	88,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	68,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	90,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	70,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
 	19,  // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 19: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	67,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	67,  // 21: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	69,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	69,  // 21: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
 	16,  // 22: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	88,  // 23: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
-	31,  // 24: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	32,  // 25: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	40,  // 26: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	42,  // 27: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	75,  // 28: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	69,  // 29: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	76,  // 30: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	70,  // 31: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	30,  // 32: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	29,  // 33: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	22,  // 34: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
-	25,  // 35: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
-	20,  // 36: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
-	21,  // 37: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
-	21,  // 38: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	77,  // 39: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
-	69,  // 40: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
-	23,  // 41: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
-	24,  // 42: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
-	25,  // 43: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	88,  // 44: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	88,  // 45: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	88,  // 46: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	88,  // 47: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	88,  // 48: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	88,  // 49: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	88,  // 50: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
-	27,  // 51: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	78,  // 52: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	38,  // 53: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	39,  // 54: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	47,  // 55: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	79,  // 56: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	80,  // 57: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	34,  // 58: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	35,  // 59: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	36,  // 60: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	81,  // 61: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	82,  // 62: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	37,  // 63: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	83,  // 64: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	84,  // 65: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	89,  // 66: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	89,  // 67: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	89,  // 68: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	89,  // 69: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	85,  // 70: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	47,  // 71: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	41,  // 72: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	44,  // 73: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	45,  // 74: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	46,  // 75: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	47,  // 76: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	43,  // 77: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	88,  // 78: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	88,  // 79: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	88,  // 80: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 81: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	88,  // 82: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	49,  // 83: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	48,  // 84: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	67,  // 85: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	88,  // 86: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	39,  // 87: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	27,  // 88: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 89: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 90: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	57,  // 91: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	57,  // 92: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	88,  // 93: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	88,  // 94: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	86,  // 95: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	88,  // 96: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	71,  // 97: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	72,  // 98: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	12,  // 99: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,   // 100: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 101: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	62,  // 102: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	62,  // 103: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	88,  // 104: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	88,  // 105: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	49,  // 106: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	48,  // 107: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	67,  // 108: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	88,  // 109: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	87,  // 110: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	39,  // 111: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	19,  // 112: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	63,  // 113: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	28,  // 114: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	26,  // 115: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	88,  // 116: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	88,  // 117: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	88,  // 118: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	88,  // 119: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 120: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	88,  // 121: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 122: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	10,  // 123: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	14,  // 124: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	17,  // 125: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	9,   // 126: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	13,  // 127: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	15,  // 128: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	18,  // 129: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	73,  // 130: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	88,  // 131: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	33,  // 132: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 133: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	10,  // 134: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	14,  // 135: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	17,  // 136: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	51,  // 137: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 138: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	53,  // 139: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	54,  // 140: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	58,  // 141: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	59,  // 142: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	64,  // 143: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	66,  // 144: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	9,   // 145: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	13,  // 146: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	15,  // 147: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	18,  // 148: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	52,  // 149: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 150: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	55,  // 151: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	56,  // 152: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	60,  // 153: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	61,  // 154: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	65,  // 155: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	66,  // 156: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	145, // [145:157] is the sub-list for method output_type
-	133, // [133:145] is the sub-list for method input_type
-	133, // [133:133] is the sub-list for extension type_name
-	133, // [133:133] is the sub-list for extension extendee
-	0,   // [0:133] is the sub-list for field type_name
+	90,  // 23: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	33,  // 24: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	34,  // 25: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	42,  // 26: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	44,  // 27: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	77,  // 28: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	71,  // 29: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	78,  // 30: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	72,  // 31: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	32,  // 32: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	31,  // 33: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	24,  // 34: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	27,  // 35: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	22,  // 36: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	23,  // 37: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	23,  // 38: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	79,  // 39: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	20,  // 40: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
+	20,  // 41: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
+	90,  // 42: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	90,  // 43: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	71,  // 44: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	25,  // 45: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	26,  // 46: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	27,  // 47: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	90,  // 48: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	90,  // 49: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	90,  // 50: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	90,  // 51: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	90,  // 52: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	90,  // 53: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	90,  // 54: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	29,  // 55: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	80,  // 56: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	40,  // 57: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	41,  // 58: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	49,  // 59: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	81,  // 60: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	82,  // 61: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	36,  // 62: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	37,  // 63: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	38,  // 64: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	83,  // 65: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	84,  // 66: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	39,  // 67: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	85,  // 68: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	86,  // 69: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	91,  // 70: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	91,  // 71: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	91,  // 72: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	91,  // 73: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	87,  // 74: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	49,  // 75: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	43,  // 76: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	46,  // 77: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	47,  // 78: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	48,  // 79: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	49,  // 80: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	45,  // 81: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	90,  // 82: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	90,  // 83: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	90,  // 84: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 85: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	90,  // 86: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	51,  // 87: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	50,  // 88: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	69,  // 89: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	90,  // 90: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	41,  // 91: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	29,  // 92: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 93: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 94: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	59,  // 95: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	59,  // 96: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	90,  // 97: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	90,  // 98: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	88,  // 99: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	90,  // 100: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	73,  // 101: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	74,  // 102: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	12,  // 103: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,   // 104: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 105: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	64,  // 106: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	64,  // 107: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	90,  // 108: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	90,  // 109: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	51,  // 110: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	50,  // 111: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	69,  // 112: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	90,  // 113: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	89,  // 114: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	41,  // 115: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	19,  // 116: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	65,  // 117: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	30,  // 118: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	28,  // 119: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	90,  // 120: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	21,  // 121: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	90,  // 122: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	90,  // 123: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	90,  // 124: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 125: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	90,  // 126: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 127: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	10,  // 128: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	14,  // 129: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	17,  // 130: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	9,   // 131: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	13,  // 132: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	15,  // 133: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	18,  // 134: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	75,  // 135: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	90,  // 136: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	35,  // 137: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 138: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	10,  // 139: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	14,  // 140: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	17,  // 141: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	53,  // 142: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 143: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	55,  // 144: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	56,  // 145: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	60,  // 146: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	61,  // 147: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	66,  // 148: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	68,  // 149: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	9,   // 150: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	13,  // 151: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	15,  // 152: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	18,  // 153: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	54,  // 154: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 155: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	57,  // 156: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	58,  // 157: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	62,  // 158: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	63,  // 159: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	67,  // 160: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	68,  // 161: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	150, // [150:162] is the sub-list for method output_type
+	138, // [138:150] is the sub-list for method input_type
+	138, // [138:138] is the sub-list for extension type_name
+	138, // [138:138] is the sub-list for extension extendee
+	0,   // [0:138] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -8890,10 +9118,11 @@ func file_api_control_v1_control_proto_init() {
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[19].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[22].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[29].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[63].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[18].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[21].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[24].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[31].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[65].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -8910,7 +9139,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   85,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,23 @@
+package mirror
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// The settings of the autoscaler are the same after they went through a record of the mirror.
+func TestAutoscaleSurvivesTheMirror(t *testing.T) {
+	want := &commandv1.Autoscale{Min: 2, Max: 6, Cpu: 70}
+	d := fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", CpuMillicores: 500, Group: "web", Autoscale: want}}).Demand
+	put, err := putOf(&Workload{ID: "web-0", Type: "container", DesiredState: "Running", Own: &OwnWorkload{Content: "c1:x", Demand: ownDemand(d)}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := put.GetDemand().GetAutoscale(); !proto.Equal(got, want) {
+		t.Errorf("the settings are %v, expected %v", got, want)
+	}
+}

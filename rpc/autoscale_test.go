@@ -1,0 +1,95 @@
+package rpc
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+	"github.com/persys/compute/spec"
+)
+
+func autoscaled() *controlv1.ApplyWorkloadRequest {
+	req := web("grp")
+	req.Spec.Autoscale = &controlv1.Autoscale{Min: 2, Max: 5, Cpu: 70}
+	req.Spec.Resources = &controlv1.ResourceRequirements{CpuMillicores: 100}
+	req.Spec.GetContainer().Env = map[string]string{"PASSWORD": "geheim"}
+	return req
+}
+
+// TestAutoscale: the leader scales a group like a person, with the quota and the secrets. An apply of the file
+// keeps the number.
+func TestAutoscale(t *testing.T) {
+	g := newGroup(t, 2)
+	apply := func(req *controlv1.ApplyWorkloadRequest) string {
+		t.Helper()
+		r, err := g.control(1).ApplyWorkload(ctxFor(t), req)
+		ok(t, err)
+		return strings.Join(r.GetWorkloadIds(), " ") + r.GetErrorMessage()
+	}
+	is(t, "a new group", apply(autoscaled()), "grp-0 grp-1")
+	leader := g.replicas[0].server
+	ok(t, leader.Autoscale(ctxFor(t), "grp", 2, 4, "CPU use is 90 %"))
+	is(t, "members", len(fsm.Members(g.view(), "grp")), 4)
+	w, _ := g.view().Workload("grp-3")
+	plain, err := spec.Unseal("grp-3", w.Spec, sealer(leader.cfg.Keys))
+	ok(t, err)
+	is(t, "secret", plain.GetContainer().GetEnv()["PASSWORD"], "geheim")
+	if err := leader.Autoscale(ctxFor(t), "grp", 2, 3, ""); err == nil || !strings.Contains(err.Error(), "4 members by now, not 2") {
+		t.Errorf("a decision about another number gives the error %v", err)
+	}
+
+	is(t, "the same file again", apply(autoscaled()), "grp-0 grp-1 grp-2 grp-3")
+	other := autoscaled()
+	other.Spec.Count, other.Spec.GetContainer().Image = new(int32(2)), "nginx:2"
+	is(t, "another image and a count", apply(other), "grp-0 grp-1 grp-2 grp-3")
+	lower := autoscaled()
+	lower.Spec.Autoscale.Max = 3
+	is(t, "a lower limit", apply(lower), "grp-0 grp-1 grp-2")
+	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{lower}})
+	ok(t, err)
+	for _, p := range plan.GetWorkloads() {
+		is(t, "plan of "+p.GetWorkloadId(), p.GetAction(), "unchanged")
+	}
+	is(t, "planned workloads", len(plan.GetWorkloads()), 3)
+
+	_, err = g.cluster(0).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "default", Quota: &clusterv1.NamespaceAmounts{Workloads: 3}})
+	ok(t, err)
+	apply(autoscaled())
+	if err := leader.Autoscale(ctxFor(t), "grp", 3, 4, ""); err == nil || !strings.Contains(err.Error(), "quota") {
+		t.Errorf("above the quota the error is %v", err)
+	}
+	_, err = g.cluster(1).ScaleGroup(ctxFor(t), &clusterv1.ScaleGroupRequest{Group: "grp", Count: 0, RequestId: requestID(t)})
+	ok(t, err)
+	is(t, "a group that was scaled to 0", apply(autoscaled()), "grp-0")
+	is(t, "its number", fsm.Count(fsm.Members(g.view(), "grp")), 0)
+}
+
+// TestAutoscaleIsShown: the use and the last decision are in the views of the members and in the answer to why.
+func TestAutoscaleIsShown(t *testing.T) {
+	g := newGroup(t, 1)
+	_, err := g.control(0).ApplyWorkload(ctxFor(t), autoscaled())
+	ok(t, err)
+	get := func() *controlv1.AutoscaleStatus {
+		t.Helper()
+		r, err := g.control(0).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: "grp-0"})
+		ok(t, err)
+		why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "grp-0"})
+		ok(t, err)
+		is(t, "the answer to why", why.GetAutoscale().String(), r.GetWorkload().GetAutoscale().String())
+		return r.GetWorkload().GetAutoscale()
+	}
+	a := get()
+	is(t, "max", a.GetSettings().GetMax(), 5)
+	is(t, "without a decision", a.CpuPercent == nil && a.GetDecision() == "", true)
+	g.replicas[0].autoscaled = sched.Autoscaled{
+		ScaleDecision: sched.ScaleDecision{Use: 45, Measured: 1, Reason: "2 members fit"}, Members: 2, At: time.Now().UnixNano(),
+	}
+	a = get()
+	is(t, "use", a.GetCpuPercent(), 45)
+	is(t, "decision", a.GetDecision(), "2 members fit")
+	is(t, "measured", a.GetMeasured(), 1)
+}

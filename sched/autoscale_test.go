@@ -1,0 +1,156 @@
+package sched
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+// loads makes members with a request of 500 millicores. Each word is a CPU use in percent of the request, "?" for
+// a ready member without a measurement, or "-" for a member that is not ready.
+func loads(words string) (out []ScaleMember) {
+	for _, w := range strings.Fields(words) {
+		m := ScaleMember{Ready: w != "-", Measured: w != "-" && w != "?"}
+		if m.Measured {
+			for _, digit := range w {
+				m.CPU = m.CPU*10 + float64(digit-'0')
+			}
+			m.CPU /= 2 // percent of one core
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+func scaleInput(words string, low, high uint32) ScaleInput {
+	in := ScaleInput{Autoscale: fsm.Autoscale{Min: low, Max: high, CPU: 70}, Request: 500, Members: loads(words)}
+	in.Count = len(in.Members)
+	return in
+}
+
+// TestAutoscale: one decision. want is the number of members that the group gets, of a group whose former wishes
+// were the same for ten minutes.
+func TestAutoscale(t *testing.T) {
+	for _, c := range []struct {
+		name, use string
+		min, max  uint32
+		want      int
+		reason    string
+	}{
+		{"at the target", "70 70", 1, 10, 2, "no change"},
+		{"above by less than a tenth", "76 76", 1, 10, 2, "no change"},
+		{"below by less than a tenth", "64 64 64 64", 1, 10, 4, "no change"},
+		{"more members at once", "100 100", 1, 10, 3, "CPU use is 100 % of the request in 2 of 2 members, target 70 %: 3 members"},
+		{"a whole number of members is not rounded up", "84 84 84 84 84", 1, 10, 6, "6 members"},
+		{"below min, more than doubled", "100 100 100", 10, 20, 10, "min is 10"},
+		{"at most max", "100 100", 1, 2, 2, "the limit"},
+		{"max between", "100 100 100 100", 1, 5, 5, "5 members"},
+		{"fewer members", "20 20 20 20", 1, 10, 2, "2 members"},
+		{"at least min", "1 1 1 1", 3, 10, 3, "3 members"},
+		{"no use", "0 0 0", 1, 10, 1, "1 member"},
+		{"above max", "70 70 70", 1, 2, 2, "max is 2"},
+		{"below min", "? -", 3, 9, 3, "min is 3"},
+		{"no measurement", "? ? -", 1, 10, 3, "no ready member has a measured CPU use"},
+		{"a missing member counts as idle when more are wanted", "100 ?", 1, 10, 2, "no change"},
+		{"a missing member counts as idle, and still more are wanted", "100 100 100 100 100 ?", 1, 10, 8, "8 members"},
+		{"a missing member counts as busy when fewer are wanted", "20 ?", 1, 10, 2, "no change"},
+		{"a missing member counts as busy, and still fewer are wanted", "1 1 1 ?", 1, 10, 2, "2 members"},
+		{"a starting member counts as idle when more are wanted", "100 -", 1, 10, 2, "no change"},
+		{"a starting member does not count when fewer are wanted", "20 20 20 -", 1, 10, 1, "1 member"},
+		{"starting members are no reason for fewer", "100 - - -", 1, 10, 4, "no change"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := scaleInput(c.use, c.min, c.max)
+			var w ScaleWindow
+			var d ScaleDecision
+			for range 41 {
+				in.Now += int64(ScaleEvery)
+				d, w = Autoscale(w, in)
+			}
+			if d.Count != c.want || !strings.Contains(d.Reason, c.reason) {
+				t.Errorf("%s gives %d members (%s), want %d (%s)", c.use, d.Count, d.Reason, c.want, c.reason)
+			}
+		})
+	}
+}
+
+// TestAutoscaleDoubles: a group grows to at most twice its size at once. The use of a member cannot be above its
+// request for long, but a burst can.
+func TestAutoscaleDoubles(t *testing.T) {
+	in := scaleInput("400 400", 1, 100)
+	in.Now = 1
+	if d, _ := Autoscale(ScaleWindow{}, in); d.Count != 4 || !strings.Contains(d.Reason, "12 members, at most doubled at once") {
+		t.Errorf("2 members at 400 %% become %d (%s), want 4", d.Count, d.Reason)
+	}
+}
+
+// scaling is a group over time: each step is one decision with the next use.
+type scaling struct {
+	t   *testing.T
+	now int64
+	w   ScaleWindow
+}
+
+// pass makes decisions about members with the same use for a time, and returns the last one. It fails if one
+// before the last changes the number.
+func (s *scaling) pass(d time.Duration, use string, change func(*ScaleInput)) (last ScaleDecision) {
+	s.t.Helper()
+	for end := s.now + int64(d); s.now < end; {
+		in := scaleInput(use, 1, 10)
+		if change != nil {
+			change(&in)
+		}
+		s.now += int64(ScaleEvery)
+		in.Now = s.now
+		if last, s.w = Autoscale(s.w, in); last.Count != in.Count && s.now < end {
+			s.t.Errorf("after %s the number becomes %d (%s), want a change after %s only", time.Duration(s.now), last.Count, last.Reason, d)
+		}
+	}
+	return last
+}
+
+// TestAutoscaleDownWaits: members are removed only after five minutes in which every decision wanted fewer, and
+// only down to the highest wish of that time.
+func TestAutoscaleDownWaits(t *testing.T) {
+	const low, lower, high, fits = "20 20 20 20", "1 1 1 1", "90 90 90 90", "70 70 70 70"
+	for _, c := range []struct {
+		name   string
+		before func(*scaling)
+		left   time.Duration // time with a low use after which two members are removed; 0 = at once
+		want   int
+	}{
+		{"in a new term", func(*scaling) {}, 5*time.Minute + ScaleEvery, 2},
+		{"after a use that fits", func(s *scaling) { s.pass(10*time.Minute, fits, nil) }, 5 * time.Minute, 2},
+		{"after a lower use", func(s *scaling) { s.pass(4*time.Minute, lower, nil) }, time.Minute + ScaleEvery, 2},
+		{"after one moment of a use that fits", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.pass(ScaleEvery, fits, nil) }, 5 * time.Minute, 2},
+		{"after one moment without measurements", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.pass(ScaleEvery, "? ? ? ?", nil) }, 5 * time.Minute, 2},
+		{"after an update", func(s *scaling) {
+			s.pass(10*time.Minute, low, func(in *ScaleInput) { in.Blocked = "is being updated" })
+		}, 5 * time.Minute, 2},
+		{"after a person changed the number", func(s *scaling) { s.pass(4*time.Minute, "20 20 20", nil) }, 5*time.Minute + ScaleEvery, 2},
+		{"after a change of the settings", func(s *scaling) {
+			s.pass(4*time.Minute, low, func(in *ScaleInput) { in.Autoscale.CPU = 80 })
+		}, 5*time.Minute + ScaleEvery, 2},
+		{"after a gap", func(s *scaling) { s.pass(4*time.Minute, low, nil); s.now += int64(10 * time.Minute) }, 5*time.Minute + ScaleEvery, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := &scaling{t: t}
+			c.before(s)
+			if d := s.pass(c.left, low, nil); d.Count != c.want {
+				t.Errorf("after %s there are %d members (%s), want %d", c.left, d.Count, d.Reason, c.want)
+			}
+		})
+	}
+	s := &scaling{t: t}
+	s.pass(4*time.Minute, low, nil)
+	if d := s.pass(ScaleEvery, high, nil); d.Count != 6 {
+		t.Errorf("a high use after a low one gives %d members (%s), want 6 at once", d.Count, d.Reason)
+	}
+	s = &scaling{t: t}
+	s.pass(10*time.Minute, fits, nil)
+	if d := s.pass(time.Minute, low, nil); !strings.Contains(d.Reason, "if it stays so for 4m15s") {
+		t.Errorf("the reason is %q, want the time that is left", d.Reason)
+	}
+}

@@ -1,0 +1,186 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+// scaler carries out the decisions of the leader in the fake log, as package rpc does.
+type scaler struct {
+	w      *world
+	refuse atomic.Bool
+	calls  atomic.Int32
+}
+
+func (s *scaler) Autoscale(ctx context.Context, group string, from, count int, reason string) error {
+	s.calls.Add(1)
+	if s.refuse.Load() {
+		return errors.New("over the quota")
+	}
+	first := fsm.Members(s.w.view(), group)[0]
+	b := &commandv1.ScaleGroup{Group: group, Count: uint32(count), From: new(uint32(from)), Content: first.Content, Reason: reason, Autoscaled: true}
+	for _, id := range fsm.MemberIDs(group, count) {
+		p := first.AsPut()
+		p.Id = id
+		b.Members = append(b.Members, p)
+	}
+	r, err := s.w.log.Propose(ctx, &commandv1.Command{
+		Head: &commandv1.Head{At: time.Now().UnixNano(), By: "autoscaler"}, Body: &commandv1.Command_ScaleGroup{ScaleGroup: b},
+	})
+	if err != nil {
+		return err
+	}
+	return r[0].Err()
+}
+
+// group stores a group of n members with a request of half a core and an autoscaler from 1 to 4 at 70 %.
+func (w *world) group(n int) {
+	for _, id := range fsm.MemberIDs("web", n) {
+		w.put(id, func(p *commandv1.WorkloadPut) {
+			p.Content = "c1:0000000000000000"
+			p.Demand.CpuMillicores, p.Demand.Group = 500, "web"
+			p.Demand.Autoscale = &commandv1.Autoscale{Min: 1, Max: 4, Cpu: 70}
+		})
+	}
+}
+
+// members returns the number of members of the group.
+func (w *world) members() int { return fsm.Count(fsm.Members(w.view(), "web")) }
+
+// load lets the node run its workloads for d with a CPU use in percent of half a core.
+func (w *world) load(d time.Duration, percent float64) {
+	for end := time.Now().Add(d); time.Now().Before(end); w.pass(3 * time.Second) {
+		hb := sched.Heartbeat{Node: "a", Full: true, ReceivedAt: time.Now().UnixNano()}
+		w.view().WorkloadsOn("a", func(m *fsm.Workload) bool {
+			hb.Reports = append(hb.Reports, w.running(m.ID))
+			hb.Usage = append(hb.Usage, sched.WorkloadUsage{Workload: m.ID, CPUPercent: percent / 2, At: time.Now().UnixNano()})
+			return true
+		})
+		w.beat(hb)
+	}
+}
+
+func (w *world) decision() sched.Autoscaled {
+	w.t.Helper()
+	d, ok := w.loop.AutoscaleOf("web")
+	if !ok {
+		w.t.Error("there must be a decision about the group, but is none")
+	}
+	return d
+}
+
+func inScaledWorld(t *testing.T, fn func(w *world, s *scaler)) {
+	t.Helper()
+	s := &scaler{}
+	inWorld(t, []string{"a"}, func(w *world) {
+		s.w = w
+		fn(w, s)
+	}, func(c *Config) { c.Scaler = s })
+}
+
+// TestAutoscale: the leader adds members soon, and removes them five minutes after the use went down.
+func TestAutoscale(t *testing.T) {
+	inScaledWorld(t, func(w *world, _ *scaler) {
+		w.group(2)
+		w.load(3*time.Minute, 95)
+		is(t, "members under load", w.members(), 4)
+		is(t, "last change", strings.HasPrefix(w.decision().LastChange, "from 3 to 4: CPU use is 95 %"), true)
+		w.load(4*time.Minute, 10)
+		is(t, "members after four minutes without load", w.members(), 4)
+		w.load(90*time.Second, 10)
+		is(t, "members after five minutes", w.members(), 1)
+		e := fsm.Event{}
+		w.view().Events(0, func(x *fsm.Event) bool {
+			if x.Type == fsm.EventGroupScaled {
+				e = *x
+			}
+			return true
+		})
+		is(t, "event", strings.HasPrefix(e.Message, "web from 4 to 1: CPU use is 10 % of the request in 4 of 4 members, target 70 %"), true)
+		is(t, "caller", e.By, "autoscaler")
+	})
+}
+
+// TestAutoscaleInNewTerm: another leader waits five minutes again before it removes members.
+func TestAutoscaleInNewTerm(t *testing.T) {
+	inScaledWorld(t, func(w *world, _ *scaler) {
+		w.group(4)
+		w.load(4*time.Minute, 10)
+		w.resign()
+		w.log.set(func(l *fakeLog) { l.term++ })
+		w.lead()
+		w.load(4*time.Minute, 10)
+		is(t, "members after four minutes in each term", w.members(), 4)
+		w.load(2*time.Minute, 10)
+		is(t, "members after six minutes", w.members(), 1)
+	})
+}
+
+// TestAutoscaleWithoutNews: a measurement that a node repeats does not stay fresh, so nothing is removed on its word.
+func TestAutoscaleWithoutNews(t *testing.T) {
+	inScaledWorld(t, func(w *world, _ *scaler) {
+		w.group(4)
+		w.load(time.Minute, 10)
+		at := time.Now().UnixNano()
+		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); w.pass(3 * time.Second) {
+			hb := sched.Heartbeat{Node: "a", Full: true}
+			w.view().WorkloadsOn("a", func(m *fsm.Workload) bool {
+				hb.Reports = append(hb.Reports, w.running(m.ID))
+				hb.Usage = append(hb.Usage, sched.WorkloadUsage{Workload: m.ID, CPUPercent: 5, At: at})
+				return true
+			})
+			w.beat(hb)
+		}
+		is(t, "members", w.members(), 4)
+		is(t, "reason", w.decision().Reason, "no ready member has a measured CPU use")
+	})
+}
+
+// TestAutoscaleRefused: after a refusal the leader waits a minute before it tries again, and tells the reason.
+func TestAutoscaleRefused(t *testing.T) {
+	inScaledWorld(t, func(w *world, s *scaler) {
+		w.group(2)
+		s.refuse.Store(true)
+		w.load(3*time.Minute, 95)
+		is(t, "members", w.members(), 2)
+		is(t, "the reason has the refusal", strings.HasSuffix(w.decision().Reason, "the change to 3 was refused: over the quota"), true)
+		if n := s.calls.Load(); n < 2 || n > 3 {
+			t.Errorf("the leader tried %d times in three minutes, want one try a minute", n)
+		}
+		s.refuse.Store(false)
+		w.load(3*time.Minute, 95)
+		is(t, "members when it is allowed", w.members(), 4)
+	})
+}
+
+// TestAutoscaleWaits: a stopped member, an update, and a frozen mode keep the number.
+func TestAutoscaleWaits(t *testing.T) {
+	for _, c := range []struct {
+		name, reason string
+		block        func(*world)
+	}{
+		{"frozen", "mode degraded", func(w *world) { w.mode(fsm.ModeDegraded) }},
+		{"stopped", "web-1 is stopped", func(w *world) {
+			w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web-1", Desired: "Stopped"}}})
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inScaledWorld(t, func(w *world, _ *scaler) {
+				w.group(2)
+				w.load(15*time.Second, 95)
+				c.block(w)
+				w.load(3*time.Minute, 95)
+				is(t, "members", w.members(), 2)
+				is(t, "reason", strings.Contains(w.decision().Reason, c.reason), true)
+			})
+		})
+	}
+}
