@@ -11,8 +11,12 @@ import (
 
 	engine "github.com/moby/moby/api/types/container"
 
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/sim"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/testbed"
 )
 
@@ -113,4 +117,73 @@ func TestJobs(t *testing.T) {
 		}
 		gone(t, "once")
 	})
+}
+
+// TestJobsOfALostNode: a node loses its power in the middle of two jobs. Both run again on the other node although
+// they have no retries, the exclusive one only after its node was fenced. The first node returns and changes nothing. Then the
+// jobs end while the agent is down, and have one result each.
+func TestJobsOfALostNode(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	holder, other := c.Agents[0], c.Agents[1]
+	ctl(t, c, "cordon", other.NodeID)
+	spec := func(exclusive bool) *controlv1.WorkloadSpec {
+		return &controlv1.WorkloadSpec{
+			Type: "container", Kind: "job", Exclusive: exclusive,
+			Resources: &controlv1.ResourceRequirements{CpuMillicores: 50, MemoryMb: 32},
+			Workload:  &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "persys/any:1"}},
+		}
+	}
+	ids := []string{"pack", "single"}
+	for i, id := range ids {
+		apply(t, c, id, spec(i == 1))
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, runningOn(holder.NodeID)))
+	}
+	ctl(t, c, "uncordon", other.NodeID)
+	must(t, holder.Kill())
+	must(t, got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: holder.SimDir})).PowerOff())
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "pack", settle, runningOn(other.NodeID)))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetReason().GetCode() == fsm.CodeAwaitFailover
+	}))
+	if runs := runsOf(t, c, "single"); len(runs) != 1 {
+		t.Errorf("the exclusive job ran %+v, want only the run on %s until that node is fenced", runs, holder.NodeID)
+	}
+	ctl(t, c, "node", "fence", holder.NodeID, "--yes")
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, runningOn(other.NodeID)))
+
+	must(t, holder.Start())
+	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
+	// Both jobs end while their agent is down.
+	must(t, other.Kill())
+	engine := got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: other.SimDir}))
+	for _, id := range ids {
+		must(t, engine.Kill(driver.ID(id), 0))
+	}
+	must(t, other.Start())
+	for _, id := range ids {
+		w, runs := finished(t, c, id), runsOf(t, c, id)
+		r := w.GetJobResult()
+		if !r.GetSucceeded() || r.GetNodeId() != other.NodeID || w.GetRetryAttempts() != 0 {
+			t.Errorf("job %s has the result %v after %d failures, want success on %s without a failure", id, r, w.GetRetryAttempts(), other.NodeID)
+		}
+		if len(runs) != 2 || runs[0].NodeID != holder.NodeID || runs[1].NodeID != other.NodeID || len(sim.Overlaps(runs)) > 0 {
+			t.Errorf("job %s ran %+v, want one run on each node, one after the other", id, runs)
+		}
+	}
+	s := got[fsm.State](t)(stateOf(t.Context(), got[clusterv1.ClusterClient](t)(c.LeaderAdmin(t.Context()))))
+	ends := map[string]int{}
+	s.Events(0, func(e *fsm.Event) bool {
+		if e.Type == fsm.EventJobSucceeded || e.Type == fsm.EventJobFailed {
+			ends[e.Workload]++
+		}
+		return true
+	})
+	for _, id := range ids {
+		if ends[id] != 1 {
+			t.Errorf("job %s ended %d times, want once", id, ends[id])
+		}
+	}
 }

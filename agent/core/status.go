@@ -214,7 +214,7 @@ func (x *step) judge(st *Status, w *Workload) {
 		}
 	case w.memory.lapsed && in.Running():
 		st.State, st.Message = workload.Stopped, lapsedMessage
-	case w.memory.waits && in.Running() && !(f.Final && f.Next.IsZero()):
+	case w.memory.waits && in.Running() && !(f.Final && f.Next.IsZero()) && !(fits && w.completed()):
 		st.State, st.Message = workload.Stopped, waitsMessage
 	case f.Final && !in.Running() && match.state == workload.Running:
 		st.failure(f) // the workload still runs, because stopping it failed

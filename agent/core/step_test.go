@@ -237,6 +237,35 @@ func TestStepHoldsExclusiveWorkloads(t *testing.T) {
 	}
 }
 
+// If an exclusive job ended while the agent was down, the agent reports its end. Otherwise the schedulers would order the
+// job again, and it would run a second time.
+func TestStepReportsTheEndOfAnExclusiveJobAfterARestart(t *testing.T) {
+	in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a+exclusive", Content: "c1:a", SpecHash: "a1:x", Exclusive: true,
+		Generation: workload.Generation{Incarnation: 1, Sequence: 5}, Traits: Traits{RestartPolicy: "no"}}
+	for _, c := range []struct {
+		state  workload.State
+		code   int
+		want   workload.State
+		reason string
+	}{
+		{workload.Stopped, 0, workload.Stopped, ReasonCompleted},
+		{workload.Failed, 3, workload.Failed, ""},
+	} {
+		h := newHistory(t, nil, in).step(Start{})
+		a := h.act()
+		h.step(Done{Act: a, Began: h.now, Observed: &workload.Observed{
+			ID: "db", State: c.state, ExitCode: c.code, Content: in.EngineContent, RuntimeID: "r1", StartedAt: h.now.Add(-time.Minute), FinishedAt: h.now,
+		}})
+		st := h.s.Get("db").Status
+		if a := h.act(); a != nil || st.State != c.want || st.Reason != c.reason || st.Exit.EndedAt.IsZero() || st.Exit.Code != c.code {
+			t.Errorf("a job that ended with exit code %d is reported as %+v, and the core began %+v; want the end, and no action", c.code, st, a)
+		}
+		if a := h.step(order(5, 7, func(o *Order) { o.Exclusive, o.Traits.RestartPolicy = true, "no" })).act(); a != nil && a.Verb != Look {
+			t.Errorf("the same order again started the job that ended with exit code %d: %+v", c.code, a)
+		}
+	}
+}
+
 // A workload with on_lost_lease: stop starts only under a lease that the fencer has confirmed. After the
 // lease has ended, it starts only on a newer order.
 func TestStepRunsLeasedWorkloadsUnderTheLease(t *testing.T) {
