@@ -519,11 +519,12 @@ func (m *machine) on(wiped bool) {
 	}
 	m.condemned = false
 	w.tracef("", m.id, "power is back, wiped %t", wiped)
-	// Some engines restart the instances that ran before the power failure. They never restart exclusive
-	// workloads, because drivers create these so that only the agent can start them.
+	// Some engines restart the instances that ran before the power failure. They never restart jobs,
+	// whose restart policy is no, and exclusive workloads, because drivers create these so that only the agent can start
+	// them.
 	if w.chance(300) {
 		for _, id := range keys(m.engine.has) {
-			if i := m.engine.has[id]; i.exit == 137 && !strings.HasPrefix(i.flavour, "bad") && !exclusive(id) {
+			if i := m.engine.has[id]; i.exit == 137 && !strings.HasPrefix(i.flavour, "bad") && !isJob(i.flavour) && !exclusive(id) {
 				i.exit = 0
 				m.engine.start(i)
 			}

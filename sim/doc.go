@@ -20,7 +20,7 @@
 //     AgentCrash the process may end between any two effects of a step, also after it has answered an order.
 //     So the simulator would find an agent that answers an order before it stores it.
 //   - Clocks: every replica has an offset, every machine an offset and a drift. The clock of a paused
-//     leader runs on.
+//     leader runs on. With Crons the clocks of replicas are set forward and back.
 //   - Fencers (with the fault Fencers) are the processes that stop exclusive workloads when the lease ends.
 //     They run the real decisions of agent/fencer/lease on the clock of their machine. Which of the two
 //     fencers acts, and whether a supervisor had to start one first, is modelled as a random delay. That a
@@ -36,8 +36,8 @@
 // no new entries.
 //
 // Some kinds of faults are not in AllFaults, so that they do not change the random choices of committed
-// seeds: Drift (drift.go), StopTrouble, Fencers, Rollouts (rollouts.go) and DiskStalls (disk.go). Each has
-// a test of its own.
+// seeds: Drift (drift.go), StopTrouble, Fencers, Rollouts (rollouts.go), DiskStalls (disk.go) and Crons
+// (crons.go). Each has a test of its own.
 //
 // # Running it
 //

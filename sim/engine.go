@@ -220,6 +220,9 @@ func (e *engine) start(i *instance) {
 	i.state, i.started, i.finished, i.since = driver.Running, w.now, 0, w.now
 	w.tracef(i.id, e.m.id, "RUNS %s %s", i.generation, i.flavour)
 	w.begun(e.m, i)
+	if isJob(i.flavour) {
+		e.endsJob(i)
+	}
 	if strings.HasPrefix(i.flavour, "crashy") {
 		run := i.runtimeID
 		began := i.started

@@ -8,6 +8,9 @@ func (w *world) trouble() {
 		return
 	}
 	w.after(w.between(300, 7000)*ms, nil, w.trouble)
+	if w.has(Crons) && w.chance(150) {
+		w.jump()
+	}
 	var kinds []Fault
 	for f := Fault(1); f < FencedReturns; f <<= 1 {
 		if w.has(f) {

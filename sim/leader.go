@@ -207,6 +207,10 @@ func (l *leadership) plan(e control.Plan) {
 		dropStops(world.State, &plain)
 		dropStops(world.State, &step)
 	}
+	if w.cfg.Sabotage == LateRunsDropped {
+		dropLateRuns(world.Now, plain.Commands)
+		dropLateRuns(world.Now, step.Commands)
+	}
 	if why := differ(plain, step); why != "" {
 		w.violate("cache", "", "", "Next returns different steps without and with a cache, at index %d: %s", l.r.applied, why)
 		return

@@ -22,6 +22,7 @@ type oracle struct {
 	highest map[string]fsm.Generation
 	upSince map[string]int64 // for each node: virtual time since which the node is up
 	forced  map[string]int64 // for each workload: virtual time of its last deletion with --force
+	fired   map[string]int64 // for each cron: time of the schedule of its newest run
 	missing map[string]bool  // members of group g that were available until an update changed them
 	found   map[string]int64 // for each node/workload: virtual time at which a report revealed an instance that should not be there
 }
@@ -35,7 +36,7 @@ func newOracle() oracle {
 	return oracle{
 		first: map[[16]byte]fsm.Result{}, wanted: map[string]want{}, puts: map[string]*commandv1.WorkloadPut{},
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
-		missing: map[string]bool{}, forced: map[string]int64{},
+		missing: map[string]bool{}, forced: map[string]int64{}, fired: map[string]int64{},
 	}
 }
 
@@ -149,7 +150,7 @@ func (w *world) kept(s fsm.State) {
 		}
 	}
 	s.Workloads("", func(x *fsm.Workload) bool {
-		if _, ok := w.oracle.wanted[x.ID]; !ok {
+		if _, ok := w.oracle.wanted[x.ID]; !ok && x.Owner == "" {
 			w.violate("acknowledged", x.ID, "", "the state has a workload that no user created")
 		}
 		return true
@@ -179,6 +180,9 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	}
 	w.tracef(x.ID, x.Node, "%d: %s: %s, desired %s, generation %s, acknowledged %t, actual %s %s, reason %s %s", index, fsm.ArmName(c),
 		x.Status, x.Desired, x.Generation, x.Acknowledged, x.Actual.State, x.Actual.Code, x.Reason.Code, x.Reason.Message)
+	if x.Owner != "" {
+		w.runChanged(after, c, old, x)
+	}
 	if x.Generation.Less(w.oracle.highest[x.ID]) {
 		w.violate("generation", x.ID, "", "%s decreases the generation from %s to %s", fsm.ArmName(c), w.oracle.highest[x.ID], x.Generation)
 	}
@@ -371,6 +375,10 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 	switch {
 	case x.Desired == fsm.DesiredDeleted:
 		return "it is to be gone"
+	case x.Finished() && runs:
+		return "it has ended, but runs"
+	case x.Finished() || x.IsTemplate() && x.Desired == fsm.DesiredStopped:
+		return ""
 	case x.Desired == fsm.DesiredStopped && runs:
 		return "it runs"
 	case x.Desired == fsm.DesiredStopped && x.Status == fsm.StatusStopped:
@@ -403,6 +411,8 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 			return "the workload was given up without a reason"
 		}
 		return ""
+	case isJob(flavour):
+		return "the job has not ended"
 	case flavour[:2] == "cr":
 		return "the workload never keeps running, but is not given up"
 	case !runs:

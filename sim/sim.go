@@ -63,6 +63,10 @@ const Rollouts Fault = 1 << 28
 // time. It is not in AllFaults, so that it does not change the random choices of committed seeds.
 const DiskStalls Fault = 1 << 27
 
+// Crons adds crons that fire each minute, and clocks of schedulers that jump. It is not in AllFaults, so that it does
+// not change the random choices of committed seeds.
+const Crons Fault = 1 << 26
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -72,6 +76,7 @@ var faultNames = []string{
 // extraFaults are the kinds that are not in AllFaults.
 var extraFaults = map[Fault]string{
 	Drift: "Drift", StopTrouble: "StopTrouble", Fencers: "Fencers", Rollouts: "Rollouts", DiskStalls: "DiskStalls",
+	Crons: "Crons",
 }
 
 // String returns the names of the kinds of faults in a set.
@@ -143,6 +148,7 @@ const (
 	ShortBound                 // a node registers a fence bound that is shorter than its fencers need
 	AnswerBeforeStore          // agents answer an order before they store it
 	UnnoticedStall             // a leader whose disk hangs goes on leading
+	LateRunsDropped            // the planner creates no runs for times that came some seconds ago
 )
 
 // Config determines a run completely.
@@ -179,6 +185,7 @@ type Report struct {
 	Events    int
 	Stalls    int // number of leaders that gave up leadership because their disk hung
 	Drifts    int // number of drifts that were recorded and closed again
+	Runs      int // number of runs that crons created
 	Entries   int
 	Virtual   time.Duration
 	Hash      uint64 // hash of the whole trace
@@ -240,7 +247,10 @@ func Run(cfg Config) Report {
 	}
 	if w.report.Violation == nil {
 		w.heal()
-		w.settle(end + int64(cfg.Settle))
+		if w.has(Crons) {
+			w.suspendCrons(end + int64(cfg.Settle))
+		}
+		w.settle(w.now + int64(cfg.Settle))
 		if w.report.Violation == nil && w.has(Drift) {
 			w.drift()
 			w.settle(w.now + int64(cfg.Settle))

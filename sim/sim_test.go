@@ -129,7 +129,7 @@ func TestCommittedSeeds(t *testing.T) {
 }
 
 func TestFaultsAreNamed(t *testing.T) {
-	for _, f := range []Fault{ReplicaCrash, FencedReturns, AllFaults, Fencers | DiskStalls, AllFaults | Fencers | Rollouts | Drift | StopTrouble} {
+	for _, f := range []Fault{ReplicaCrash, FencedReturns, AllFaults, Fencers | DiskStalls, AllFaults | Fencers | Rollouts | Drift | StopTrouble | Crons} {
 		if got, err := parseFaults(f.String()); err != nil || got != f {
 			t.Errorf("the text of faults %s was parsed as %s (error %v), want the same faults", f, got, err)
 		}
@@ -315,4 +315,31 @@ func TestRolloutsKeepTheBound(t *testing.T) {
 		t.Fatalf("the violation breaks rule %q, want rollout: %s", v.Rule, bad[0])
 	}
 	t.Logf("found an update of all members at once: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
+}
+
+// TestEachTimeOfACronHasOneRun: under any faults, and while the clocks of schedulers jump, each time of a cron has one
+// run. The test also checks that the simulator would find a planner that makes up for no late times.
+func TestEachTimeOfACronHasOneRun(t *testing.T) {
+	from, count := seedsAsked(t, 60)
+	var runs atomic.Int64
+	bad := each(t, from, count, limit(), func(seed uint64) Config {
+		return Config{Seed: seed, Faults: AllFaults | Crons, Trouble: 4 * time.Minute}
+	}, func(r Report) { runs.Add(int64(r.Runs)) })
+	for _, r := range bad {
+		t.Error(r)
+	}
+	t.Logf("crons created %d runs", runs.Load())
+	if n := runs.Load(); len(bad) == 0 && n < 6*int64(count) {
+		t.Errorf("crons created only %d runs in %d simulations, want at least 6 in each", n, count)
+	}
+	late := each(t, 1, 60, 1, func(seed uint64) Config {
+		return Config{Seed: seed, Faults: LeaderChange | ReplicaCrash | Crons, Sabotage: LateRunsDropped, Trouble: 4 * time.Minute}
+	})
+	if len(late) == 0 {
+		t.Fatal("late times had no runs, so the simulator must find a violation, but found none")
+	}
+	if v := late[0].Violation; v.Rule != "cron" {
+		t.Fatalf("the violation breaks rule %q, want cron: %s", v.Rule, late[0])
+	}
+	t.Logf("found a time without a run: seed %d: %s", late[0].Config.Seed, late[0].Violation.Detail)
 }

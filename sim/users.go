@@ -91,6 +91,9 @@ func (w *world) build() {
 		w.users.ids = append(w.users.ids, fmt.Sprintf("x%d", i))
 	}
 	w.tick()
+	if w.has(Crons) {
+		w.after(3*sec, nil, w.createCrons)
+	}
 	w.after(2*sec, nil, w.want)
 	w.after(8*sec, nil, w.trouble)
 }

@@ -1,0 +1,173 @@
+package sim
+
+import (
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/agent/driver"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+)
+
+const (
+	minute   = 60 * sec
+	jumpMost = 200 // seconds by which a clock that jumps may be off; it must stay below the time for which receipts are kept
+)
+
+// concurrencies are the crons of a run with the fault Crons: one cron for each concurrency, which fires each minute.
+var concurrencies = map[string]string{"c0": fsm.ConcurrencyAllow, "c1": fsm.ConcurrencyForbid, "c2": fsm.ConcurrencyReplace}
+
+// createCrons makes users create the crons. Nobody changes them until suspendCrons.
+func (w *world) createCrons() {
+	for _, id := range keys(concurrencies) {
+		w.users.version++
+		flavour := fmt.Sprintf("job:v%d", w.users.version)
+		raw, err := proto.Marshal(&controlv1.WorkloadSpec{
+			Type: "container", Kind: "job",
+			Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: flavour, RestartPolicy: "no"}},
+		})
+		if err != nil {
+			w.violate("simulator", id, "", "%v", err)
+		}
+		p := &commandv1.WorkloadPut{
+			Id: id, Spec: raw, Desired: "Running", MaxAttempts: 2, Content: fmt.Sprintf("c1:%016x%048x", w.users.version*0x10001, len(id)),
+			Demand: &commandv1.Demand{
+				Type: "container", CpuMillicores: 10, MemoryMib: 8, Job: &commandv1.Job{},
+				Template: &commandv1.Template{Kind: fsm.TemplateCron, Cron: &commandv1.Cron{
+					Schedule: "* * * * *", TimeZone: "UTC", Concurrency: concurrencies[id], KeepSucceeded: 3, KeepFailed: 1,
+				}},
+			},
+		}
+		w.users.flavours[p.Content] = madeOf{flavour: flavour}
+		w.ask("apply cron "+id, func(c *commandv1.Command) {
+			c.Body = &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{p}}}
+		}, nil).must = true
+	}
+}
+
+// jump sets the clock of a replica forward or back.
+func (w *world) jump() {
+	r := pick(&w.clock, w.replicas)
+	if l := w.log.leader; l >= 0 && w.chance(700) {
+		r = w.replicas[l]
+	}
+	r.skew = w.between(-jumpMost, jumpMost) * sec
+	w.tracef("", "", "the clock of replica %d is set to %+ds", r.idx, r.skew/sec)
+}
+
+// endsJob ends the instance of a run by itself after some time: most with success.
+func (e *engine) endsJob(i *instance) {
+	w, run, began := e.m.w, i.runtimeID, i.started
+	code := 0
+	if w.chance(200) {
+		code = 1
+	}
+	took := w.between(500, 20_000) * ms
+	if w.chance(100) {
+		took = w.between(60, 150) * sec // longer than the time to the next run
+	}
+	w.after(took, &e.m.power, func() {
+		if e.has[i.id] != i || i.runtimeID != run || i.started != began || i.state != driver.Running {
+			return
+		}
+		if code == 0 {
+			e.end(i, driver.Stopped, 0, "is done")
+		} else {
+			e.end(i, driver.Failed, code, "fails")
+		}
+	})
+}
+
+func isJob(flavour string) bool { return strings.HasPrefix(flavour, "job") }
+
+// runChanged checks the promises of crons after the record of a run was created or changed:
+//
+//   - Each time of a schedule has one run, and the runs are created in order. With the concurrency allow none is left
+//     out; with the others a time may be skipped or missed.
+//   - Without the concurrency allow, at most one run of a cron is active.
+//   - Only runs that have ended are deleted.
+func (w *world) runChanged(after fsm.State, c fsm.Command, old, x *fsm.Workload) {
+	o := &w.oracle
+	if old != nil {
+		if old.Desired == fsm.DesiredRunning && x.Desired == fsm.DesiredDeleted && !old.Finished() {
+			w.violate("cron", x.ID, "", "%s deletes a run that has not ended", fsm.ArmName(c))
+		}
+		return
+	}
+	w.report.Runs++
+	last, at := o.fired[x.Owner], x.Run.ScheduledAt
+	o.fired[x.Owner] = at
+	allow := concurrencies[x.Owner] == fsm.ConcurrencyAllow
+	switch {
+	case at%minute != 0 || last != 0 && at <= last:
+		w.violate("cron", x.ID, "", "%s creates a run for minute %d after the run for minute %d", fsm.ArmName(c), at/minute, last/minute)
+	case allow && last != 0 && at != last+minute:
+		w.violate("cron", x.ID, "", "%s creates a run for minute %d, but the run before it was for minute %d", fsm.ArmName(c), at/minute, last/minute)
+	}
+	after.Children(x.Owner, func(y *fsm.Workload) bool {
+		if !allow && y.ID != x.ID && y.Active() {
+			w.violate("cron", x.ID, "", "%s creates a run while run %s is active, and the concurrency is %s", fsm.ArmName(c), y.ID, concurrencies[x.Owner])
+		}
+		return true
+	})
+}
+
+// suspendCrons waits, after the faults, until each time that has come has its run. Then users suspend the crons, so
+// that the cluster can come to rest.
+func (w *world) suspendCrons(bound int64) {
+	for {
+		until := w.now + sec
+		for w.report.Violation == nil && w.next(until) {
+		}
+		id, why := w.overdue()
+		switch {
+		case w.report.Violation != nil:
+			return
+		case why != "" && w.now >= bound:
+			w.violate("cron", id, "", "%s, %s after the last fault", why, w.cfg.Settle)
+			return
+		case why != "":
+			continue
+		}
+		for _, id := range keys(concurrencies) {
+			w.ask("suspend "+id, desire(id, "Stopped"), nil)
+		}
+		return
+	}
+}
+
+// overdue returns a cron with a time that has come and is not handled yet, and the reason; "" if there is none.
+func (w *world) overdue() (id, why string) {
+	l := w.log.leader
+	if l < 0 || w.replicas[l].leads == nil {
+		return "", "no replica leads"
+	}
+	for _, id := range keys(concurrencies) {
+		x, ok := w.truth.Workload(id)
+		if !ok {
+			return id, "the cron does not exist"
+		}
+		if x.Template.Next <= w.replicas[l].clockNow() {
+			return id, fmt.Sprintf("the next time of the cron is minute %d, which has come", x.Template.Next/minute)
+		}
+		if last := w.oracle.fired[id]; concurrencies[id] == fsm.ConcurrencyAllow && last != 0 && x.Template.Next != last+minute {
+			w.violate("cron", id, "", "the next time is minute %d, but the newest run is for minute %d", x.Template.Next/minute, last/minute)
+		}
+	}
+	return "", ""
+}
+
+// dropLateRuns removes the runs from a planning step whose time has come some seconds ago, as a planner would that
+// does not make up for times that passed while no leader planned.
+func dropLateRuns(now int64, cmds []fsm.Command) {
+	for _, c := range cmds {
+		for _, s := range c.GetCreateRuns().GetSteps() {
+			if s.GetIfNext() < now-3*sec {
+				s.Run = ""
+			}
+		}
+	}
+}
