@@ -119,6 +119,7 @@ func benches() []bench {
 		{name: "idle", what: "resident memory of one of three idle replicas with 100 agents; peer: none", run: idle},
 		{name: "idle-cpu", what: "CPU of the busiest of three idle replicas with 100 agents; peer: none", run: idleCPU},
 		{name: "step-100k", what: "one planning step over 100,000 converged workloads, 99th percentile; peer: none", run: step100k},
+		{name: "cron-10k", what: "CPU for planning 10,000 crons that fire each minute; peer: none", run: cron10k},
 		{name: "heartbeat-10k", what: "CPU of the leader with 10,000 agents at a heartbeat every 10 s; peer: none", run: heartbeat10k},
 		{name: "dns-srv", what: "SRV answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsSRV},
 		{name: "dns-a", what: "A answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsA},
