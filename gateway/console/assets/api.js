@@ -133,7 +133,7 @@ export const post = (path, body) => call("POST", path, body || {});
 export const del = (path) => call("DELETE", path);
 
 /**
- * Reports whether the caller has a permission in a namespace; "" is the whole cluster. If that cannot be read, the
+ * Reports whether the caller has a permission in a namespace; "*" is all of them. If that cannot be read, the
  * answer is yes: the schedulers judge each change again.
  * @param {string} verb @param {string} namespace @param {AbortSignal} signal @returns {Promise<boolean>}
  */

@@ -84,7 +84,7 @@ export async function group(main, signal, name) {
 
   function rolloutCard(r, changes) {
     return card("Update", facts([
-      ["Phase", r.reverting ? r.phase + ", back to the previous specification" : r.phase], ["Waits for", r.reason],
+      ["Phase", r.reverting ? r.phase + ", back to the previous specification" : r.phase], ["Why", r.reason],
       ["At a time", r.update?.max_parallel && String(r.update.max_parallel)],
       ["Began", clock(r.started_at)], ["Ended", r.ended_at && clock(r.ended_at)], ["By", r.by],
     ]), changes && h("div", { class: "actions" },
