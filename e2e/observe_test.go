@@ -218,6 +218,20 @@ func TestEveryMetricIsSet(t *testing.T) {
 		seen.all(t, c)
 		return w.GetJobResult().GetSucceeded()
 	}))
+	for id, image := range map[string]string{"story-good": "sim/exit", "story-bad": "sim/crash:3"} {
+		cron := container(image)
+		cron.Kind, cron.GetContainer().Ports, cron.GetContainer().RestartPolicy = "cron", nil, ""
+		cron.Cron, cron.Job = &controlv1.CronSpec{Schedule: "@yearly"}, &controlv1.JobSpec{Retries: new(int32)}
+		apply(t, c, id, cron)
+		if r := got[harness.CtlResult](t)(c.Ctl(t.Context(), "cron", "trigger", id)); r.Code != 0 {
+			t.Fatalf("cron trigger %s: %s%s", id, r.Stdout, r.Stderr)
+		}
+		_ = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, func(w *controlv1.WorkloadView) bool {
+			seen.all(t, c)
+			return w.GetTemplate().GetLastSuccess() != nil || w.GetTemplate().GetLastFailure() != nil
+		}))
+	}
+	seen.all(t, c)
 	for _, id := range []string{"story-0", "story-1", "story-2"} {
 		_ = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 	}

@@ -42,6 +42,8 @@ func (m *metrics) readState(r *Replica) {
 		workloads = m.ReadGauge("workloads_status", "On the leader: workloads by status.", "status")
 		desired   = m.ReadGauge("workloads_desired_state", "On the leader: workloads by desired state.", "desired_state")
 		success   = m.ReadGauge("jobs_last_success_timestamp_seconds", "On the leader: Unix time at which a job of the namespace last succeeded, among the jobs that have a record. If no job has succeeded, there is one value, 0, without a namespace.", "namespace")
+		cronGood  = m.ReadGauge("cron_last_success_timestamp_seconds", "On the leader: Unix time at which a run of the cron last succeeded; 0 if none has. Of the first 1,000 crons by id. If there is no cron, there is one value, 0, without names.", "namespace", "cron")
+		cronBad   = m.ReadGauge("crons_failing", "On the leader: crons of the namespace whose newest ended run has failed and that are not suspended. If there is no cron, there is one value, 0, without a namespace.", "namespace")
 		residuals = m.ReadGauge("residuals", "On the leader: instances that must be removed from a node and are not known to be removed.")
 		drifts    = m.ReadGauge("drifts_open", "On the leader: open drifts (differences between the nodes and the state), by kind.", "type")
 		specs     = m.ReadGauge("state_spec_bytes", "On the leader: bytes of the present specifications of all workloads.")
@@ -62,6 +64,7 @@ func (m *metrics) readState(r *Replica) {
 			counted = v
 		}
 		amounts(counted, emit, nodes, workloads, desired, drifts, success)
+		crons(func(fn func(*fsm.Workload) bool) { counted.Workloads("", fn) }, emit, cronGood, cronBad)
 		total, room := counted.Total(), counted.Room()
 		emit(residuals, float64(counted.ResidualCount()))
 		emit(specs, float64(total.Bytes))
@@ -121,6 +124,32 @@ func amounts(v fsm.View, emit telemetry.Emit, nodes, workloads, desired, drifts,
 	})
 	for kind, n := range open {
 		emit(drifts, n, kind)
+	}
+}
+
+// maxCronSeries is the number of crons that have a series of their own.
+const maxCronSeries = 1000
+
+// crons emits the last success of each cron, and the number of failing crons by namespace. each iterates over the
+// workloads by id.
+func crons(each func(func(*fsm.Workload) bool), emit telemetry.Emit, success, failing telemetry.Value) {
+	n, failed := 0, map[string]float64{}
+	each(func(w *fsm.Workload) bool {
+		if !w.IsCron() || w.Desired == fsm.DesiredDeleted {
+			return true
+		}
+		if n++; n <= maxCronSeries {
+			emit(success, float64(w.Template.LastSuccess/int64(time.Second)), w.In(), w.ID)
+		}
+		failed[w.In()] += boolean(w.Desired == fsm.DesiredRunning && w.Template.LastFailure > w.Template.LastSuccess)
+		return true
+	})
+	if n == 0 {
+		emit(success, 0, "", "")
+		emit(failing, 0, "")
+	}
+	for namespace, crons := range failed {
+		emit(failing, crons, namespace)
 	}
 }
 

@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/telemetry"
 )
 
 // figures returns the values of the declared counters, and the counts of the histograms, by name and label
@@ -110,6 +112,52 @@ func TestEndedJobsAreCountedOnce(t *testing.T) {
 		if got := have["jobs_total "+result]; got != want {
 			t.Errorf("jobs_total counts %v with result %s, want %v", got, result, want)
 		}
+	}
+}
+
+// TestCronsHaveABoundedNumberOfSeries: each of the first crons has its last success, and failing crons are counted by
+// namespace.
+func TestCronsHaveABoundedNumberOfSeries(t *testing.T) {
+	m := newMetrics()
+	success, failing := m.ReadGauge("good", "-", "namespace", "cron"), m.ReadGauge("bad", "-", "namespace")
+	cron := func(id string, desired fsm.Desired, good, bad int64) *fsm.Workload {
+		return &fsm.Workload{
+			ID: id, Namespace: "shop", Desired: desired, Demand: &fsm.Demand{Template: &fsm.Template{Kind: fsm.TemplateCron, Cron: &fsm.Cron{}}},
+			Template: &fsm.TemplateState{LastSuccess: good * 1e9, LastFailure: bad * 1e9},
+		}
+	}
+	exported := func(list ...*fsm.Workload) (series int, values map[string]float64) {
+		values = map[string]float64{}
+		crons(func(fn func(*fsm.Workload) bool) {
+			for _, w := range list {
+				if !fn(w) {
+					return
+				}
+			}
+		}, func(v telemetry.Value, n float64, labels ...string) {
+			if v == success {
+				series++
+			}
+			values[word(v == failing, "failing ", "success ")+strings.Join(labels, "/")] = n
+		}, success, failing)
+		return series, values
+	}
+	if n, got := exported(); n != 1 || got["success /"] != 0 || got["failing "] != 0 {
+		t.Errorf("without crons: %v, want the two metrics with the value 0", got)
+	}
+	many := []*fsm.Workload{
+		{ID: "a-service", Demand: &fsm.Demand{}}, cron("b", fsm.DesiredRunning, 8, 7), cron("c", fsm.DesiredRunning, 8, 9), cron("d", fsm.DesiredRunning, 0, 9),
+		cron("e", fsm.DesiredStopped, 8, 9), cron("f", fsm.DesiredDeleted, 8, 9),
+	}
+	n, got := exported(many...)
+	if n != 4 || got["success shop/b"] != 8 || got["success shop/c"] != 8 || got["success shop/d"] != 0 || got["failing shop"] != 2 {
+		t.Errorf("%d series: %v; want the last success of b, c, d and e, and two failing crons", n, got)
+	}
+	for i := range 2 * maxCronSeries {
+		many = append(many, cron(fmt.Sprintf("x-%04d", i), fsm.DesiredRunning, 8, 9))
+	}
+	if n, got := exported(many...); n != maxCronSeries || got["failing shop"] != 2*maxCronSeries+2 {
+		t.Errorf("%d series and %v failing crons, want %d and %d", n, got["failing shop"], maxCronSeries, 2*maxCronSeries+2)
 	}
 }
 
