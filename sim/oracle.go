@@ -175,6 +175,9 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 		if have, ok := w.oracle.wanted[old.ID]; ok && have.desired != fsm.DesiredDeleted {
 			w.violate("acknowledged", old.ID, "", "%s removes a workload whose desired state is %s", fsm.ArmName(c), have.desired)
 		}
+		if old.Owner != "" && old.Active() {
+			w.violate("cron", old.ID, "", "%s removes a run that has not ended", fsm.ArmName(c))
+		}
 		delete(w.oracle.wanted, old.ID)
 		return
 	}
