@@ -255,6 +255,25 @@ func TestOrdersInFlight(t *testing.T) {
 		b.step(Confirmed{ID: one[Confirm](b).ID})
 		is(t, "delivered", one[Deliver](b).Order, third)
 	})
+	t.Run("an order that was carried out before reports no end", func(t *testing.T) {
+		for _, c := range []struct{ state, want fsm.Actual }{
+			{fsm.ActualRunning, fsm.ActualRunning}, {fsm.ActualPending, fsm.ActualPending}, {fsm.ActualStopped, ""}, {fsm.ActualFailed, ""},
+		} {
+			b := lead(t, Settings{}, "a")
+			b.order(b.put("web"))
+			b.step(Delivered{ID: one[Deliver](b).ID, Ack: sched.Ack{Accepted: true, Skipped: true, State: c.state}})
+			b.pass(time.Second)
+			var got []*commandv1.WorkloadReport
+			for _, p := range take[Propose](b) {
+				for _, cmd := range p.Commands {
+					got = append(got, cmd.GetReport().GetReports()...)
+				}
+			}
+			is(t, "reports", len(got), 1)
+			is(t, "acknowledged", got[0].GetAcknowledged(), true)
+			is(t, "state after "+string(c.state), fsm.Actual(got[0].GetState()), c.want)
+		}
+	})
 	t.Run("the queue of a node is bounded", func(t *testing.T) {
 		b := lead(t, Settings{NodeQueue: 2, NodeParallel: 1}, "a")
 		b.order(b.put("a1"), b.put("a2"), b.put("a3"))

@@ -227,7 +227,7 @@ func (t *Term) land(e *entry, ack sched.Ack, err error) {
 		q.failing = err != nil
 	}
 	if err == nil && !ack.Fenced {
-		t.report(answerReport(o, ack, t.planned()))
+		t.report(answerReport(t.view, o, ack, t.planned()))
 	}
 	switch {
 	case e.next != nil:

@@ -273,7 +273,7 @@ func missing(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport {
 
 // answerReport returns the report that follows from an agent's answer to an order; nil if the answer changes
 // nothing. at is the time in Unix nanoseconds.
-func answerReport(o sched.Order, ack sched.Ack, at int64) *commandv1.WorkloadReport {
+func answerReport(view fsm.View, o sched.Order, ack sched.Ack, at int64) *commandv1.WorkloadReport {
 	r := &commandv1.WorkloadReport{
 		Workload: o.Workload, Node: o.Node, Generation: fsm.GenerationPB(o.Generation), Code: ack.Code, Message: ack.Message, ObservedAt: at,
 	}
@@ -287,8 +287,13 @@ func answerReport(o sched.Order, ack sched.Ack, at int64) *commandv1.WorkloadRep
 		r.Refused, r.State = true, string(fsm.ActualFailed)
 	case ack.Accepted:
 		r.Acknowledged, r.State = true, string(ack.State)
-		if ack.State == fsm.ActualNone {
+		switch w, ok := view.Workload(o.Workload); {
+		case ack.State == fsm.ActualNone:
 			r.State = string(fsm.ActualPending)
+		case ack.Skipped && (ack.State == fsm.ActualStopped || ack.State == fsm.ActualFailed) && ok && w.Desired == fsm.DesiredRunning:
+			// The agent carried the order out before, for example for the last leader, and the instance has ended. The
+			// answer does not say whether with success, so only the heartbeat reports the end.
+			r.State = ""
 		}
 	default:
 		return nil
