@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,8 +75,9 @@ func cronsWhileLeadersDie(t *testing.T, b harness.Binaries, kills int) {
 		t.Errorf("%d of %d leaders were killed at the time of the crons, want at least half", hits, kills)
 	}
 	s := got[fsm.State](t)(stateOf(ctx, got[clusterv1.ClusterClient](t)(c.LeaderAdmin(ctx))))
-	fired := map[string]int{}
+	fired, events := map[string]int{}, map[string][]string{}
 	s.Events(0, func(e *fsm.Event) bool {
+		events[e.Workload] = append(events[e.Workload], fmt.Sprintf("%s %s: %s %s", e.Type, e.Node, e.Reason, e.Message))
 		switch e.Type {
 		case fsm.EventCronFired:
 			fired[e.Message]++
@@ -97,8 +99,8 @@ func cronsWhileLeadersDie(t *testing.T, b harness.Binaries, kills int) {
 		for _, run := range have {
 			w := finished(t, c, run)
 			if runs := runsOf(t, c, run); len(runs) != 1 || fired["run "+run] != 1 || !w.GetJobResult().GetSucceeded() || w.GetRetryAttempts() != 0 {
-				t.Errorf("run %s was created %d times, ran %d times, failed %d times and has the result %v, want one successful run",
-					run, fired["run "+run], len(runs), w.GetRetryAttempts(), w.GetJobResult())
+				t.Errorf("run %s was created %d times, ran %d times, failed %d times and has the result %v, want one successful run; events:\n%s",
+					run, fired["run "+run], len(runs), w.GetRetryAttempts(), w.GetJobResult(), strings.Join(events[run], "\n"))
 			}
 		}
 	}
