@@ -83,7 +83,7 @@ func TestAutoscaleFaults(t *testing.T) {
 		{"max below min", func(d *commandv1.Demand) { d.Autoscale.Max = 1 }, "autoscale.max: 1"},
 		{"max above the limit", func(d *commandv1.Demand) { d.Autoscale.Max = 1001 }, "autoscale.max: 1001"},
 		{"cpu of 0", func(d *commandv1.Demand) { d.Autoscale.Cpu = 0 }, "autoscale.cpu: 0"},
-		{"cpu above 100", func(d *commandv1.Demand) { d.Autoscale.Cpu = 101 }, "autoscale.cpu: 101"},
+		{"cpu above 80", func(d *commandv1.Demand) { d.Autoscale.Cpu = 81 }, "autoscale.cpu: 81"},
 		{"no cpu request", func(d *commandv1.Demand) { d.CpuMillicores = 0 }, "cpu_millicores"},
 		{"a virtual machine", func(d *commandv1.Demand) { d.Type = "vm" }, "containers"},
 		{"a job", func(d *commandv1.Demand) { d.Job = &commandv1.Job{} }, "services"},

@@ -10,13 +10,14 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// The number of members of a group with the field autoscale follows the CPU use of its members. The rules are
-// those of the Kubernetes HorizontalPodAutoscaler.
+// The number of members of a group with the field autoscale follows the CPU use of its members. The formula is
+// that of the Kubernetes HorizontalPodAutoscaler; docs/adr/0057-autoscaler.md lists the differences.
 
 // Rules of the autoscaler.
 const (
 	ScaleEvery      = 15 * time.Second // time between two decisions about a group
 	scaleSettle     = 15 * time.Second // after this time the use of a new member no longer contains its start
+	scaleStart      = 5 * time.Minute  // a member that is not available after this time does not count as starting
 	scaleDownWindow = 5 * time.Minute  // all decisions of this time must want fewer members
 	scaleGap        = time.Minute      // a longer time between two decisions begins a new window
 	scaleTolerance  = 0.1              // difference from the target, as a fraction, that changes nothing
@@ -35,10 +36,24 @@ type ScaleInput struct {
 
 // ScaleMember is one member of a group.
 type ScaleMember struct {
-	Ready    bool // it is available, and not since a moment ago
+	ID       string
+	State    ScaleState
+	Order    fsm.Generation // another Order or Restarts means another instance
+	Restarts int32
 	Measured bool
 	CPU      float64 // percent; 100 = one core
 }
+
+// ScaleState says how a member counts in a decision.
+type ScaleState int
+
+const (
+	ScaleReady     ScaleState = iota // available
+	ScaleStarting                    // available soon, or only since a moment ago
+	ScaleUnhealthy                   // runs, but its health checks fail
+	ScaleFailed                      // has failed, and waits for a retry or was given up
+	ScaleAbsent                      // has no node, is on a lost node, or has been starting for too long
+)
 
 // ScaleDecision is the result of one decision about a group.
 type ScaleDecision struct {
@@ -55,6 +70,15 @@ type ScaleWindow struct {
 	since    int64
 	last     int64
 	wishes   []wish // oldest first
+	members  map[string]instance
+}
+
+// instance is what the last decision saw of a member.
+type instance struct {
+	ready    bool
+	order    fsm.Generation
+	restarts int32
+	since    int64 // the member has been ready since then
 }
 
 type wish struct {
@@ -76,9 +100,10 @@ type Autoscaled struct {
 // in which every decision wanted fewer, and only down to the highest wish of that time. A change of the number
 // or of the settings, by whomever, begins a new window.
 func Autoscale(w ScaleWindow, in ScaleInput) (ScaleDecision, ScaleWindow) {
+	in.Members, w.members = settled(w.members, in.Members, in.Now)
 	d, want := in.wish()
 	if w.last == 0 || w.count != in.Count || w.settings != in.Autoscale || in.Now-w.last > int64(scaleGap) {
-		w = ScaleWindow{since: in.Now}
+		w = ScaleWindow{since: in.Now, members: w.members}
 	}
 	w.settings, w.count, w.last = in.Autoscale, in.Count, in.Now
 	w.wishes = append(slices.DeleteFunc(slices.Clone(w.wishes), func(x wish) bool { return x.at <= in.Now-int64(scaleDownWindow) }), wish{in.Now, want})
@@ -115,20 +140,53 @@ func Autoscale(w ScaleWindow, in ScaleInput) (ScaleDecision, ScaleWindow) {
 	return d, w
 }
 
+// settled returns the members with those that became ready less than scaleSettle ago as starting members, and
+// what the next decision has to know about them. ScaleInputOf judges members that no decision has seen before.
+func settled(before map[string]instance, members []ScaleMember, now int64) ([]ScaleMember, map[string]instance) {
+	members, after := slices.Clone(members), make(map[string]instance, len(members))
+	for i, m := range members {
+		x := instance{m.State == ScaleReady, m.Order, m.Restarts, now}
+		switch old, known := before[m.ID]; {
+		case !x.ready:
+		case !known:
+			x.since = now - int64(scaleSettle)
+		case old.ready && old.order == x.order && old.restarts == x.restarts:
+			x.since = old.since
+		}
+		if x.ready && now-x.since < int64(scaleSettle) {
+			members[i].State = ScaleStarting
+		}
+		after[m.ID] = x
+	}
+	return members, after
+}
+
 // wish returns the number of members that the present use asks for, between min and max.
+//
+// A member that is not ready is no reason to remove others, and must not keep the group from growing: only one
+// that starts counts as an idle member. An unhealthy member above the target is overloaded, so its use counts.
 func (in *ScaleInput) wish() (ScaleDecision, int) {
-	d := ScaleDecision{Use: -1}
+	d, target := ScaleDecision{Use: -1}, float64(in.CPU)
 	var sum float64 // of the measured members, in percent of one request
-	missing, unready := 0, 0
+	missing, starting, failed, unavailable := 0, 0, 0, ""
 	for _, m := range in.Members {
+		use := -1.0
+		if m.Measured && in.Request > 0 {
+			use = m.CPU * 1000 / float64(in.Request)
+		}
 		switch {
-		case !m.Ready:
-			unready++
-		case !m.Measured || in.Request <= 0:
-			missing++
-		default:
-			sum += m.CPU * 1000 / float64(in.Request)
+		case m.State == ScaleReady && use >= 0, m.State == ScaleUnhealthy && use >= target:
+			sum += use
 			d.Measured++
+		case m.State == ScaleReady:
+			missing++
+		case m.State == ScaleStarting:
+			starting++
+		case m.State == ScaleFailed, m.State == ScaleUnhealthy:
+			failed++
+		}
+		if m.State != ScaleReady && unavailable == "" {
+			unavailable = m.ID
 		}
 	}
 	if d.Measured > 0 {
@@ -143,20 +201,27 @@ func (in *ScaleInput) wish() (ScaleDecision, int) {
 		return d, in.Count
 	}
 	d.Reason = fmt.Sprintf("CPU use is %.0f %% of the request in %d of %d members, target %d %%", d.Use, d.Measured, in.Count, in.CPU)
-	target := float64(in.CPU)
 	up := d.Use > target
 	// Members without a measurement count against the change: as idle if members would be added, as fully used
-	// if members would be removed. Members that are not ready count as idle members too, if members would be added.
+	// if members would be removed.
 	of := d.Measured + missing
 	if up {
-		of += unready
+		of += starting
 	} else {
 		sum += 100 * float64(missing)
 	}
 	ratio := sum / float64(of) / target
 	n := int(math.Ceil(ratio*float64(of) - 1e-6)) // the small number absorbs rounding errors
+	if up && failed > 0 {
+		n += failed // n members have to work, beside those that do not
+		d.Reason += fmt.Sprintf(", not counting %d that failed", failed)
+	}
 	if math.Abs(ratio-1) <= scaleTolerance || (ratio > 1) != up || n == in.Count || (n > in.Count) != up {
 		d.Reason += ": no change"
+		return d, in.Count
+	}
+	if !up && unavailable != "" {
+		d.Reason += ": no change while " + unavailable + " is not available"
 		return d, in.Count
 	}
 	n = max(int(in.Min), min(n, int(in.Max)))
@@ -189,7 +254,7 @@ func ScaleInputOf(v fsm.View, group string, usage func(*fsm.Workload) (float64, 
 		if w.Desired == fsm.DesiredStopped && stopped == "" {
 			stopped = w.ID
 		}
-		m := ScaleMember{Ready: w.Desired == fsm.DesiredRunning && w.Available() && w.UpdatedAt <= clock-int64(scaleSettle)}
+		m := ScaleMember{ID: w.ID, State: scaleStateOf(w, clock), Order: w.Generation, Restarts: w.Actual.RestartCount}
 		m.CPU, m.Measured = usage(w)
 		in.Members = append(in.Members, m)
 	}
@@ -205,4 +270,26 @@ func ScaleInputOf(v fsm.View, group string, usage func(*fsm.Workload) (float64, 
 		in.Blocked = "waits for the end of the update: `persysctl rollout status " + group + "` shows it"
 	}
 	return in, true
+}
+
+// scaleStateOf returns how a member counts. It uses only times that change with its order: UpdatedAt changes
+// with every apply.
+func scaleStateOf(w *fsm.Workload, clock int64) ScaleState {
+	switch {
+	case w.Available() && max(w.AssignedAt, w.AcknowledgedAt) <= clock-int64(scaleSettle):
+		return ScaleReady
+	case w.Available():
+		return ScaleStarting
+	case w.Status == fsm.StatusRunning && w.Actual.Health == fsm.Unhealthy:
+		return ScaleUnhealthy
+	case w.Node == "" || w.Status == fsm.StatusUnknown:
+		return ScaleAbsent // no other node takes a new member either, or it is about to be placed anew
+	case w.CreatedAt > clock-int64(scaleStart):
+		return ScaleStarting // a member that fails from the beginning is not replaced before scaleStart
+	case w.Status == fsm.StatusFailed || w.Retry.Attempts > 0 || w.Retry.FirstFailureAt != 0:
+		return ScaleFailed
+	case w.AssignedAt > clock-int64(scaleStart):
+		return ScaleStarting
+	}
+	return ScaleAbsent
 }

@@ -1,6 +1,8 @@
 package sched
 
 import (
+	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -8,16 +10,22 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// loads makes members with a request of 500 millicores. Each word is a CPU use in percent of the request, "?" for
-// a ready member without a measurement, or "-" for a member that is not ready.
+// loads makes members with a request of 500 millicores. Each word is a CPU use in percent of the request, or "?"
+// without a measurement. A member that is not ready has a letter before: s starts, u is unhealthy, f has failed,
+// a is absent.
 func loads(words string) (out []ScaleMember) {
-	for _, w := range strings.Fields(words) {
-		m := ScaleMember{Ready: w != "-", Measured: w != "-" && w != "?"}
-		if m.Measured {
-			for _, digit := range w {
-				m.CPU = m.CPU*10 + float64(digit-'0')
+	states := map[byte]ScaleState{'s': ScaleStarting, 'u': ScaleUnhealthy, 'f': ScaleFailed, 'a': ScaleAbsent}
+	for i, w := range strings.Fields(words) {
+		m := ScaleMember{ID: fmt.Sprintf("web-%d", i)}
+		if state, ok := states[w[0]]; ok {
+			m.State, w = state, w[1:]
+		}
+		if m.Measured = w != "?"; m.Measured {
+			percent, err := strconv.Atoi(w)
+			if err != nil {
+				panic(err)
 			}
-			m.CPU /= 2 // percent of one core
+			m.CPU = float64(percent) / 2 // percent of one core
 		}
 		out = append(out, m)
 	}
@@ -51,15 +59,29 @@ func TestAutoscale(t *testing.T) {
 		{"at least min", "1 1 1 1", 3, 10, 3, "3 members"},
 		{"no use", "0 0 0", 1, 10, 1, "1 member"},
 		{"above max", "70 70 70", 1, 2, 2, "max is 2"},
-		{"below min", "? -", 3, 9, 3, "min is 3"},
-		{"no measurement", "? ? -", 1, 10, 3, "no ready member has a measured CPU use"},
+		{"below min", "? a?", 3, 9, 3, "min is 3"},
+		{"no measurement", "? ? a?", 1, 10, 3, "no ready member has a measured CPU use"},
 		{"a missing member counts as idle when more are wanted", "100 ?", 1, 10, 2, "no change"},
 		{"a missing member counts as idle, and still more are wanted", "100 100 100 100 100 ?", 1, 10, 8, "8 members"},
 		{"a missing member counts as busy when fewer are wanted", "20 ?", 1, 10, 2, "no change"},
 		{"a missing member counts as busy, and still fewer are wanted", "1 1 1 ?", 1, 10, 2, "2 members"},
-		{"a starting member counts as idle when more are wanted", "100 -", 1, 10, 2, "no change"},
-		{"a starting member does not count when fewer are wanted", "20 20 20 -", 1, 10, 1, "1 member"},
-		{"starting members are no reason for fewer", "100 - - -", 1, 10, 4, "no change"},
+		{"a starting member counts as idle when more are wanted", "100 s90", 1, 10, 2, "no change"},
+		{"a starting member keeps the use within the tolerance", "100 100 100 s?", 1, 10, 4, "no change"},
+		{"a starting member counts as idle, and still more are wanted", "100 100 100 100 s?", 1, 10, 6, "6 members"},
+		{"starting members are no reason for fewer", "100 s? s? s?", 1, 10, 4, "no change"},
+		{"nothing is removed while a member starts", "20 20 20 s?", 1, 10, 4, "no change while web-3 is not available"},
+		{"nothing is removed while a member is unplaced", "a? 20 20 20", 1, 10, 4, "no change while web-0 is not available"},
+		{"nothing is removed while a member fails", "f? 20 20 20", 1, 10, 4, "no change while web-0 is not available"},
+		{"nothing is removed while a member is unhealthy", "20 u90 u0 20", 1, 10, 4, "no change while web-1 is not available"},
+		{"a member that failed is replaced when more are wanted", "100 f? 100 100", 1, 10, 6, "in 3 of 4 members, target 70 %, not counting 1 that failed: 6 members"},
+		{"most members failed", "f? 100 f? 100", 1, 10, 5, "5 members"},
+		{"a member that failed is not replaced when the others are enough", "70 f? 70 70", 1, 10, 4, "no change"},
+		{"an absent member does not count when more are wanted", "100 a? 100 100", 1, 10, 5, "5 members"},
+		{"no new member beside one that no node takes", "100 100 a?", 1, 10, 3, "no change"},
+		{"a member that is unhealthy from overload counts", "100 u100 u100 100", 1, 10, 6, "in 4 of 4 members"},
+		{"all members are unhealthy from overload", "u100 u100", 1, 10, 3, "3 members"},
+		{"a member that is unhealthy without load has failed", "100 u0 100 100", 1, 10, 6, "not counting 1 that failed"},
+		{"a member that is unhealthy and not measured has failed", "100 u? 100 100", 1, 10, 6, "not counting 1 that failed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := scaleInput(c.use, c.min, c.max)
@@ -152,5 +174,83 @@ func TestAutoscaleDownWaits(t *testing.T) {
 	s.pass(10*time.Minute, fits, nil)
 	if d := s.pass(time.Minute, low, nil); !strings.Contains(d.Reason, "if it stays so for 4m15s") {
 		t.Errorf("the reason is %q, want the time that is left", d.Reason)
+	}
+}
+
+// TestAutoscaleSettles: the use of a member counts 15 seconds after the decision that sees it ready again, or
+// sees another instance. A new term knows it by the time of its order.
+func TestAutoscaleSettles(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*ScaleMember)
+	}{
+		{"a member that was starting", func(m *ScaleMember) { m.State = ScaleStarting }},
+		{"a member that was unhealthy", func(m *ScaleMember) { m.State, m.CPU = ScaleUnhealthy, 0 }},
+		{"another order", func(m *ScaleMember) { m.Order.Sequence++ }},
+		{"another instance", func(m *ScaleMember) { m.Restarts++ }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := &scaling{t: t}
+			change := func(in *ScaleInput) { c.change(&in.Members[1]) }
+			s.pass(ScaleEvery, "70 70", nil)
+			s.pass(ScaleEvery, "70 70", change)
+			for range 2 {
+				if d := s.pass(ScaleEvery, "70 300", nil); d.Count != 2 || d.Measured != 1 {
+					t.Errorf("soon after it: %d members, %d measured (%s), want 2, 1", d.Count, d.Measured, d.Reason)
+				}
+				s.now -= int64(ScaleEvery) / 2
+			}
+			if d := s.pass(ScaleEvery, "70 300", nil); d.Count != 4 {
+				t.Errorf("15 seconds after it: %d members (%s), want 4", d.Count, d.Reason)
+			}
+		})
+	}
+	s := &scaling{t: t}
+	if d := s.pass(ScaleEvery, "70 300", nil); d.Count != 4 {
+		t.Errorf("the first decision of a term gives %d members (%s), want 4", d.Count, d.Reason)
+	}
+}
+
+// TestScaleStateOf: how a member counts follows from its status, and from the times of its order.
+func TestScaleStateOf(t *testing.T) {
+	const now = int64(time.Hour)
+	ago := func(d time.Duration) int64 { return now - int64(d) }
+	for _, c := range []struct {
+		name   string
+		status fsm.Status
+		change func(w *fsm.Workload, a *fsm.Observation)
+		want   ScaleState
+	}{
+		{"runs", fsm.StatusRunning, nil, ScaleReady},
+		{"runs after an apply", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.UpdatedAt = now }, ScaleReady},
+		{"healthy", fsm.StatusRunning, func(_ *fsm.Workload, a *fsm.Observation) { a.Health = fsm.Healthy }, ScaleReady},
+		{"an order of a moment ago", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.AssignedAt = ago(14 * time.Second) }, ScaleStarting},
+		{"accepted a moment ago", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.AcknowledgedAt = ago(14 * time.Second) }, ScaleStarting},
+		{"unhealthy", fsm.StatusRunning, func(_ *fsm.Workload, a *fsm.Observation) { a.Health = fsm.Unhealthy }, ScaleUnhealthy},
+		{"no node", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Node = "" }, ScaleAbsent},
+		{"a new one without a node", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Node, w.CreatedAt = "", now }, ScaleAbsent},
+		{"the node is lost", fsm.StatusUnknown, nil, ScaleAbsent},
+		{"given up", fsm.StatusFailed, nil, ScaleFailed},
+		{"waits for a retry", fsm.StatusRetryPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Retry.Attempts = 1 }, ScaleFailed},
+		{"a retry of a moment ago", fsm.StatusScheduled, func(w *fsm.Workload, _ *fsm.Observation) { w.Retry.Attempts, w.AssignedAt = 1, now }, ScaleFailed},
+		{"a new one that fails", fsm.StatusFailed, func(w *fsm.Workload, _ *fsm.Observation) { w.CreatedAt = ago(4 * time.Minute) }, ScaleStarting},
+		{"a new one", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.CreatedAt = ago(time.Minute) }, ScaleStarting},
+		{"moved a minute ago", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.AssignedAt = ago(time.Minute) }, ScaleStarting},
+		{"health checks begin", fsm.StatusRunning, func(w *fsm.Workload, a *fsm.Observation) {
+			w.AssignedAt, a.Health = ago(time.Minute), fsm.HealthStarting
+		}, ScaleStarting},
+		{"starting for too long", fsm.StatusPending, nil, ScaleAbsent},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := &fsm.Observation{}
+			w := &fsm.Workload{ID: "web-0", Status: c.status, Desired: fsm.DesiredRunning, Node: "a", Demand: &fsm.Demand{}, Actual: a,
+				CreatedAt: ago(30 * time.Minute), AssignedAt: ago(20 * time.Minute), AcknowledgedAt: ago(20 * time.Minute), UpdatedAt: ago(20 * time.Minute)}
+			if c.change != nil {
+				c.change(w, a)
+			}
+			if got := scaleStateOf(w, now); got != c.want {
+				t.Errorf("it counts as %d, want %d", got, c.want)
+			}
+		})
 	}
 }

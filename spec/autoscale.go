@@ -6,6 +6,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // autoscale reads the settings of the autoscaler: `autoscale: {min: 2, max: 10, cpu: 70}`.
@@ -37,7 +38,8 @@ func (e *Errors) autoscale(id string, s *controlv1.WorkloadSpec) {
 	}
 	e.between(at+".min", int64(a.GetMin()), 1, MaxCount, "")
 	e.between(at+".max", int64(a.GetMax()), 1, MaxCount, "")
-	e.between(at+".cpu", int64(a.GetCpu()), 1, 100, "")
+	e.between(at+".cpu", int64(a.GetCpu()), 1, bounds.MaxScaleCPU,
+		": resources.cpu also limits the CPU use, so members could hardly use more than a higher target; raise resources.cpu instead")
 	if a.GetMax() < a.GetMin() {
 		e.addf(at+".max", strconv.Itoa(int(a.GetMax())), "must be at least min, %d", a.GetMin())
 		return

@@ -29,7 +29,7 @@ func notes() map[string]note {
 		"spec.autoscale":                    {what: "The scheduler chooses the number of copies by their CPU use. count is then the number of a new group, by default min, and later applies do not change the number. Only for containers that are services, with resources.cpu.", example: map[string]any{"min": 2, "max": 10, "cpu": 70}},
 		"spec.autoscale.min":                {what: "Smallest number of copies.", low: 1, high: MaxCount},
 		"spec.autoscale.max":                {what: "Largest number of copies.", low: 1, high: MaxCount},
-		"spec.autoscale.cpu":                {what: "Wanted CPU use of the copies in percent of resources.cpu.", low: 1, high: 100},
+		"spec.autoscale.cpu":                {what: "Wanted CPU use of the copies in percent of resources.cpu, which is also the limit of their use.", low: 1, high: bounds.MaxScaleCPU},
 		"spec.update":                       {what: "How the copies that count makes are updated to a new specification. Without update, all copies are updated at once."},
 		"spec.kind":                         {what: "A service runs until it is stopped. A job runs to completion and keeps its result. A cron starts a job at each time of a schedule. A system workload has one member on every node that matches. Default service.", words: kinds},
 		"spec.job":                          {what: "Settings of a job, or of the runs of a cron; only with kind: job or cron."},

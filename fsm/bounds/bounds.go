@@ -187,6 +187,10 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 // MaxCount is the maximum number of members of a group.
 const MaxCount = 1000
 
+// MaxScaleCPU is the largest CPU target of an autoscaler in percent of the request. Engines limit the use to
+// the request, so a use that is clearly above a higher target would never be measured.
+const MaxScaleCPU = 80
+
 // autoscaleFault describes the first invalid setting of the autoscaler; "" if all are valid.
 func autoscaleFault(d *commandv1.Demand) string {
 	switch a := d.GetAutoscale(); {
@@ -195,8 +199,8 @@ func autoscaleFault(d *commandv1.Demand) string {
 		return fmt.Sprintf("demand.autoscale.min: %d is not in 1..%d", a.GetMin(), MaxCount)
 	case a.GetMax() < a.GetMin() || a.GetMax() > MaxCount:
 		return fmt.Sprintf("demand.autoscale.max: %d is not in min, %d, to %d", a.GetMax(), a.GetMin(), MaxCount)
-	case a.GetCpu() < 1 || a.GetCpu() > 100:
-		return fmt.Sprintf("demand.autoscale.cpu: %d is not in 1..100", a.GetCpu())
+	case a.GetCpu() < 1 || a.GetCpu() > MaxScaleCPU:
+		return fmt.Sprintf("demand.autoscale.cpu: %d is not in 1..%d, and cpu_millicores is the limit of the use", a.GetCpu(), MaxScaleCPU)
 	case d.GetCpuMillicores() == 0:
 		return "demand.autoscale: a workload without cpu_millicores has no use in percent"
 	case d.GetGroup() == "" || d.GetJob() != nil || d.GetTemplate() != nil || d.GetType() != "container":

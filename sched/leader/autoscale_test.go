@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -42,13 +43,13 @@ func (s *scaler) Autoscale(ctx context.Context, group string, from, count int, r
 }
 
 // group stores a group of n members with a request of half a core and an autoscaler from 1 to 4 at 70 %.
-func (w *world) group(n int) {
+func (w *world) group(n int, opts ...func(*commandv1.WorkloadPut)) {
 	for _, id := range fsm.MemberIDs("web", n) {
-		w.put(id, func(p *commandv1.WorkloadPut) {
+		w.put(id, append([]func(*commandv1.WorkloadPut){func(p *commandv1.WorkloadPut) {
 			p.Content = "c1:0000000000000000"
 			p.Demand.CpuMillicores, p.Demand.Group = 500, "web"
 			p.Demand.Autoscale = &commandv1.Autoscale{Min: 1, Max: 4, Cpu: 70}
-		})
+		}}, opts...)...)
 	}
 }
 
@@ -57,9 +58,19 @@ func (w *world) members() int { return fsm.Count(fsm.Members(w.view(), "web")) }
 
 // load lets the node run its workloads for d with a CPU use in percent of half a core.
 func (w *world) load(d time.Duration, percent float64) {
+	w.loadBut("", fsm.Observation{}, d, percent)
+}
+
+// loadBut is load, but one of the workloads is in another state.
+func (w *world) loadBut(id string, o fsm.Observation, d time.Duration, percent float64) {
 	for end := time.Now().Add(d); time.Now().Before(end); w.pass(3 * time.Second) {
 		hb := sched.Heartbeat{Node: "a", Full: true, ReceivedAt: time.Now().UnixNano()}
 		w.view().WorkloadsOn("a", func(m *fsm.Workload) bool {
+			if m.ID == id {
+				o.Generation = m.Generation
+				hb.Reports = append(hb.Reports, sched.Reported{Workload: m.ID, Observation: o})
+				return true
+			}
 			hb.Reports = append(hb.Reports, w.running(m.ID))
 			hb.Usage = append(hb.Usage, sched.WorkloadUsage{Workload: m.ID, CPUPercent: percent / 2, At: time.Now().UnixNano()})
 			return true
@@ -106,6 +117,35 @@ func TestAutoscale(t *testing.T) {
 		})
 		is(t, "event", strings.HasPrefix(e.Message, "web from 4 to 1: CPU use is 10 % of the request in 4 of 4 members, target 70 %"), true)
 		is(t, "caller", e.By, "autoscaler")
+	})
+}
+
+// TestAutoscaleWithDeadMember: while the first member fails, none of those that work is removed, and others are
+// added for it under load.
+func TestAutoscaleWithDeadMember(t *testing.T) {
+	failed := fsm.Observation{State: fsm.ActualFailed, Code: "Exited", Message: "exit code 1", Terminal: true}
+	inScaledWorld(t, func(w *world, _ *scaler) {
+		w.group(3)
+		w.load(6*time.Minute, 50)
+		is(t, "members", w.members(), 3)
+		w.loadBut("web-0", failed, 10*time.Minute, 10)
+		is(t, "members without load", w.members(), 3)
+		is(t, "reason", strings.HasSuffix(w.decision().Reason, "no change while web-0 is not available"), true)
+		w.loadBut("web-0", failed, time.Minute, 100)
+		is(t, "members under load", w.members(), 4)
+	})
+}
+
+// TestAutoscaleAfterApplies: an apply that gives no order does not make the members settle again.
+func TestAutoscaleAfterApplies(t *testing.T) {
+	inScaledWorld(t, func(w *world, _ *scaler) {
+		w.group(2)
+		for i := range 12 {
+			w.load(9*time.Second, 50)
+			w.group(2, func(p *commandv1.WorkloadPut) { p.CallerRevision = strconv.Itoa(i) })
+		}
+		is(t, "measured members", w.decision().Measured, 2)
+		is(t, "writes", w.workload("web-0").UpdatedAt > w.workload("web-0").AssignedAt+int64(time.Minute), true)
 	})
 }
 
@@ -161,7 +201,7 @@ func TestAutoscaleRefused(t *testing.T) {
 	})
 }
 
-// TestAutoscaleWaits: a stopped member, an update, and a frozen mode keep the number.
+// TestAutoscaleWaits: a stopped member, a paused update, and a frozen mode keep the number.
 func TestAutoscaleWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, reason string
@@ -170,6 +210,16 @@ func TestAutoscaleWaits(t *testing.T) {
 		{"frozen", "mode degraded", func(w *world) { w.mode(fsm.ModeDegraded) }},
 		{"stopped", "web-1 is stopped", func(w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web-1", Desired: "Stopped"}}})
+		}},
+		{"paused update", "waits for the end of the update", func(w *world) {
+			b := &commandv1.PutWorkloads{GroupOf: "web", Update: &commandv1.UpdatePolicy{MaxParallel: 1, MinHealthy: int64(time.Second), HealthyDeadline: int64(time.Minute)}}
+			for _, m := range fsm.Members(w.view(), "web") {
+				p := m.AsPut()
+				p.Content = "c1:1111111111111111"
+				b.Workloads = append(b.Workloads, p)
+			}
+			w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: b}})
+			w.do(&commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "web", Action: "pause"}}})
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

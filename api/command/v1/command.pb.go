@@ -1779,7 +1779,7 @@ type Autoscale struct {
 	// Limits of the number of members: 1 <= min <= max.
 	Min uint32 `protobuf:"varint,1,opt,name=min,proto3" json:"min,omitempty"`
 	Max uint32 `protobuf:"varint,2,opt,name=max,proto3" json:"max,omitempty"`
-	// Wanted CPU use of the members in percent of their cpu_millicores, 1..100.
+	// Wanted CPU use of the members in percent of their cpu_millicores, 1..80.
 	Cpu           uint32 `protobuf:"varint,3,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -2160,7 +2160,8 @@ type Autoscale struct {
 	// Limits of the number of members: 1 <= min <= max <= 1000.
 	Min int32 `protobuf:"varint,1,opt,name=min,proto3" json:"min,omitempty"`
 	Max int32 `protobuf:"varint,2,opt,name=max,proto3" json:"max,omitempty"`
-	// Wanted CPU use of the members in percent of resources.cpu_millicores, 1 to 100.
+	// Wanted CPU use of the members in percent of resources.cpu_millicores, 1 to 80. The request is also the
+	// limit of the use, so a use above a higher target could hardly be measured.
 	Cpu           int32 `protobuf:"varint,3,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
