@@ -100,6 +100,7 @@ func (c *checker) workloads() {
 		c.must(w.Result == nil && w.JobSince == 0 || w.Demand.Job != nil, "workload %s is not a job, but has fields of a job", id)
 		c.must(w.Result == nil || w.Node == "", "job %s has a result, but is on node %s", id, w.Node)
 		c.must(w.Result == nil || w.Desired == DesiredRunning, "job %s has a result, but its desired state is %s", id, w.Desired)
+		c.must(len(w.FailedOn) <= MaxNodeFailures, "workload %s remembers %d nodes that it left, at most %d are allowed", id, len(w.FailedOn), MaxNodeFailures)
 		c.template(w)
 		c.must(len(w.Actions) <= MaxActions, "workload %s has %d recorded actions, at most %d are allowed", id, len(w.Actions), MaxActions)
 		c.must(w.Namespace == "" || w.Namespace != DefaultNamespace && c.s.HasNamespace(w.Namespace),

@@ -95,6 +95,7 @@ func demandValue(d *commandv1.Demand) Demand {
 		Placement:      placementOf(d.GetPlacement()),
 		Tags:           convert(d.GetTags(), labelOf),
 		Autoscale:      autoscaleOf(d.GetAutoscale()),
+		Reschedule:     rescheduleOf(d.GetReschedule()),
 	}
 }
 
@@ -153,6 +154,7 @@ func demandPB(d *Demand) *commandv1.Demand {
 		Placement:    placementPB(d.Placement),
 		Tags:         convert(d.Tags, labelPB),
 		Autoscale:    autoscalePB(d.Autoscale),
+		Reschedule:   reschedulePB(d.Reschedule),
 	}
 }
 
@@ -165,7 +167,8 @@ func demandEqualBut(a, b *Demand) bool {
 		slices.Equal(a.StorageDrivers, b.StorageDrivers) && slices.Equal(a.Ports, b.Ports) &&
 		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) && slices.Equal(a.PortNames, b.PortNames) && slices.Equal(a.Asks, b.Asks) &&
 		slices.Equal(a.LocalData, b.LocalData) && slices.Equal(a.MACs, b.MACs) && a.Job.equal(b.Job) && a.Template.equal(b.Template) &&
-		slices.EqualFunc(a.Constraints, b.Constraints, Constraint.equal) && a.Placement.equal(b.Placement) && slices.Equal(a.Tags, b.Tags)
+		slices.EqualFunc(a.Constraints, b.Constraints, Constraint.equal) && a.Placement.equal(b.Placement) && slices.Equal(a.Tags, b.Tags) &&
+		a.Reschedule.equal(b.Reschedule)
 }
 
 // factsOf converts a registration without normalising it, so that a snapshot returns the facts

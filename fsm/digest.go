@@ -207,6 +207,7 @@ func (e *encoder) demand(d *Demand) {
 	}
 	e.placement(d.Placement, d.Tags)
 	e.autoscale(d.Autoscale)
+	e.reschedule(d.Reschedule)
 }
 
 func (e *encoder) reason(r *Reason) {
@@ -232,6 +233,9 @@ func (e *encoder) observation(o *Observation) {
 	e.str(o.Health)
 	if o.Terminal {
 		e.str("terminal")
+	}
+	if o.TryElsewhere {
+		e.str("try elsewhere")
 	}
 	if o.Exit != nil {
 		e.exit(o.Exit)
@@ -286,6 +290,7 @@ func (e *encoder) workload(w *Workload) {
 	if w.Result != nil {
 		e.jobResult(w.Result)
 	}
+	e.failedOn(w.FailedOn)
 	e.owned(w)
 }
 

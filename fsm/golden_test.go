@@ -641,6 +641,7 @@ var scenarios = []struct {
 	{"80-jobs", jobsScenario},
 	{"81-templates", templatesScenario},
 	{"85-placement", placementScenario},
+	{"86-node-failures", nodeFailuresScenario},
 	{"81-scale", scaleScenario},
 	{"89-autoscale", autoscaleScenario},
 	{"83-system-workloads", systemScenario},

@@ -154,6 +154,9 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 		if why == "" {
 			why = t.keepsData(old)
 		}
+		if why == "" && e.GetCode() == CodeFailedOnNode {
+			why = old.noMove(t.r.info.Clock)
+		}
 		var by *Workload
 		if why == "" {
 			by, why = t.preempts(e, old)
@@ -169,6 +172,9 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 		n := t.nodeOf(old)
 		leaves := leftText(n, old.DataOn(n))
 		t.release(&w, e.GetGone(), e.GetCode())
+		if e.GetCode() == CodeFailedOnNode {
+			w.FailedOn = old.leftFailing(t.r.info.Clock)
+		}
 		w.Reason = Reason{Code: e.GetCode(), Message: e.GetMessage(), At: t.r.info.Clock, Retryable: true}
 		if w.Desired == DesiredStopped {
 			w.Reason = reasonOf(&w, nil, t.r.info.Clock)

@@ -231,6 +231,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 	}
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: limit}
+	w.FailedOn = nil
 	w.Actions = nil // drop the recorded agent tasks: they are about the former specification
 	if w.Node != "" {
 		t.holdPorts(&w, old.Demand.Ports)
@@ -372,6 +373,7 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 	w := *old
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
+	w.FailedOn = nil
 	reschedule(old, &w)
 	t.newOrder(&w)
 	t.putWorkload(old, &w)
@@ -492,6 +494,7 @@ func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 	}
 	w := *old
 	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
+	w.FailedOn = nil
 	w.Restarts++
 	t.newOrder(&w)
 	t.putWorkload(old, &w)

@@ -116,6 +116,9 @@ func (g *stream) put() *commandv1.WorkloadPut {
 				{Node: &commandv1.Constraint{Key: "zone", Op: "=", Values: []string{"x"}}, Weight: 10}},
 		}
 	}
+	if g.n("reschedule", 0, 5) == 0 {
+		p.Demand.Reschedule = &commandv1.Reschedule{Attempts: int32(g.n("moves", 0, 3)), Interval: int64(g.n("within", 1, 30)) * minute}
+	}
 	if g.n("tags", 0, 3) == 0 {
 		p.Demand.Tags = []*commandv1.Label{{Key: "tier", Value: g.pick("tag", "a", "b")}}
 	}
@@ -154,7 +157,7 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 		Gone:         g.n("gone", 0, 3) == 0,
 		Acknowledged: g.bool("acknowledged"), Refused: g.n("refused", 0, 9) == 0,
 		Code: g.pick("code", "", "RUNTIME_ERROR", CodeWorking), Message: g.pick("message", "", "boom"), ObservedAt: g.now,
-		Health: g.pick("health", "", Healthy, Unhealthy),
+		Health: g.pick("health", "", Healthy, Unhealthy), TryElsewhere: g.n("try elsewhere", 0, 3) == 0,
 	}
 	if r.State == "Stopped" || r.State == "Failed" {
 		r.Exit = &commandv1.Exit{Code: int32(g.n("exit", 0, 2)), EndedAt: g.now, Output: g.pick("output", "", "done")}
@@ -366,7 +369,7 @@ func (g *stream) command(s State) Command {
 		c = assign(list...)
 	case 25, 26:
 		c = evict(&commandv1.Eviction{
-			Workload: id, IfGeneration: g.generation(s, id), Code: g.pick("cause", "Draining", "Preempted"), Gone: g.n("gone", 0, 3) == 0,
+			Workload: id, IfGeneration: g.generation(s, id), Code: g.pick("cause", "Draining", "Preempted", CodeFailedOnNode), Gone: g.n("gone", 0, 3) == 0,
 			PreemptedBy: g.workload(),
 		})
 	case 27:

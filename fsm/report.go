@@ -168,7 +168,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 // Same reports whether the observations a and b are equal, ignoring the times on the agent's clock.
 func (a *Observation) Same(b *Observation) bool {
 	return a.State == b.State && a.Generation == b.Generation && a.Code == b.Code && a.Message == b.Message &&
-		a.Failure == b.Failure && a.Retryable == b.Retryable && a.Terminal == b.Terminal && a.RestartCount == b.RestartCount && a.Health == b.Health &&
+		a.Failure == b.Failure && a.Retryable == b.Retryable && a.Terminal == b.Terminal && a.TryElsewhere == b.TryElsewhere && a.RestartCount == b.RestartCount && a.Health == b.Health &&
 		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Ports, b.Ports) && a.Exit.equal(b.Exit)
 }
 
@@ -179,6 +179,7 @@ func (o *Observation) Report(workload, node string) *commandv1.WorkloadReport {
 		Workload: workload, Node: node, Generation: GenerationPB(o.Generation), State: string(o.State), FailureReason: o.Failure,
 		Code: o.Code, Message: o.Message, Retryable: o.Retryable, Terminal: o.Terminal, RestartCount: o.RestartCount,
 		Addresses: o.Addresses, Ports: convert(o.Ports, portBindingPB), ObservedAt: o.At, Health: o.Health, Exit: exitPB(o.Exit),
+		TryElsewhere: o.TryElsewhere,
 	}
 }
 
@@ -189,7 +190,7 @@ func observationOf(r *commandv1.WorkloadReport) *Observation {
 		Failure: r.GetFailureReason(), Retryable: r.GetRetryable(), Terminal: r.GetTerminal(), RestartCount: r.GetRestartCount(),
 		Addresses: convert(r.GetAddresses(), func(s string) string { return s }),
 		Ports:     convert(r.GetPorts(), portBindingOf), At: r.GetObservedAt(), Health: r.GetHealth(),
-		Exit: exitOf(r.GetExit()),
+		Exit: exitOf(r.GetExit()), TryElsewhere: r.GetTryElsewhere(),
 	}
 }
 

@@ -185,6 +185,8 @@ type Demand struct {
 	Placement *Placement
 	Tags      []Label    // by which affinity rules of other workloads can name this workload
 	Autoscale *Autoscale // nil for a workload that is no member of a group whose size the leader chooses
+	// Reschedule limits the moves off nodes that cannot run the workload; nil = the default.
+	Reschedule *Reschedule
 }
 
 // Placement holds the rules of a workload about its place. Demand.Placement is nil if there are none.
@@ -264,6 +266,7 @@ const (
 	CodeReplaced          = "Replaced"          // the cron stopped the run to start another one
 	CodeCronMissed        = "CronMissed"        // a time of a schedule got no run, because it was too late or no run could be created
 	CodeCronSkipped       = "CronSkipped"       // a time of a schedule got no run, because an earlier run had not ended
+	CodeFailedOnNode      = "FailedOnNode"      // the node could not run the workload for a cause of its own, so the workload left it
 	CodeAwaitTurn         = "AwaitTurn"         // the job waits: as many members of its group run as its parallelism allows
 )
 
@@ -317,6 +320,7 @@ type Observation struct {
 	Failure      int32 // FailureReason of control.v1, as a number
 	Retryable    bool
 	Terminal     bool // the agent reports that no retry helps
+	TryElsewhere bool // no instance runs, the cause belongs to the node, and the agent has tried often enough
 	RestartCount int32
 	Addresses    []string
 	Ports        []PortBinding
@@ -413,6 +417,8 @@ type Workload struct {
 	// Result is the result of a finished job; nil otherwise.
 	JobSince int64
 	Result   *JobResult
+	// FailedOn lists the nodes that the workload left because they could not run it, oldest first.
+	FailedOn []NodeFailure
 	// Owner is the template that the workload was created from; "" for other workloads. Run says why it was
 	// created; nil for other workloads. SealedFor is the id for which the secrets in Spec are sealed; "" = ID.
 	Owner       string

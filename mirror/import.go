@@ -209,6 +209,9 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MacAddresses: d.MACAddresses,
 		Placement: placementOf(d.Placement), Tags: labelsOf(d.Tags),
 	}
+	if r := d.Reschedule; r != nil {
+		demand.Reschedule = &commandv1.Reschedule{Attempts: r.Attempts, Interval: r.Interval}
+	}
 	if t := d.Template; t != nil {
 		demand.Template = &commandv1.Template{Kind: t.Kind}
 		if t.Kind == fsm.TemplateCron {

@@ -549,6 +549,9 @@ func ownDemand(d *fsm.Demand) OwnDemand {
 		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MACAddresses: d.MACs,
 		Placement: ownPlacement(d.Placement), Tags: labelMap(d.Tags),
 	}
+	if r := d.Reschedule; r != nil {
+		out.Reschedule = &OwnReschedule{r.Attempts, r.Interval}
+	}
 	if t := d.Template; t != nil {
 		out.Template = &OwnTemplate{Kind: t.Kind}
 		if c := t.Cron; c != nil {

@@ -382,6 +382,7 @@ type OwnDemand struct {
 	Job            *OwnJob           `json:"job,omitempty"`      // set for a job
 	Template       *OwnTemplate      `json:"template,omitempty"` // set for a template, from which runs are created
 	Placement      *OwnPlacement     `json:"placement,omitempty"`
+	Reschedule     *OwnReschedule    `json:"reschedule,omitempty"`
 	Tags           map[string]string `json:"tags,omitempty"`
 	Autoscale      *OwnAutoscale     `json:"autoscale,omitempty"`
 }
@@ -391,6 +392,12 @@ type OwnAutoscale struct {
 	Min uint32 `json:"min"`
 	Max uint32 `json:"max"`
 	CPU uint32 `json:"cpu"`
+}
+
+// OwnReschedule limits the moves of a workload off nodes that cannot run it. Interval is in nanoseconds.
+type OwnReschedule struct {
+	Attempts int32 `json:"attempts"`
+	Interval int64 `json:"interval"`
 }
 
 // OwnPlacement holds the rules of a workload about its place.

@@ -167,6 +167,21 @@ func TestWhyExplainsPlacement(t *testing.T) {
 	code(t, err, codes.NotFound)
 }
 
+// A heartbeat says that node a cannot run web, and why says that web leaves it.
+func TestWhyTellsOfAMove(t *testing.T) {
+	g := newGroup(t, 1)
+	g.place("web", "a")
+	w, _ := g.now().Workload("web")
+	said := reported(&controlv1.WorkloadStatus{
+		WorkloadId: "web", State: "Pending", Message: "no space left", Reason: &controlv1.ReasonDetail{Code: "STORAGE_FULL"}, TryElsewhere: true,
+		Generation: &controlv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
+	}, false)
+	g.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{said.Observation.Report("web", "a")}}}})
+	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
+	ok(t, err)
+	is(t, "reason", why.GetReasonCode()+": "+why.GetReasonMessage(), "STORAGE_FULL: no space left; it moves to another node, because node a cannot run it")
+}
+
 // The view of a stopped workload must name the node on which the workload may still run.
 func TestAStoppedWorkloadNamesTheNodeWhereItMayRun(t *testing.T) {
 	g := newGroup(t, 1)

@@ -46,6 +46,9 @@ func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1
 	if w.Reason.Code == fsm.CodeUnplaced && ex.Code == fsm.CodeUnplaced {
 		out.ReasonMessage = ex.Message // this message also says how to make room for the workload
 	}
+	if ex.Moves != "" {
+		out.ReasonMessage = strings.TrimPrefix(out.ReasonMessage+"; "+ex.Moves, "; ")
+	}
 	out.Counts, out.Nodes = countsOf(&ex), verdictsOf(&ex, req.GetNodeId())
 	if w.IsSystem() { // the nodes that fit get a member each
 		out.ChosenNodeId, out.Hint = "", "persysctl list --group "+w.ID

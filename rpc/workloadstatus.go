@@ -31,6 +31,7 @@ func reported(st *controlv1.WorkloadStatus, legacy bool) sched.Reported {
 			Addresses:    st.GetAddresses(),
 			Ports:        portsOf(st.GetPorts()),
 			Health:       healthOf(st.GetHealth()),
+			TryElsewhere: st.GetTryElsewhere(),
 		},
 	}
 	if x := st.GetExit(); x != nil {

@@ -68,7 +68,7 @@ func benchPlace(b *testing.B, w *world, n int, demandOf func(int) fsm.Demand) {
 	for i := range at {
 		at[i] = -1
 	}
-	who := func(k int) subject { return subject{ids[k], fsm.DefaultNamespace} }
+	who := func(k int) subject { return subject{id: ids[k], namespace: fsm.DefaultNamespace} }
 	one := func(i int) {
 		k := i % window
 		d := &demands[k%len(demands)]

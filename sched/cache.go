@@ -43,6 +43,9 @@ type Cache struct {
 
 	systems systems // system workloads, see system.go
 
+	stuck   workQueue // workloads that their node cannot run and that no other node takes, see elsewhere.go
+	stuckAt uint64    // version of the cache at which they were last queued
+
 	verdicts map[string]verdict // for each pending workload that fits on no node: when that was found
 	open     workQueue          // workloads to evaluate: they changed or have no valid verdict; some may not be pending
 	openAt   uint64             // version of the cache at which every pending workload outside of open was evaluated

@@ -26,7 +26,8 @@
 //   - place.go: pending workloads are placed, highest priority first; each placement
 //     sees the earlier ones of the step;
 //   - evict.go: workloads leave nodes that cannot or may not run them. A workload is held
-//     on its node (moves.go) if no other node has room for it;
+//     on its node (moves.go) if no other node has room for it. elsewhere.go decides about
+//     workloads that have failed on their node;
 //   - retry.go: failures are counted and due retries start;
 //   - crons.go: crons get their next time, and runs whose time has come are created;
 //   - rollouts.go: rolling updates take their next step;

@@ -16,6 +16,12 @@ const CodeConstraintChanged = "ConstraintChanged"
 // If the step proposes something for a workload, the workload stays in the queue, because the proposal may be
 // lost or refused.
 func (p *planner) evictPass() {
+	if p.c.stuckAt != p.c.version {
+		for _, id := range p.c.stuck.take() {
+			p.c.workloads.add(id)
+		}
+		p.c.stuckAt = p.c.version
+	}
 	for _, id := range p.c.workloads.take() {
 		w, ok := p.State.Workload(id)
 		if ok && w.IsTemplate() {
@@ -98,7 +104,12 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	case holds(w.Reason.Code):
 		return p.say(w, "", ""), 0
 	}
+	if acted, due = p.moveOn(w, n); acted {
+		return true, 0
+	}
+	again := due
 	acted, due = p.retry(w)
+	due = earlier(due, again)
 	if _, at := evicts(w.Demand, n); at > 0 {
 		due = earlier(due, at)
 	}
@@ -158,8 +169,8 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 			continue
 		}
 		// If the workload that holds the port is about to leave, it frees the port soon: see awaitPort. A
-		// workload that was given up keeps the ports of its former instance.
-		if h, ok := p.State.Workload(holder); ok && h.Node == on && (h.Wants(port) || h.Retry.Terminal) {
+		// workload that was given up, or that its node cannot run, keeps the ports of its former instance.
+		if h, ok := p.State.Workload(holder); ok && h.Node == on && (h.Wants(port) || h.Retry.Terminal || h.FailsOnNode()) {
 			return fsm.CodeDoesNotFit, "host port " + portText(port) + " is held by " + holder + " on " + on, false
 		}
 	}

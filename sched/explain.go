@@ -13,6 +13,7 @@ type Explanation struct {
 	Node     NodeID // the chosen node; for a placed workload, its present node; "" = none
 	Code     string // reason code if the workload is unplaced or waits
 	Message  string // text for people; for an unplaced workload, the summary of reasons
+	Moves    string // which nodes the workload left because they could not run it, or why it stays on such a node; "" = none
 	Fit      int    // number of nodes that pass every filter of the planner
 	Total    int    // number of nodes
 	Counts   []Count
@@ -55,6 +56,10 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	if w.Node == "" && w.Desired == fsm.DesiredRunning {
 		back, from, code, wait = p.former(w)
 	}
+	left := w.LeftSince(p.Now - d.MoveLimit().Interval)
+	if who := p.subject(w); len(left) > 0 && c.findExcept(v, who, d, append(who.avoids, w.Node)).best < 0 {
+		left = nil // no other node fits, so these nodes are not avoided
+	}
 	q := c.prepare(v, subjectOf(w), d)
 	own := slices.Clone(x.busy)
 	var sum tally
@@ -71,6 +76,10 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 				r = rejection{filter: stopping, key: from.Node}
 			}
 		}
+		failed := slices.IndexFunc(left, func(f fsm.NodeFailure) bool { return f.Node == n.ID })
+		if failed >= 0 && n.ID != w.Node && r.filter == passes {
+			r = rejection{filter: failedThere, key: left[failed].Code}
+		}
 		verdict := Verdict{Node: n.ID, Fits: r.filter == passes, Current: n.ID == w.Node}
 		if verdict.Fits {
 			verdict.Score, verdict.Rules = x.scoreOf(d, s), x.ruleCosts(d, s)
@@ -78,6 +87,10 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 			q.offer(s, verdict.Score.Total)
 		} else {
 			verdict.Filter, verdict.Reason = filterNames[r.filter], x.sentence(v, d, s, r)
+			if r.filter == failedThere {
+				f := left[failed]
+				verdict.Reason = "it could not run here at " + clock(f.At) + bracketed(f.Code+prefixed(": ", f.Message)) + ", and another node fits"
+			}
 			sum.add(r)
 		}
 		if verdict.Current {
@@ -86,6 +99,7 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 		e.Nodes = append(e.Nodes, verdict)
 	}
 	c.release()
+	e.Moves = p.movesText(w)
 	sum.sort()
 	e.Fit, e.Counts = sum.fit, sum.counts()
 	slices.SortFunc(e.Nodes, func(a, b Verdict) int {
@@ -222,7 +236,7 @@ func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
 // next finds the next node of a workload for a plan. If no node has room and held is set, the
 // workload stays on its node, and the message begins with the given text stays.
 func (p *planner) next(w *fsm.Workload, m *Move, held bool, stays string) {
-	cand := Candidates{c: p.c, view: p.State, who: subjectOf(w)}
+	cand := Candidates{c: p.c, view: p.State, who: p.subject(w)}
 	to, e := Place(*w.Demand, cand)
 	if to != "" {
 		cand.Take(*w.Demand, to)

@@ -27,7 +27,8 @@ const (
 	shortDisk
 	noPool
 	portTaken
-	stopping // the former node may still run an instance of the workload
+	stopping    // the former node may still run an instance of the workload
+	failedThere // the workload left the node because it could not run there
 	noFencer
 	barred       // a policy of the node does not allow the workload
 	wrongNode    // a required affinity to nodes does not hold
@@ -39,7 +40,7 @@ const (
 
 var filterNames = [...]string{
 	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "labels", "constraints", "taints",
-	"CPU", "memory", "disk", "disk", "host ports", "former instance", "fencer", "policy",
+	"CPU", "memory", "disk", "disk", "host ports", "former instance", "earlier failure", "fencer", "policy",
 	"affinity", "spread", "affinity", "anti-affinity", "anti-affinity",
 }
 
@@ -84,6 +85,8 @@ func (r rejection) short() string {
 		return "port " + r.key
 	case stopping:
 		return "former instance not gone"
+	case failedThere:
+		return "earlier failure" + bracketed(r.key)
 	case noFencer:
 		return "no fencer for on_lost_lease=stop"
 	case barred:

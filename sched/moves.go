@@ -98,7 +98,7 @@ func (p *planner) spare(w *fsm.Workload) NodeID {
 	if p.hopeless(w) {
 		return ""
 	}
-	q := p.c.find(p.State, subjectOf(w), w.Demand)
+	q := p.c.find(p.State, p.subject(w), w.Demand)
 	if q.best < 0 {
 		p.failed[string(p.key)] = true
 		return ""
@@ -125,7 +125,7 @@ func (p *planner) reserveLeft() {
 				return true
 			}
 			seen[w.ID] = true
-			if q := p.c.find(p.State, subjectOf(w), w.Demand); q.best >= 0 {
+			if q := p.c.find(p.State, p.subject(w), w.Demand); q.best >= 0 {
 				p.keepRoom(w.Demand, q.best)
 			}
 			return true
@@ -137,7 +137,7 @@ func (p *planner) reserveLeft() {
 // up, to move it to another one.
 func leftByChoice(code string) bool {
 	switch code {
-	case fsm.CodeDraining, fsm.CodeTainted, fsm.CodeDoesNotFit, fsm.CodeRuntimeNotOffered, CodeConstraintChanged:
+	case fsm.CodeDraining, fsm.CodeTainted, fsm.CodeDoesNotFit, fsm.CodeRuntimeNotOffered, CodeConstraintChanged, fsm.CodeFailedOnNode:
 		return true
 	}
 	return false

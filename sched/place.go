@@ -29,7 +29,7 @@ func NodesOf(v fsm.View, t Tuning) Candidates {
 func (n Candidates) For(workload string) Candidates {
 	n.who = subject{id: workload, namespace: fsm.DefaultNamespace}
 	if w, ok := n.view.Workload(workload); ok {
-		n.who = subjectOf(w)
+		n.who = subjectAt(w, n.view.Info().Clock)
 	}
 	return n
 }
@@ -58,9 +58,20 @@ func Place(d fsm.Demand, nodes Candidates) (NodeID, Explanation) {
 	return id, Explanation{Workload: nodes.who.id, Node: id, Score: q.result}
 }
 
-// find searches all nodes for the best one.
+// find searches all nodes for the best one. It takes a node that the workload avoids only if no other node fits.
 func (c *Cache) find(v fsm.View, who subject, d *fsm.Demand) query {
+	if len(who.avoids) > 0 {
+		if q := c.findExcept(v, who, d, who.avoids); q.best >= 0 {
+			return q
+		}
+	}
+	return c.findExcept(v, who, d, nil)
+}
+
+func (c *Cache) findExcept(v fsm.View, who subject, d *fsm.Demand, nodes []string) query {
 	q := c.prepare(v, who, d)
+	c.nodes.exclude(who.never)
+	c.nodes.exclude(nodes)
 	q.search(c.nodes.slots)
 	if q.best >= 0 {
 		q.result = c.nodes.scoreOf(d, q.best)
@@ -190,7 +201,7 @@ func (p *planner) wouldMove(w *fsm.Workload) bool {
 	if wait != "" || at >= 0 {
 		return at >= 0
 	}
-	return !p.hopeless(w) && p.c.find(p.State, subjectOf(w), w.Demand).best >= 0
+	return !p.hopeless(w) && p.c.find(p.State, p.subject(w), w.Demand).best >= 0
 }
 
 // settled reports whether a pending workload need not be evaluated again before the workload or a node
@@ -227,7 +238,7 @@ func (p *planner) placeOne(w *fsm.Workload) {
 			return
 		}
 		if !p.hopeless(w) {
-			if q := c.find(p.State, subjectOf(w), w.Demand); q.best >= 0 {
+			if q := c.find(p.State, p.subject(w), w.Demand); q.best >= 0 {
 				p.assign(w, q.best, fmt.Sprintf("score %d", q.result.Total), nil)
 				return
 			}

@@ -41,9 +41,20 @@ func (p *planner) clearance(w *fsm.Workload, rank fsm.Rank) (best plan, ok bool)
 	if w.Demand.Priority <= 0 {
 		return plan{}, false
 	}
+	if avoids := p.subject(w).avoids; len(avoids) > 0 {
+		if best, ok = p.clearanceExcept(w, rank, avoids); ok {
+			return best, true
+		}
+	}
+	return p.clearanceExcept(w, rank, nil)
+}
+
+// clearanceExcept finds a way to make room for a workload on a node that is not one of the given nodes.
+func (p *planner) clearanceExcept(w *fsm.Workload, rank fsm.Rank, nodes []string) (best plan, ok bool) {
 	at := hash(p.c.nodes.seed, w.ID)
 	p.c.prepare(p.State, subjectOf(w), w.Demand)
 	defer p.c.release()
+	p.c.nodes.exclude(nodes)
 	best, until := p.awaited(w.Demand, at)
 	if best.slot >= 0 && p.Now < until {
 		p.wake(until)
@@ -198,7 +209,7 @@ func (b *plan) worst() int64 {
 func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan, bool) {
 	x := p.c.nodes
 	n := x.recs[s]
-	if d.CPU > x.cpu[s] || d.Memory > x.mem[s] || !x.ready.has(s) || x.static(d, s).filter != passes || x.rules.rejects(s) {
+	if d.CPU > x.cpu[s] || d.Memory > x.mem[s] || !x.ready.has(s) || x.hot[s].place < 0 || x.static(d, s).filter != passes || x.rules.rejects(s) {
 		return plan{}, false
 	}
 	cpu, mem, disk := x.hot[s].freeCPU-d.CPU, x.hot[s].freeMem-d.Memory, int64(0)

@@ -73,6 +73,9 @@ func randomDemand(r *rapid.T) func(*commandv1.WorkloadPut) {
 	if rapid.IntRange(0, 3).Draw(r, "tagged") == 0 {
 		d.Tags = []*commandv1.Label{{Key: "tier", Value: "a"}}
 	}
+	if rapid.IntRange(0, 2).Draw(r, "reschedule") == 0 {
+		d.Reschedule = &commandv1.Reschedule{Attempts: rapid.Int32Range(0, 2).Draw(r, "moves"), Interval: 60 * second}
+	}
 	discard := rapid.IntRange(0, 3).Draw(r, "discard") == 0
 	desired := rapid.SampledFrom([]string{"Running", "Running", "Running", "Stopped"}).Draw(r, "desired")
 	return func(p *commandv1.WorkloadPut) { p.Demand, p.Desired, p.DiscardData = d, desired, discard }
@@ -83,7 +86,7 @@ func disturb(r *rapid.T, w *world) {
 	node := "n" + rapid.SampledFrom([]string{"1", "2", "3", "4"}).Draw(r, "node")
 	load := "w" + rapid.SampledFrom([]string{"1", "2", "3", "4", "5", "6", "7", "8"}).Draw(r, "workload")
 	cmd := func(c *commandv1.Command) { w.try(c) }
-	switch rapid.IntRange(0, 19).Draw(r, "event") {
+	switch rapid.IntRange(0, 21).Draw(r, "event") {
 	case 0, 1:
 		f := randomNode(r)
 		if n, ok := w.state.Node(node); (!ok || n.Up || w.heard[node]) && w.state.Info().Mode == fsm.ModeNormal {
@@ -142,6 +145,8 @@ func disturb(r *rapid.T, w *world) {
 		if len(runs) > 0 {
 			w.exits(rapid.SampledFrom(runs).Draw(r, "run"), rapid.Int32Range(0, 1).Draw(r, "code"))
 		}
+	case 20, 21:
+		w.broken(node, rapid.SampledFrom([]string{"", "STORAGE_FULL"}).Draw(r, "breaks"))
 	case 13:
 		w.fails[load] = rapid.SampledFrom([]string{"", "RUNTIME_ERROR", "INVALID_IMAGE"}).Draw(r, "failure")
 	case 14:
@@ -217,6 +222,7 @@ func TestRandomWorlds(t *testing.T) {
 			}
 		}
 		clear(w.fails)
+		clear(w.ailing)
 		w.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: "normal", Reason: "calm"}}})
 		w.settle()
 		w.now += 60 * second
@@ -225,6 +231,16 @@ func TestRandomWorlds(t *testing.T) {
 			if x.WantsPlace() {
 				if wrong := badReason(w, x); wrong != "" {
 					r.Fatalf("the reason of unplaced workload %s is wrong: %s: %+v", x.ID, wrong, x.Reason)
+				}
+			}
+			return true
+		})
+		w.state.Workloads("", func(x *fsm.Workload) bool {
+			if n, ok := w.state.Node(x.Node); ok && n.Up && x.FailsOnNode() && !roomIsPromised(w) {
+				p := planning(w.state, w.tuning)
+				p.Now = w.now
+				if code, _, _ := p.mustLeave(x, n); code == "" && p.elsewhere(x, n).to >= 0 {
+					r.Fatalf("workload %s stays on node %s, which cannot run it, although another node could take it", x.ID, x.Node)
 				}
 			}
 			return true
@@ -317,6 +333,15 @@ func roomIsKept(w *world, x *fsm.Workload) (kept bool) {
 	return kept
 }
 
+// roomIsPromised reports whether a workload waits for room on a node, so that a step may reserve it.
+func roomIsPromised(w *world) (promised bool) {
+	w.state.Workloads("", func(o *fsm.Workload) bool {
+		promised = o.WantsPlace() || o.Reason.Code == fsm.CodeCannotMove
+		return !promised
+	})
+	return promised
+}
+
 // checkStep checks that a planning step breaks no rule of the planner.
 func checkStep(r *rapid.T, w *world, s Step) {
 	for _, c := range s.Commands {
@@ -336,6 +361,9 @@ func checkStep(r *rapid.T, w *world, s Step) {
 		}
 		for _, e := range c.GetEvict().GetEvictions() {
 			x, _ := w.state.Workload(e.GetWorkload())
+			if limit := x.Demand.MoveLimit(); e.GetCode() == fsm.CodeFailedOnNode && len(x.LeftSince(w.now-limit.Interval)) >= int(limit.Attempts) {
+				r.Fatalf("workload %s must not be moved more than %d times within %d s: %+v", x.ID, limit.Attempts, limit.Interval/second, x.FailedOn)
+			}
 			if n, _ := w.state.Node(x.Node); !n.Up && x.Demand.Exclusive && !n.Fenced {
 				r.Fatalf("exclusive workload %s must not be evicted from node %s, which is down and not fenced", x.ID, n.ID)
 			}

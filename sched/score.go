@@ -127,7 +127,7 @@ func (q *query) search(listed []int32) {
 	x := q.x
 	if ids, ok := pinned(q.d); ok {
 		for _, id := range ids {
-			if s, ok := x.slotOf[id]; ok && x.ready.has(s) && x.static(q.d, s).filter == passes && !x.rules.rejects(s) && x.room(q.d, s) == passes {
+			if s, ok := x.slotOf[id]; ok && x.ready.has(s) && x.hot[s].place >= 0 && x.static(q.d, s).filter == passes && !x.rules.rejects(s) && x.room(q.d, s) == passes {
 				q.offer(s, x.scoreOf(q.d, s).Total)
 			}
 		}

@@ -9,10 +9,15 @@ import (
 // The rules of workloads name other workloads: by id, group or tag. For each target that a rule has named, a set
 // counts the placed workloads by node, and follows every change.
 
-// subject is a workload whose demand is placed: what the rules of other workloads may name.
-type subject struct{ id, namespace string }
+// subject is a workload whose demand is placed: what the rules of other workloads may name, and the nodes that the
+// workload avoids.
+type subject struct {
+	id, namespace string
+	avoids        []string // ids of nodes that are chosen only if no other node fits
+	never         []string // ids of nodes that are not chosen at all
+}
 
-func subjectOf(w *fsm.Workload) subject { return subject{w.ID, w.In()} }
+func subjectOf(w *fsm.Workload) subject { return subject{id: w.ID, namespace: w.In()} }
 
 // appendTarget encodes what a rule names, in a namespace.
 func appendTarget(b []byte, namespace string, kind byte, name, value string) []byte {

@@ -22,7 +22,8 @@ type world struct {
 
 	downSince map[string]int64 // for each lost node, when this leader learned that the node is down
 	fails     map[string]string
-	shift     int64 // added to the ends of leases; with 1, settle takes no deadline of the planner for the end of a lease
+	ailing    map[string]string // nodes that can run no workload, with the code that they report
+	shift     int64             // added to the ends of leases; with 1, settle takes no deadline of the planner for the end of a lease
 }
 
 const testStart = int64(1_700_000_000) * second
@@ -36,7 +37,7 @@ type failer interface {
 func newWorld(t failer) *world {
 	w := &world{
 		t: t, state: fsm.New(), now: testStart, tuning: DefaultTuning(), cache: NewCache(),
-		heard: map[string]bool{}, sent: map[Order]bool{}, fails: map[string]string{},
+		heard: map[string]bool{}, sent: map[Order]bool{}, fails: map[string]string{}, ailing: map[string]string{},
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
 	return w
@@ -182,6 +183,9 @@ func (w *world) answer() {
 			}
 			if code := w.fails[o.Workload]; code != "" {
 				r.State, r.Code, r.Message, r.Retryable = "Failed", code, "it broke", true
+			}
+			if code := w.ailing[o.Node]; code != "" && r.State != "Stopped" {
+				cannotRun(r, code)
 			}
 		}
 		reports = append(reports, r)

@@ -35,6 +35,7 @@ type machine struct {
 	fencing   bool     // an operator is fencing the node, because the registration of the machine was refused
 	cpu, mem  int64
 	zone      string
+	full      int64  // virtual time until which the machine can start nothing
 	up, down  []bool // for each replica: whether messages to the replica, or from it, are lost
 
 	disk    *disk
@@ -461,6 +462,7 @@ func (m *machine) reported(x *core.Workload) sched.Reported {
 	return sched.Reported{Workload: x.ID, Observation: fsm.Observation{
 		State: actualOf(st.State), Generation: fsm.Generation(st.Generation), Code: cmp.Or(string(st.Class), st.Reason),
 		Message: st.Message, Retryable: st.Class.Cause() != workload.Final, At: m.local(m.w.now),
+		TryElsewhere: st.TryElsewhere,
 	}}
 }
 

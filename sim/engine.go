@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/persys/compute/agent/driver"
 )
 
@@ -206,6 +208,9 @@ func (e *engine) refuse(sp spec) error {
 			}
 		}
 	}
+	if e.m.refuses(sp.id) {
+		return driver.Errorf(driver.StorageFull, "ensure", "no space left")
+	}
 	if strings.HasPrefix(sp.flavour, "bad") {
 		return driver.Errorf(driver.InvalidImage, "ensure", "no such image")
 	}
@@ -213,6 +218,13 @@ func (e *engine) refuse(sp spec) error {
 		return driver.Errorf(driver.RuntimeError, "ensure", "the engine hiccuped")
 	}
 	return nil
+}
+
+// refuses reports whether the machine cannot run a workload for a cause of its own. There is one machine for each
+// workload that never can.
+func (m *machine) refuses(id string) bool {
+	w := m.w
+	return w.has(NodeTrouble) && (m.full > w.now || int(xxhash.Sum64String(id)%uint64(len(w.machines))) == m.idx)
 }
 
 func (e *engine) start(i *instance) {

@@ -20,6 +20,9 @@ func (w *world) trouble() {
 	if w.has(DiskStalls) {
 		kinds = append(kinds, DiskStalls, DiskStalls, DiskStalls)
 	}
+	if w.has(NodeTrouble) {
+		kinds = append(kinds, NodeTrouble, NodeTrouble)
+	}
 	if len(kinds) == 0 {
 		return
 	}
@@ -55,6 +58,8 @@ func (w *world) trouble() {
 		if r.alive && !w.oneHangs() {
 			r.disk.armed = long
 		}
+	case NodeTrouble:
+		m.full = w.now + 5*long
 	case AgentCrash:
 		m.die("crash")
 		w.after(long/2, &m.power, m.boot)
@@ -154,6 +159,7 @@ func (w *world) heal() {
 		clear(m.up)
 		clear(m.down)
 		m.paused = min(m.paused, w.now)
+		m.full = 0
 		switch {
 		case m.condemned: // the machine starts once its operator has received an answer to the fence or removal
 		case !m.power.alive:

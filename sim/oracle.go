@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -20,11 +21,12 @@ type oracle struct {
 	wanted  map[string]want         // for each workload: the specification that users want; absent if the workload was never created or was deleted
 	puts    map[string]*commandv1.WorkloadPut
 	highest map[string]fsm.Generation
-	upSince map[string]int64 // for each node: virtual time since which the node is up
-	forced  map[string]int64 // for each workload: virtual time of its last deletion with --force
-	fired   map[string]int64 // for each cron: time of the schedule of its newest run
-	missing map[string]bool  // members of group g that were available until an update changed them
-	found   map[string]int64 // for each node/workload: virtual time at which a report revealed an instance that should not be there
+	upSince map[string]int64   // for each node: virtual time since which the node is up
+	forced  map[string]int64   // for each workload: virtual time of its last deletion with --force
+	fired   map[string]int64   // for each cron: time of the schedule of its newest run
+	missing map[string]bool    // members of group g that were available until an update changed them
+	found   map[string]int64   // for each node/workload: virtual time at which a report revealed an instance that should not be there
+	moved   map[string][]int64 // for each workload: when it left nodes that could not run it, by the clock of the state
 }
 
 type want struct {
@@ -37,6 +39,7 @@ func newOracle() oracle {
 		first: map[[16]byte]fsm.Result{}, wanted: map[string]want{}, puts: map[string]*commandv1.WorkloadPut{},
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
 		missing: map[string]bool{}, forced: map[string]int64{}, fired: map[string]int64{},
+		moved: map[string][]int64{},
 	}
 }
 
@@ -196,11 +199,53 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	if c.GetAssign() != nil && x.Node != "" && (old == nil || old.Node == "") {
 		w.assigned(before, after, x)
 	}
+	if len(x.FailedOn) == 0 {
+		delete(w.oracle.moved, x.ID)
+	}
 	for _, e := range c.GetEvict().GetEvictions() {
+		if e.GetWorkload() == x.ID && e.GetCode() == fsm.CodeFailedOnNode {
+			w.movedOn(old, after.Info().Clock)
+		}
 		if e.GetWorkload() == x.ID && e.GetCode() == fsm.CodeNodeLost && !e.GetGone() && x.Status == fsm.StatusStopped && !saidStopped(old) {
 			w.violate("stopped", x.ID, old.Node, "it counts as stopped, but its lost node has reported %s of generation %s", old.Actual.State, old.Actual.Generation)
 		}
 	}
+}
+
+// movedOn checks that a workload which leaves a node that cannot run it may do so, and not too often.
+func (w *world) movedOn(x *fsm.Workload, at int64) {
+	w.report.Moves++
+	limit := x.Demand.MoveLimit()
+	moved := append(w.oracle.moved[x.ID], at)
+	w.oracle.moved[x.ID] = moved
+	n := 0
+	for _, t := range moved {
+		if t > at-limit.Interval {
+			n++
+		}
+	}
+	if n > int(limit.Attempts) || x.Demand.Exclusive {
+		w.violate("moves", x.ID, x.Node, "it leaves the node, exclusive %t, as move %d within %d s, at most %d are allowed", x.Demand.Exclusive, n, limit.Interval/sec, limit.Attempts)
+	}
+}
+
+// stuck describes why a workload should not stay on a machine that cannot run it; "" if it may stay.
+func (w *world) stuck(s fsm.State, x *fsm.Workload) string {
+	if x.Demand.Exclusive {
+		return ""
+	}
+	var able []string
+	for _, m := range w.machines {
+		if !m.refuses(x.ID) {
+			able = append(able, m.id)
+		}
+	}
+	d := *x.Demand
+	d.Constraints = append(slices.Clone(d.Constraints), fsm.Constraint{Key: fsm.NodeIDLabel, Op: "in", Values: able})
+	if at, _ := sched.Place(d, sched.NodesOf(s, w.users.settings.Tuning).For(x.ID)); at != "" {
+		return "its node cannot run it, and node " + at + " could"
+	}
+	return ""
 }
 
 // saidStopped reports whether the node has reported that the workload does not run, in a report about the
@@ -414,6 +459,8 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 			return "the workload was given up without a reason"
 		}
 		return ""
+	case !runs && x.Desired == fsm.DesiredRunning && w.machine(x.Node) != nil && w.machine(x.Node).refuses(x.ID):
+		return w.stuck(s, x)
 	case isJob(flavour):
 		return "the job has not ended"
 	case flavour[:2] == "cr":
@@ -432,7 +479,8 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 
 // portIsKept reports whether another workload holds a port that workload x demands, and may keep
 // it. That workload must go on running with its former content, because it can neither get its new
-// content on its node nor move, or because it waits itself for a port of such a workload.
+// content on its node nor move, because its machine cannot run it, or because it waits itself for a port of such a
+// workload.
 func (w *world) portIsKept(s fsm.State, x *fsm.Workload, depth int) bool {
 	n, ok := s.Node(x.Node)
 	if !ok || depth == 0 {
@@ -444,7 +492,7 @@ func (w *world) portIsKept(s fsm.State, x *fsm.Workload, depth int) bool {
 		if !ok || h.ID == x.ID {
 			continue
 		}
-		if h.Reason.Code == fsm.CodeCannotMove && w.restless(s, h) == "" ||
+		if (h.Reason.Code == fsm.CodeCannotMove || h.FailsOnNode()) && w.restless(s, h) == "" ||
 			h.Reason.Code == fsm.CodeAwaitStop && w.portIsKept(s, h, depth-1) {
 			return true
 		}

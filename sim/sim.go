@@ -67,6 +67,10 @@ const DiskStalls Fault = 1 << 27
 // not change the random choices of committed seeds.
 const Crons Fault = 1 << 26
 
+// NodeTrouble makes each workload fail on one machine, and on other machines for some time, for a cause of the
+// machine. It is not in AllFaults, so that it does not change the random choices of committed seeds.
+const NodeTrouble Fault = 1 << 25
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -76,7 +80,7 @@ var faultNames = []string{
 // extraFaults are the kinds that are not in AllFaults.
 var extraFaults = map[Fault]string{
 	Drift: "Drift", StopTrouble: "StopTrouble", Fencers: "Fencers", Rollouts: "Rollouts", DiskStalls: "DiskStalls",
-	Crons: "Crons",
+	Crons: "Crons", NodeTrouble: "NodeTrouble",
 }
 
 // String returns the names of the kinds of faults in a set.
@@ -149,6 +153,7 @@ const (
 	AnswerBeforeStore          // agents answer an order before they store it
 	UnnoticedStall             // a leader whose disk hangs goes on leading
 	LateRunsDropped            // the planner creates no runs for times that came some seconds ago
+	NoMoves                    // no workload leaves a node that cannot run it
 )
 
 // Config determines a run completely.
@@ -184,6 +189,7 @@ type Report struct {
 	Violation *Violation
 	Events    int
 	Stalls    int // number of leaders that gave up leadership because their disk hung
+	Moves     int // number of times that a workload left a node that could not run it
 	Drifts    int // number of drifts that were recorded and closed again
 	Runs      int // number of runs that crons created
 	Entries   int

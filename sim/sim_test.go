@@ -137,6 +137,16 @@ func TestFaultsAreNamed(t *testing.T) {
 	if f, err := parseFaults("AllFaults|Fencers"); err != nil || f != AllFaults|Fencers {
 		t.Errorf("parseFaults of AllFaults|Fencers returned %s with error %v, want both kinds", f, err)
 	}
+	all := AllFaults
+	for f, name := range extraFaults {
+		if all&f != 0 || f&(f-1) != 0 {
+			t.Errorf("%s = %x must be one bit that no other kind has", name, uint32(f))
+		}
+		all |= f
+	}
+	if len(extraFaults) < 7 {
+		t.Errorf("%d kinds are not in AllFaults, want at least 7", len(extraFaults))
+	}
 	if _, err := parseFaults("Fences"); err == nil {
 		t.Error("parseFaults must refuse an unknown kind of fault, but accepted it")
 	}
@@ -342,4 +352,29 @@ func TestEachTimeOfACronHasOneRun(t *testing.T) {
 		t.Fatalf("the violation breaks rule %q, want cron: %s", v.Rule, late[0])
 	}
 	t.Logf("found a time without a run: seed %d: %s", late[0].Config.Seed, late[0].Violation.Detail)
+}
+
+// TestWorkloadsLeaveMachinesThatCannotRunThem: under any faults, a workload ends on a machine that can run it, if
+// one has room, and does not move more often than its specification allows. The test also checks that the
+// simulator would find a planner that moves nothing.
+func TestWorkloadsLeaveMachinesThatCannotRunThem(t *testing.T) {
+	from, count := seedsAsked(t, 60)
+	var moved atomic.Int64
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | NodeTrouble} },
+		func(r Report) { moved.Add(int64(r.Moves)) }) {
+		t.Error(r)
+	}
+	if moved.Load() == 0 {
+		t.Error("no workload left a machine that could not run it, so the runs prove nothing")
+	}
+	bad := each(t, 1, 30, 1, func(seed uint64) Config {
+		return Config{Seed: seed, Faults: NodeTrouble, Sabotage: NoMoves, Settle: 5 * time.Minute}
+	})
+	if len(bad) == 0 {
+		t.Fatal("no workload may move, so the simulator must find a violation, but found none")
+	}
+	if v := bad[0].Violation; v.Rule != "desired state" {
+		t.Fatalf("the violation breaks rule %q, want desired state: %s", v.Rule, bad[0])
+	}
+	t.Logf("%d moves; found a planner that moves nothing: seed %d: %s", moved.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
 }

@@ -301,6 +301,12 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	if w.chance(100) {
 		d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "=", Values: []string{pick(&w.clock, []string{"a", "b"})}}}
 	}
+	if w.has(NodeTrouble) {
+		d.Reschedule = &commandv1.Reschedule{Attempts: pick(&w.clock, []int32{2, 10}), Interval: 300 * sec}
+		if w.cfg.Sabotage == NoMoves {
+			d.Reschedule.Attempts = 0
+		}
+	}
 	plain := &controlv1.WorkloadSpec{
 		Type: "container", Exclusive: d.Exclusive, OnLostLease: d.OnLostLease,
 		Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: fmt.Sprintf("%s:v%d", flavour, w.users.version)}},

@@ -34,6 +34,7 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 		Template:      templateDemand(s),
 		Placement:     placementDemand(s),
 		Autoscale:     autoscaleDemand(s),
+		Reschedule:    rescheduleDemand(s),
 	}
 	for _, k := range sortedKeys(s.GetTags()) {
 		d.Tags = append(d.Tags, &commandv1.Label{Key: k, Value: s.GetTags()[k]})

@@ -63,6 +63,7 @@
 //	count: 3                     # web-0, web-1, web-2 in group web
 //	update: {max_parallel: 1, min_healthy_time: 10s, healthy_deadline: 5m, auto_revert: false} # for a
 //	                             # count; without it all members change at once
+//	reschedule: {attempts: 3, interval: 1h} # moves off nodes that cannot run the workload
 //	priority: 0                  # -1000 to 1000, higher first
 //	health_check: {http: /ready, port: 80, interval: 10s} # or tcp: true, or command: [...]; timeout,
 //	                             # retries, start_period
@@ -91,7 +92,7 @@
 //   - the desired state: starting and stopping recreates nothing
 //   - the caller's revision: legacy v1 CLIs send a constant
 //   - the fields that only the planner reads: group, namespace, count, priority, labels, constraints,
-//     tolerations, spread, affinity, anti_affinity, tags, placement_policy, exclusive, on_lost_lease, disk, storage_pool, and the other resources of a Compose
+//     tolerations, spread, affinity, anti_affinity, tags, placement_policy, reschedule, exclusive, on_lost_lease, disk, storage_pool, and the other resources of a Compose
 //     project or VM. They are in the demand.
 //
 // So a put is a change if and only if content, demand or desired state differ from the record. The

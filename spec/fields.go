@@ -117,6 +117,7 @@ func (d *decoder) specFields(s *controlv1.WorkloadSpec, a *arms) []field {
 		{"on_lost_lease", "spec.on_lost_lease", func(_ string, n *node, at where) { s.OnLostLease = d.str(n, at) }},
 		{"health_check healthcheck", "spec.health_check", func(_ string, n *node, at where) { s.HealthCheck = d.healthCheck(n, at) }},
 		{"on_unhealthy", "spec.on_unhealthy", func(_ string, n *node, at where) { s.OnUnhealthy = d.str(n, at) }},
+		{"reschedule", "spec.reschedule", func(_ string, n *node, at where) { s.Reschedule = d.reschedule(n, at) }},
 		{"priority", "spec.priority", func(_ string, n *node, at where) { s.Priority = int32(d.integer(n, at, 32)) }},
 	}
 }

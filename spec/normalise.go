@@ -46,6 +46,7 @@ func Normalise(s *controlv1.WorkloadSpec) {
 		s.Exclusive = true // a VM must never run twice (sched/DESIGN.md)
 	}
 	normaliseRules(s)
+	normaliseReschedule(s)
 	for i, c := range s.Constraints {
 		s.Constraints[i] = normalConstraint(c)
 	}

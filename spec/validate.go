@@ -499,6 +499,7 @@ func (e *Errors) placement(id string, s *controlv1.WorkloadSpec) {
 	e.job(id, s)
 	e.healing(s)
 	e.autoscale(id, s)
+	e.reschedule(s)
 	e.between("spec.count", int64(s.GetCount()), 0, MaxCount, "")
 	if s.Count != nil {
 		e.members("count", id, s, int(s.GetCount()))

@@ -193,7 +193,7 @@ const localMax = 15 * time.Second
 // cause.
 func (p Policy) passing(class workload.Class, attempts int) time.Duration {
 	switch class {
-	case workload.PortBindConflict, workload.NameConflict, workload.StorageAttachFailed, workload.RuntimeResourceMissing:
+	case workload.PortBindConflict, workload.NameConflict, workload.StorageAttachFailed, workload.RuntimeResourceMissing, workload.ImageNotOnNode:
 		return min(p.delay(attempts), localMax)
 	}
 	return p.delay(attempts)
@@ -213,6 +213,9 @@ func (p Policy) after(f Failure, in *Intent, class workload.Class, message strin
 // failed adds a failed action to the failures f. class says how the action failed.
 func (p Policy) failed(f Failure, class workload.Class, message string, now time.Time) Failure {
 	f.Class, f.Message, f.At = class, message, now
+	if f.OfNode++; !class.OfNode() {
+		f.OfNode = 0
+	}
 	if class == workload.RuntimeUnhealthy {
 		// If the engine fails, the failure does not use up the attempts of the workload.
 		f.Attempts, f.Next, f.Final = max(f.Attempts, 1), now.Add(p.Base), false

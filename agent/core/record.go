@@ -57,6 +57,8 @@ type Failure struct {
 	Message  string         `json:"message,omitempty"`
 	Attempts int            `json:"attempts,omitempty"`
 	At       time.Time      `json:"at,omitzero"`
+	// OfNode is the number of failed attempts in a row whose cause belongs to the node.
+	OfNode int `json:"of_node,omitempty"`
 	// Next is the time of the next attempt. If it is zero and Attempts > 0, there is no further
 	// attempt: the schedulers decide.
 	Next time.Time `json:"next,omitzero"`

@@ -34,6 +34,7 @@ type Status struct {
 	Since        time.Time // when State last changed
 	RetryAt      time.Time // time of the next attempt
 	Exit         Exit      // how the instance ended; the zero value if it has not ended
+	TryElsewhere bool      // no instance runs, the cause of the failure belongs to this node, and the agent has tried often enough
 }
 
 // Exit is how an instance ended.
@@ -49,7 +50,7 @@ func (s *Status) same(o *Status) bool {
 		s.DesiredState == o.DesiredState && s.State == o.State && s.Message == o.Message && s.Class == o.Class && s.Reason == o.Reason &&
 		s.Health == o.Health && s.RestartCount == o.RestartCount && slices.Equal(s.Addresses, o.Addresses) &&
 		slices.Equal(s.Ports, o.Ports) && maps.Equal(s.Metadata, o.Metadata) && s.CreatedAt.Equal(o.CreatedAt) &&
-		s.RetryAt.Equal(o.RetryAt) && s.Exit == o.Exit
+		s.RetryAt.Equal(o.RetryAt) && s.Exit == o.Exit && s.TryElsewhere == o.TryElsewhere
 }
 
 // ReasonCompleted: the workload has ended with success, and its restart policy does not start it again.
@@ -228,6 +229,7 @@ func (x *step) judge(st *Status, w *Workload) {
 		st.State = workload.Pending
 		st.former(match.state == workload.Running && !fits && in.Running())
 		st.now(w.busy)
+		st.TryElsewhere = in.Running() && f.OfNode >= x.Policy.Limit && w.idle() && w.busy == "" // a slow pull is no failure
 	case w.Observed == nil && in.Running():
 		st.State, st.Message = workload.Pending, "the instance is missing and will be created"
 		st.now(w.busy)
@@ -257,6 +259,21 @@ func (w *Workload) ended() bool {
 func (w *Workload) completed() bool {
 	in, o := w.Intent, w.Observed
 	return in.Running() && o != nil && o.State == workload.Stopped && in.keepsEnded(o) && w.Failure.Ended != "" && w.Failure.Attempts == 0
+}
+
+// idle reports whether no instance of the workload runs. A stack of which one service has failed may have others
+// that run. A paused container is listed as stopped, but has not ended.
+func (w *Workload) idle() bool {
+	o := w.Observed
+	switch {
+	case len(w.Intent.PreviousTypes) > 0:
+		return false
+	case o == nil:
+		return true
+	case o.State != workload.Stopped && (o.State != workload.Failed || w.Kind == workload.Compose):
+		return false
+	}
+	return o.StartedAt.IsZero() || !o.FinishedAt.IsZero()
 }
 
 // former adds to the message of a report that the instance of the previous revision still runs, if it does.

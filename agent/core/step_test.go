@@ -459,6 +459,71 @@ func TestReportAfterAFailureSaysWhatTheAgentDoes(t *testing.T) {
 	}
 }
 
+// TestTryElsewhere: after as many failed attempts as the policy allows, the report says that another node may be
+// tried, if the cause belongs to the node and nothing of the workload runs.
+func TestTryElsewhere(t *testing.T) {
+	for name, c := range map[string]struct {
+		class    workload.Class
+		attempts int
+		observed workload.State
+		kind     workload.Kind
+		busy     string
+		want     bool
+	}{
+		"a full disk":                               {workload.StorageFull, policy.Limit, workload.Absent, workload.Container, "", true},
+		"a full disk, too few attempts":             {workload.StorageFull, policy.Limit - 1, workload.Absent, workload.Container, "", false},
+		"an image that is not on the node":          {workload.ImageNotOnNode, policy.Limit, workload.Absent, workload.Container, "", true},
+		"a taken port, the container did not start": {workload.PortBindConflict, policy.Limit, workload.Failed, workload.Container, "", true},
+		"a taken port, the former revision runs":    {workload.PortBindConflict, policy.Limit, workload.Running, workload.Container, "", false},
+		"a taken port, the container is paused":     {workload.PortBindConflict, policy.Limit, workload.Stopped, workload.Container, "", false},
+		"a taken port, other services may run":      {workload.PortBindConflict, policy.Limit, workload.Failed, workload.Compose, "", false},
+		"an unreachable registry, now it pulls":     {workload.NetworkUnreachable, policy.Limit, workload.Absent, workload.Container, "pulling app: 1 of 9 GB", false},
+	} {
+		h := newHistory(t, nil)
+		h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container, workload.Compose}})
+		for _, kind := range []workload.Kind{workload.Container, workload.Compose} {
+			e, _ := h.s.Engine(kind)
+			h.step(Listed{Kind: kind, Bound: e.Bound, Began: h.now})
+		}
+		h.step(order(5, 7, func(o *Order) { o.Kind = c.kind }))
+		w := *h.s.Get("db")
+		w.Task, w.Observed, w.busy = nil, nil, c.busy
+		if c.observed != workload.Absent {
+			w.Observed = &workload.Observed{ID: "db", State: c.observed, Content: "c1:former", RuntimeID: "r1"}
+		}
+		if c.observed == workload.Stopped {
+			w.Observed.StartedAt = h.now // it is paused
+		}
+		w.Failure = Failure{Class: c.class, Message: "it failed", Attempts: policy.Limit, OfNode: c.attempts, Next: h.now.Add(time.Minute), At: h.now}
+		x := &step{State: h.s, now: h.now}
+		if st := x.assess(&w); st.TryElsewhere != c.want {
+			t.Errorf("%s: the report is %+v, want that another node may be tried: %t", name, st, c.want)
+		}
+	}
+}
+
+// TestFailuresOfTheNodeAreCountedInARow: only attempts whose cause belongs to the node count, and another cause
+// begins the count again.
+func TestFailuresOfTheNodeAreCountedInARow(t *testing.T) {
+	for _, c := range []struct {
+		classes []workload.Class
+		want    int
+	}{
+		{[]workload.Class{workload.StorageFull, workload.PortBindConflict, workload.NetworkUnreachable}, 3},
+		{[]workload.Class{workload.RuntimeError, workload.RuntimeError, workload.StorageFull}, 1},
+		{[]workload.Class{workload.StorageFull, workload.StorageFull, workload.RuntimeUnhealthy}, 0},
+		{[]workload.Class{workload.StorageFull, workload.ImagePullAuthFailed}, 0},
+	} {
+		var f Failure
+		for _, class := range c.classes {
+			f = policy.failed(f, class, "it failed", time.Unix(1000, 0))
+		}
+		if f.OfNode != c.want {
+			t.Errorf("after %v there are %d failures of the node in a row, want %d", c.classes, f.OfNode, c.want)
+		}
+	}
+}
+
 // While a stack waits for a dependency, the engine lists containers that are not started yet. They do not
 // count as failed.
 func TestNoFailureIsCountedDuringAStart(t *testing.T) {

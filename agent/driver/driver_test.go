@@ -102,6 +102,7 @@ func TestEveryErrorClassHasACauseAndAReason(t *testing.T) {
 		driver.StorageAttachFailed:    {driver.Passing, "STORAGE_ERROR"},
 		driver.CloudInitInvalid:       {driver.Final, "INVALID_SPEC"},
 		driver.NameConflict:           {driver.Passing, "INVALID_SPEC"},
+		driver.ImageNotOnNode:         {driver.Passing, "IMAGE_NOT_FOUND"},
 	}
 	if len(want) != len(driver.Classes()) {
 		t.Errorf("%d classes, want %d", len(driver.Classes()), len(want))

@@ -61,6 +61,7 @@ const (
 	StorageAttachFailed    = workload.StorageAttachFailed
 	CloudInitInvalid       = workload.CloudInitInvalid
 	NameConflict           = workload.NameConflict
+	ImageNotOnNode         = workload.ImageNotOnNode
 )
 
 // See workload.Cause.

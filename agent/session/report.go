@@ -45,7 +45,7 @@ func report(w *core.Workload) *controlv1.WorkloadStatus {
 		WorkloadId: st.ID, State: stateName(st.State), Message: st.Message,
 		LastTransition: timestamppb.New(st.Since), RevisionId: st.Revision,
 		RestartCount: int32(st.RestartCount), Addresses: st.Addresses, Content: st.Content, Health: st.Health,
-		Generation: generation(st.Generation),
+		Generation: generation(st.Generation), TryElsewhere: st.TryElsewhere,
 	}
 	for _, p := range st.Ports {
 		out.Ports = append(out.Ports, &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.Port), Protocol: p.Protocol, Address: p.HostIP})

@@ -14,6 +14,15 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
+// A report says that another node may be tried if the status of the workload does.
+func TestAReportAsksForAnotherNode(t *testing.T) {
+	for _, want := range []bool{true, false} {
+		if got := report(&core.Workload{Status: &core.Status{ID: "web", TryElsewhere: want}}); got.GetTryElsewhere() != want {
+			t.Errorf("the report is %v, want try_elsewhere %t", got, want)
+		}
+	}
+}
+
 // Every workload of a node fails at the same time, with a message of the maximum length. The heartbeat is
 // still small enough to be sent.
 func TestAHeartbeatFits(t *testing.T) {

@@ -29,6 +29,9 @@ const (
 	// NameConflict means that something else on the engine has the name that the workload needs. Legacy v1
 	// agents do not have this class.
 	NameConflict Class = "NAME_CONFLICT"
+	// ImageNotOnNode means that the engine lacks an image which it may not or cannot pull. Legacy v1 agents do not
+	// have this class.
+	ImageNotOnNode Class = "IMAGE_NOT_ON_NODE"
 )
 
 // Classes returns all classes: first those of the contract with legacy v1 peers, in its order, then ours.
@@ -38,7 +41,7 @@ func Classes() []Class {
 		DNSResolutionFailed, InsufficientResources, StorageFull, ResourceQuotaExceeded,
 		InvalidSpecification, InvalidConfiguration, PortBindConflict, RuntimeError,
 		RuntimeUnhealthy, UnknownError, RuntimeResourceMissing, StorageProvisionFailed,
-		StorageAttachFailed, CloudInitInvalid, NameConflict,
+		StorageAttachFailed, CloudInitInvalid, NameConflict, ImageNotOnNode,
 	}
 }
 
@@ -66,10 +69,17 @@ func (c Class) Cause() Cause {
 		return Final
 	case ImagePullTimeout, ImagePullAuthFailed, NetworkTimeout, NetworkUnreachable, DNSResolutionFailed,
 		InsufficientResources, StorageFull, PortBindConflict, RuntimeUnhealthy, RuntimeResourceMissing,
-		StorageProvisionFailed, StorageAttachFailed, NameConflict:
+		StorageProvisionFailed, StorageAttachFailed, NameConflict, ImageNotOnNode:
 		return Passing
 	}
 	return OfProgram
+}
+
+// OfNode reports whether another node may be without the cause of failures of this class. A failure of the engine
+// does not count: it is unknown then what runs on this node. Neither do refused credentials, which come with the
+// order.
+func (c Class) OfNode() bool {
+	return c.Cause() == Passing && c != RuntimeUnhealthy && c != ImagePullAuthFailed
 }
 
 // FailureReason returns the name of this class in the control API's enum, for a workload of the given kind.
@@ -79,7 +89,7 @@ func (c Class) FailureReason(kind Kind) string {
 		return "FAILURE_REASON_UNSPECIFIED"
 	case ImagePullTimeout, ImagePullAuthFailed:
 		return "IMAGE_PULL_FAILED"
-	case InvalidImage:
+	case InvalidImage, ImageNotOnNode:
 		return "IMAGE_NOT_FOUND"
 	case InsufficientResources, ResourceQuotaExceeded:
 		return "INSUFFICIENT_RESOURCES"

@@ -181,6 +181,9 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 	if fault := autoscaleFault(d); fault != "" {
 		return fault
 	}
+	if why := rescheduleFault(d.GetReschedule()); why != "" {
+		return why
+	}
 	return placementFault(d)
 }
 

@@ -15,6 +15,25 @@ const (
 	MaxWeight     = 100  // of a preferred affinity
 )
 
+// Limits of the moves of a workload off nodes that cannot run it.
+const (
+	MaxMoves       = 10
+	MinMovesWithin = 60         // seconds
+	MaxMovesWithin = 30 * 86400 // seconds
+)
+
+// rescheduleFault describes the first invalid field of a limit of moves; "" if all are valid.
+func rescheduleFault(r *commandv1.Reschedule) string {
+	switch within := r.GetInterval() / 1e9; {
+	case r == nil:
+	case r.GetAttempts() < 0 || r.GetAttempts() > MaxMoves:
+		return fmt.Sprintf("demand.reschedule.attempts: %d is not in 0..%d", r.GetAttempts(), MaxMoves)
+	case within < MinMovesWithin || within > MaxMovesWithin:
+		return fmt.Sprintf("demand.reschedule.interval: %d s is not in %d..%d", within, MinMovesWithin, MaxMovesWithin)
+	}
+	return ""
+}
+
 // placementFault describes the first invalid rule of a demand about its place; "" if all are valid.
 func placementFault(d *commandv1.Demand) string {
 	p := d.GetPlacement()

@@ -361,7 +361,7 @@ func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {
 			continue
 		}
 		if w.policy == types.PullPolicyNever || w.policy == types.PullPolicyBuild { // the pull policies never and build: nodes neither pull nor build such an image
-			return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine, and pull_policy is %s", w.image.Name, w.policy)
+			return driver.Errorf(driver.ImageNotOnNode, "pull", "no image %s on this engine, and pull_policy is %s", w.image.Name, w.policy)
 		}
 		if err := d.eng.Pull(ctx, id, w.image, d.eng.PullTimeout()); err != nil {
 			return err

@@ -42,6 +42,9 @@ func enginePhrases() []phrase {
 		{"range of cpus is from", driver.InsufficientResources}, // the specification asks for more CPUs than the machine has
 		{"cannot allocate memory", driver.InsufficientResources},
 		{"minimum memory limit allowed", driver.InvalidSpecification},
+		// Devices that this machine lacks.
+		{"error gathering device information", driver.RuntimeResourceMissing},
+		{"unresolvable cdi devices", driver.RuntimeResourceMissing},
 		// Errors about options that this engine or kernel lacks. A retry cannot succeed until the
 		// specification or the machine changes.
 		{"could not select device driver", driver.InvalidConfiguration}, // the engine has no driver for the requested GPUs

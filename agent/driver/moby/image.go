@@ -113,7 +113,7 @@ func (e *Engine) renewed(ctx context.Context, img Image, before string) {
 // progress is not, because the next one would start from the beginning.
 func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.Duration) error {
 	if img.Local {
-		return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
+		return driver.Errorf(driver.ImageNotOnNode, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
 	}
 	auth := ""
 	var unknown error

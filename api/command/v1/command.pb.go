@@ -1577,7 +1577,9 @@ type Demand struct {
 	// By which the affinity rules of other workloads can name this one, sorted by key.
 	Tags []*Label `protobuf:"bytes,371,rep,name=tags,proto3" json:"tags,omitempty"`
 	// Set for the members of a group whose size the leader chooses.
-	Autoscale     *Autoscale `protobuf:"bytes,358,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
+	Autoscale *Autoscale `protobuf:"bytes,358,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
+	// How often the workload may be moved because its node cannot run it; absent = the default.
+	Reschedule    *Reschedule `protobuf:"bytes,350,opt,name=reschedule,proto3" json:"reschedule,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1773,6 +1775,13 @@ func (x *Demand) GetAutoscale() *Autoscale {
 	return nil
 }
 
+func (x *Demand) GetReschedule() *Reschedule {
+	if x != nil {
+		return x.Reschedule
+	}
+	return nil
+}
+
 // Autoscale is how the leader chooses the number of members of a group.
 type Autoscale struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1836,6 +1845,61 @@ func (x *Autoscale) GetCpu() uint32 {
 	return 0
 }
 
+// Reschedule limits how often a workload is moved because its node cannot run it.
+type Reschedule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most this number of moves within the interval; 0 = none.
+	Attempts int32 `protobuf:"varint,1,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// Nanoseconds.
+	Interval      int64 `protobuf:"varint,2,opt,name=interval,proto3" json:"interval,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reschedule) Reset() {
+	*x = Reschedule{}
+	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reschedule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reschedule) ProtoMessage() {}
+
+func (x *Reschedule) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reschedule.ProtoReflect.Descriptor instead.
+func (*Reschedule) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Reschedule) GetAttempts() int32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *Reschedule) GetInterval() int64 {
+	if x != nil {
+		return x.Interval
+	}
+	return 0
+}
+
 // Template says when workloads are created from a template.
 type Template struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1850,7 +1914,7 @@ type Template struct {
 
 func (x *Template) Reset() {
 	*x = Template{}
-	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	mi := &file_api_command_v1_command_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1926,7 @@ func (x *Template) String() string {
 func (*Template) ProtoMessage() {}
 
 func (x *Template) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	mi := &file_api_command_v1_command_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1939,7 @@ func (x *Template) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Template.ProtoReflect.Descriptor instead.
 func (*Template) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{11}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Template) GetKind() string {
@@ -1910,7 +1974,7 @@ type Cron struct {
 
 func (x *Cron) Reset() {
 	*x = Cron{}
-	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	mi := &file_api_command_v1_command_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +1986,7 @@ func (x *Cron) String() string {
 func (*Cron) ProtoMessage() {}
 
 func (x *Cron) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	mi := &file_api_command_v1_command_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +1999,7 @@ func (x *Cron) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cron.ProtoReflect.Descriptor instead.
 func (*Cron) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{12}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Cron) GetSchedule() string {
@@ -1990,7 +2054,7 @@ type CreateRuns struct {
 
 func (x *CreateRuns) Reset() {
 	*x = CreateRuns{}
-	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2066,7 @@ func (x *CreateRuns) String() string {
 func (*CreateRuns) ProtoMessage() {}
 
 func (x *CreateRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2079,7 @@ func (x *CreateRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRuns.ProtoReflect.Descriptor instead.
 func (*CreateRuns) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{13}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateRuns) GetSteps() []*CronStep {
@@ -2048,7 +2112,7 @@ type CronStep struct {
 
 func (x *CronStep) Reset() {
 	*x = CronStep{}
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2124,7 @@ func (x *CronStep) String() string {
 func (*CronStep) ProtoMessage() {}
 
 func (x *CronStep) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +2137,7 @@ func (x *CronStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CronStep.ProtoReflect.Descriptor instead.
 func (*CronStep) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CronStep) GetTemplate() string {
@@ -2151,7 +2215,7 @@ type StartRun struct {
 
 func (x *StartRun) Reset() {
 	*x = StartRun{}
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2227,7 @@ func (x *StartRun) String() string {
 func (*StartRun) ProtoMessage() {}
 
 func (x *StartRun) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2240,7 @@ func (x *StartRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRun.ProtoReflect.Descriptor instead.
 func (*StartRun) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartRun) GetTemplate() string {
@@ -2224,7 +2288,7 @@ type PlaceMembers struct {
 
 func (x *PlaceMembers) Reset() {
 	*x = PlaceMembers{}
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2300,7 @@ func (x *PlaceMembers) String() string {
 func (*PlaceMembers) ProtoMessage() {}
 
 func (x *PlaceMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2313,7 @@ func (x *PlaceMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceMembers.ProtoReflect.Descriptor instead.
 func (*PlaceMembers) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PlaceMembers) GetChanges() []*MemberChange {
@@ -2276,7 +2340,7 @@ type MemberChange struct {
 
 func (x *MemberChange) Reset() {
 	*x = MemberChange{}
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2352,7 @@ func (x *MemberChange) String() string {
 func (*MemberChange) ProtoMessage() {}
 
 func (x *MemberChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2365,7 @@ func (x *MemberChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberChange.ProtoReflect.Descriptor instead.
 func (*MemberChange) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MemberChange) GetTemplate() string {
@@ -2353,7 +2417,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2429,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2442,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Run) GetScheduledAt() int64 {
@@ -2419,7 +2483,7 @@ type TemplateState struct {
 
 func (x *TemplateState) Reset() {
 	*x = TemplateState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2431,7 +2495,7 @@ func (x *TemplateState) String() string {
 func (*TemplateState) ProtoMessage() {}
 
 func (x *TemplateState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2444,7 +2508,7 @@ func (x *TemplateState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateState.ProtoReflect.Descriptor instead.
 func (*TemplateState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TemplateState) GetNext() int64 {
@@ -2495,7 +2559,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2571,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2584,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Placement) GetSpread() []*Spread {
@@ -2558,7 +2622,7 @@ type Spread struct {
 
 func (x *Spread) Reset() {
 	*x = Spread{}
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2634,7 @@ func (x *Spread) String() string {
 func (*Spread) ProtoMessage() {}
 
 func (x *Spread) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2647,7 @@ func (x *Spread) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spread.ProtoReflect.Descriptor instead.
 func (*Spread) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Spread) GetBy() string {
@@ -2629,7 +2693,7 @@ type Affinity struct {
 
 func (x *Affinity) Reset() {
 	*x = Affinity{}
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2641,7 +2705,7 @@ func (x *Affinity) String() string {
 func (*Affinity) ProtoMessage() {}
 
 func (x *Affinity) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2654,7 +2718,7 @@ func (x *Affinity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Affinity.ProtoReflect.Descriptor instead.
 func (*Affinity) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Affinity) GetAnti() bool {
@@ -2730,7 +2794,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2806,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2819,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Job) GetParallelism() uint32 {
@@ -2801,7 +2865,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2813,7 +2877,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2826,7 +2890,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -2867,7 +2931,7 @@ type FinishJobs struct {
 
 func (x *FinishJobs) Reset() {
 	*x = FinishJobs{}
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2879,7 +2943,7 @@ func (x *FinishJobs) String() string {
 func (*FinishJobs) ProtoMessage() {}
 
 func (x *FinishJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2892,7 +2956,7 @@ func (x *FinishJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishJobs.ProtoReflect.Descriptor instead.
 func (*FinishJobs) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FinishJobs) GetEnds() []*JobEnd {
@@ -2916,7 +2980,7 @@ type JobEnd struct {
 
 func (x *JobEnd) Reset() {
 	*x = JobEnd{}
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +2992,7 @@ func (x *JobEnd) String() string {
 func (*JobEnd) ProtoMessage() {}
 
 func (x *JobEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3005,7 @@ func (x *JobEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobEnd.ProtoReflect.Descriptor instead.
 func (*JobEnd) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *JobEnd) GetWorkload() string {
@@ -2989,7 +3053,7 @@ type ExpireJobs struct {
 
 func (x *ExpireJobs) Reset() {
 	*x = ExpireJobs{}
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3065,7 @@ func (x *ExpireJobs) String() string {
 func (*ExpireJobs) ProtoMessage() {}
 
 func (x *ExpireJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3078,7 @@ func (x *ExpireJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpireJobs.ProtoReflect.Descriptor instead.
 func (*ExpireJobs) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExpireJobs) GetJobs() []*JobExpiry {
@@ -3034,7 +3098,7 @@ type JobExpiry struct {
 
 func (x *JobExpiry) Reset() {
 	*x = JobExpiry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3046,7 +3110,7 @@ func (x *JobExpiry) String() string {
 func (*JobExpiry) ProtoMessage() {}
 
 func (x *JobExpiry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3059,7 +3123,7 @@ func (x *JobExpiry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobExpiry.ProtoReflect.Descriptor instead.
 func (*JobExpiry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *JobExpiry) GetWorkload() string {
@@ -3094,7 +3158,7 @@ type JobResult struct {
 
 func (x *JobResult) Reset() {
 	*x = JobResult{}
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3106,7 +3170,7 @@ func (x *JobResult) String() string {
 func (*JobResult) ProtoMessage() {}
 
 func (x *JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3119,7 +3183,7 @@ func (x *JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
 func (*JobResult) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JobResult) GetSucceeded() bool {
@@ -3178,7 +3242,7 @@ type Ask struct {
 
 func (x *Ask) Reset() {
 	*x = Ask{}
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3254,7 @@ func (x *Ask) String() string {
 func (*Ask) ProtoMessage() {}
 
 func (x *Ask) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3267,7 @@ func (x *Ask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ask.ProtoReflect.Descriptor instead.
 func (*Ask) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Ask) GetRule() string {
@@ -3240,7 +3304,7 @@ type LocalData struct {
 
 func (x *LocalData) Reset() {
 	*x = LocalData{}
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3252,7 +3316,7 @@ func (x *LocalData) String() string {
 func (*LocalData) ProtoMessage() {}
 
 func (x *LocalData) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3265,7 +3329,7 @@ func (x *LocalData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalData.ProtoReflect.Descriptor instead.
 func (*LocalData) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LocalData) GetName() string {
@@ -3297,7 +3361,7 @@ type PortName struct {
 
 func (x *PortName) Reset() {
 	*x = PortName{}
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3309,7 +3373,7 @@ func (x *PortName) String() string {
 func (*PortName) ProtoMessage() {}
 
 func (x *PortName) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3322,7 +3386,7 @@ func (x *PortName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortName.ProtoReflect.Descriptor instead.
 func (*PortName) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PortName) GetName() string {
@@ -3366,7 +3430,7 @@ type InitCluster struct {
 
 func (x *InitCluster) Reset() {
 	*x = InitCluster{}
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3378,7 +3442,7 @@ func (x *InitCluster) String() string {
 func (*InitCluster) ProtoMessage() {}
 
 func (x *InitCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3391,7 +3455,7 @@ func (x *InitCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitCluster.ProtoReflect.Descriptor instead.
 func (*InitCluster) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *InitCluster) GetClusterId() string {
@@ -3450,7 +3514,7 @@ type WorkloadPut struct {
 
 func (x *WorkloadPut) Reset() {
 	*x = WorkloadPut{}
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3462,7 +3526,7 @@ func (x *WorkloadPut) String() string {
 func (*WorkloadPut) ProtoMessage() {}
 
 func (x *WorkloadPut) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3475,7 +3539,7 @@ func (x *WorkloadPut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadPut.ProtoReflect.Descriptor instead.
 func (*WorkloadPut) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WorkloadPut) GetId() string {
@@ -3576,7 +3640,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3588,7 +3652,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3601,7 +3665,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Bundle) GetDigest() string {
@@ -3648,7 +3712,7 @@ type PutWorkloads struct {
 
 func (x *PutWorkloads) Reset() {
 	*x = PutWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3660,7 +3724,7 @@ func (x *PutWorkloads) String() string {
 func (*PutWorkloads) ProtoMessage() {}
 
 func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3673,7 +3737,7 @@ func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutWorkloads.ProtoReflect.Descriptor instead.
 func (*PutWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PutWorkloads) GetWorkloads() []*WorkloadPut {
@@ -3749,7 +3813,7 @@ type UpdatePolicy struct {
 
 func (x *UpdatePolicy) Reset() {
 	*x = UpdatePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3761,7 +3825,7 @@ func (x *UpdatePolicy) String() string {
 func (*UpdatePolicy) ProtoMessage() {}
 
 func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3774,7 +3838,7 @@ func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePolicy.ProtoReflect.Descriptor instead.
 func (*UpdatePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UpdatePolicy) GetMaxParallel() int32 {
@@ -3826,7 +3890,7 @@ type AdvanceRollout struct {
 
 func (x *AdvanceRollout) Reset() {
 	*x = AdvanceRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3838,7 +3902,7 @@ func (x *AdvanceRollout) String() string {
 func (*AdvanceRollout) ProtoMessage() {}
 
 func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3851,7 +3915,7 @@ func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRollout.ProtoReflect.Descriptor instead.
 func (*AdvanceRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AdvanceRollout) GetGroup() string {
@@ -3915,7 +3979,7 @@ type SetRollout struct {
 
 func (x *SetRollout) Reset() {
 	*x = SetRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3927,7 +3991,7 @@ func (x *SetRollout) String() string {
 func (*SetRollout) ProtoMessage() {}
 
 func (x *SetRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3940,7 +4004,7 @@ func (x *SetRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRollout.ProtoReflect.Descriptor instead.
 func (*SetRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetRollout) GetGroup() string {
@@ -3981,7 +4045,7 @@ type ScaleGroup struct {
 
 func (x *ScaleGroup) Reset() {
 	*x = ScaleGroup{}
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4057,7 @@ func (x *ScaleGroup) String() string {
 func (*ScaleGroup) ProtoMessage() {}
 
 func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4070,7 @@ func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroup.ProtoReflect.Descriptor instead.
 func (*ScaleGroup) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ScaleGroup) GetGroup() string {
@@ -4078,7 +4142,7 @@ type SetDesired struct {
 
 func (x *SetDesired) Reset() {
 	*x = SetDesired{}
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4090,7 +4154,7 @@ func (x *SetDesired) String() string {
 func (*SetDesired) ProtoMessage() {}
 
 func (x *SetDesired) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4103,7 +4167,7 @@ func (x *SetDesired) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDesired.ProtoReflect.Descriptor instead.
 func (*SetDesired) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SetDesired) GetId() string {
@@ -4140,7 +4204,7 @@ type DeleteWorkload struct {
 
 func (x *DeleteWorkload) Reset() {
 	*x = DeleteWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4152,7 +4216,7 @@ func (x *DeleteWorkload) String() string {
 func (*DeleteWorkload) ProtoMessage() {}
 
 func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4165,7 +4229,7 @@ func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkload.ProtoReflect.Descriptor instead.
 func (*DeleteWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeleteWorkload) GetId() string {
@@ -4203,7 +4267,7 @@ type RetryWorkload struct {
 
 func (x *RetryWorkload) Reset() {
 	*x = RetryWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4215,7 +4279,7 @@ func (x *RetryWorkload) String() string {
 func (*RetryWorkload) ProtoMessage() {}
 
 func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4228,7 +4292,7 @@ func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkload.ProtoReflect.Descriptor instead.
 func (*RetryWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RetryWorkload) GetId() string {
@@ -4263,7 +4327,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4275,7 +4339,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4288,7 +4352,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Pool) GetName() string {
@@ -4340,7 +4404,7 @@ type RegisterNode struct {
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4352,7 +4416,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4365,7 +4429,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RegisterNode) GetId() string {
@@ -4497,7 +4561,7 @@ type CordonNode struct {
 
 func (x *CordonNode) Reset() {
 	*x = CordonNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4509,7 +4573,7 @@ func (x *CordonNode) String() string {
 func (*CordonNode) ProtoMessage() {}
 
 func (x *CordonNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4522,7 +4586,7 @@ func (x *CordonNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNode.ProtoReflect.Descriptor instead.
 func (*CordonNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CordonNode) GetId() string {
@@ -4551,7 +4615,7 @@ type LabelNode struct {
 
 func (x *LabelNode) Reset() {
 	*x = LabelNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4563,7 +4627,7 @@ func (x *LabelNode) String() string {
 func (*LabelNode) ProtoMessage() {}
 
 func (x *LabelNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4576,7 +4640,7 @@ func (x *LabelNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelNode.ProtoReflect.Descriptor instead.
 func (*LabelNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LabelNode) GetId() string {
@@ -4605,7 +4669,7 @@ type NodeLabel struct {
 
 func (x *NodeLabel) Reset() {
 	*x = NodeLabel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +4681,7 @@ func (x *NodeLabel) String() string {
 func (*NodeLabel) ProtoMessage() {}
 
 func (x *NodeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +4694,7 @@ func (x *NodeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeLabel.ProtoReflect.Descriptor instead.
 func (*NodeLabel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *NodeLabel) GetKey() string {
@@ -4665,7 +4729,7 @@ type TaintNode struct {
 
 func (x *TaintNode) Reset() {
 	*x = TaintNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4677,7 +4741,7 @@ func (x *TaintNode) String() string {
 func (*TaintNode) ProtoMessage() {}
 
 func (x *TaintNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4690,7 +4754,7 @@ func (x *TaintNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaintNode.ProtoReflect.Descriptor instead.
 func (*TaintNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TaintNode) GetId() string {
@@ -4718,7 +4782,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4730,7 +4794,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4743,7 +4807,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NodeTaint) GetTaint() *Taint {
@@ -4772,7 +4836,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4784,7 +4848,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4797,7 +4861,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DrainNode) GetId() string {
@@ -4834,7 +4898,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4846,7 +4910,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4859,7 +4923,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveNode) GetId() string {
@@ -4895,7 +4959,7 @@ type FenceNode struct {
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4907,7 +4971,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4920,7 +4984,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *FenceNode) GetId() string {
@@ -4952,7 +5016,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4964,7 +5028,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4977,7 +5041,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *NodeState) GetId() string {
@@ -5024,7 +5088,7 @@ type SetNodeStates struct {
 
 func (x *SetNodeStates) Reset() {
 	*x = SetNodeStates{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5036,7 +5100,7 @@ func (x *SetNodeStates) String() string {
 func (*SetNodeStates) ProtoMessage() {}
 
 func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5049,7 +5113,7 @@ func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStates.ProtoReflect.Descriptor instead.
 func (*SetNodeStates) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SetNodeStates) GetNodes() []*NodeState {
@@ -5072,7 +5136,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5084,7 +5148,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5097,7 +5161,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Assignment) GetWorkload() string {
@@ -5137,7 +5201,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5149,7 +5213,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5162,7 +5226,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Assign) GetAssignments() []*Assignment {
@@ -5189,7 +5253,7 @@ type Eviction struct {
 
 func (x *Eviction) Reset() {
 	*x = Eviction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5201,7 +5265,7 @@ func (x *Eviction) String() string {
 func (*Eviction) ProtoMessage() {}
 
 func (x *Eviction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5214,7 +5278,7 @@ func (x *Eviction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Eviction.ProtoReflect.Descriptor instead.
 func (*Eviction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Eviction) GetWorkload() string {
@@ -5268,7 +5332,7 @@ type Evict struct {
 
 func (x *Evict) Reset() {
 	*x = Evict{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5280,7 +5344,7 @@ func (x *Evict) String() string {
 func (*Evict) ProtoMessage() {}
 
 func (x *Evict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5293,7 +5357,7 @@ func (x *Evict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evict.ProtoReflect.Descriptor instead.
 func (*Evict) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Evict) GetEvictions() []*Eviction {
@@ -5320,7 +5384,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5332,7 +5396,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5345,7 +5409,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -5406,7 +5470,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5418,7 +5482,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5431,7 +5495,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -5453,7 +5517,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5465,7 +5529,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5478,7 +5542,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -5518,7 +5582,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5530,7 +5594,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5543,7 +5607,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -5562,7 +5626,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5574,7 +5638,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5587,7 +5651,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Address) GetIp() string {
@@ -5610,7 +5674,7 @@ type PortBinding struct {
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5622,7 +5686,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5635,7 +5699,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -5696,14 +5760,17 @@ type WorkloadReport struct {
 	// The agent reports that no retry helps.
 	Terminal bool `protobuf:"varint,290,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	// How the last instance ended; absent if no instance has ended.
-	Exit          *Exit `protobuf:"bytes,320,opt,name=exit,proto3" json:"exit,omitempty"`
+	Exit *Exit `protobuf:"bytes,320,opt,name=exit,proto3" json:"exit,omitempty"`
+	// No instance runs, the cause of the failure belongs to this node, and the agent has tried often enough:
+	// another node may be tried.
+	TryElsewhere  bool `protobuf:"varint,351,opt,name=try_elsewhere,json=tryElsewhere,proto3" json:"try_elsewhere,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5715,7 +5782,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5728,7 +5795,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -5857,6 +5924,13 @@ func (x *WorkloadReport) GetExit() *Exit {
 	return nil
 }
 
+func (x *WorkloadReport) GetTryElsewhere() bool {
+	if x != nil {
+		return x.TryElsewhere
+	}
+	return false
+}
+
 type Report struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reports       []*WorkloadReport      `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
@@ -5866,7 +5940,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5878,7 +5952,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5891,7 +5965,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -5917,7 +5991,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5929,7 +6003,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5942,7 +6016,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetMode) GetMode() string {
@@ -5995,7 +6069,7 @@ type PutReplica struct {
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6007,7 +6081,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6020,7 +6094,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PutReplica) GetId() string {
@@ -6119,7 +6193,7 @@ type ReplicaRepair struct {
 
 func (x *ReplicaRepair) Reset() {
 	*x = ReplicaRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6131,7 +6205,7 @@ func (x *ReplicaRepair) String() string {
 func (*ReplicaRepair) ProtoMessage() {}
 
 func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6144,7 +6218,7 @@ func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaRepair.ProtoReflect.Descriptor instead.
 func (*ReplicaRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ReplicaRepair) GetOf() string {
@@ -6191,7 +6265,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6203,7 +6277,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6216,7 +6290,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -6235,7 +6309,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6247,7 +6321,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6260,7 +6334,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -6279,7 +6353,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6291,7 +6365,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6304,7 +6378,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
 }
 
 // MirrorAttached records that an etcd has held the whole mirror. From then on
@@ -6320,7 +6394,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6332,7 +6406,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6345,7 +6419,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -6368,7 +6442,7 @@ type AttachMirror struct {
 
 func (x *AttachMirror) Reset() {
 	*x = AttachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6380,7 +6454,7 @@ func (x *AttachMirror) String() string {
 func (*AttachMirror) ProtoMessage() {}
 
 func (x *AttachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6393,7 +6467,7 @@ func (x *AttachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirror.ProtoReflect.Descriptor instead.
 func (*AttachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *AttachMirror) GetEndpoints() []string {
@@ -6419,7 +6493,7 @@ type DetachMirror struct {
 
 func (x *DetachMirror) Reset() {
 	*x = DetachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6431,7 +6505,7 @@ func (x *DetachMirror) String() string {
 func (*DetachMirror) ProtoMessage() {}
 
 func (x *DetachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6444,7 +6518,7 @@ func (x *DetachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirror.ProtoReflect.Descriptor instead.
 func (*DetachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
 }
 
 // SetGossipRing replaces the gossip keys. They are sealed under the cluster key, so the
@@ -6462,7 +6536,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6474,7 +6548,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6487,7 +6561,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -6523,7 +6597,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6535,7 +6609,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6548,7 +6622,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -6581,7 +6655,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6593,7 +6667,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6606,7 +6680,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -6667,7 +6741,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6679,7 +6753,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6692,7 +6766,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -6724,7 +6798,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6736,7 +6810,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6749,7 +6823,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PutToken) GetId() string {
@@ -6817,7 +6891,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6829,7 +6903,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6842,7 +6916,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *DropToken) GetId() string {
@@ -6876,7 +6950,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6888,7 +6962,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6901,7 +6975,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Admit) GetToken() string {
@@ -6988,7 +7062,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7000,7 +7074,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7013,7 +7087,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Revoke) GetRole() string {
@@ -7059,7 +7133,7 @@ type PutRole struct {
 
 func (x *PutRole) Reset() {
 	*x = PutRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7071,7 +7145,7 @@ func (x *PutRole) String() string {
 func (*PutRole) ProtoMessage() {}
 
 func (x *PutRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7084,7 +7158,7 @@ func (x *PutRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
 func (*PutRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PutRole) GetName() string {
@@ -7124,7 +7198,7 @@ type DeleteRole struct {
 
 func (x *DeleteRole) Reset() {
 	*x = DeleteRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7136,7 +7210,7 @@ func (x *DeleteRole) String() string {
 func (*DeleteRole) ProtoMessage() {}
 
 func (x *DeleteRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7149,7 +7223,7 @@ func (x *DeleteRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
 func (*DeleteRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DeleteRole) GetName() string {
@@ -7181,7 +7255,7 @@ type BindRole struct {
 
 func (x *BindRole) Reset() {
 	*x = BindRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7193,7 +7267,7 @@ func (x *BindRole) String() string {
 func (*BindRole) ProtoMessage() {}
 
 func (x *BindRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7206,7 +7280,7 @@ func (x *BindRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
 func (*BindRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *BindRole) GetRole() string {
@@ -7282,7 +7356,7 @@ type PutAccount struct {
 
 func (x *PutAccount) Reset() {
 	*x = PutAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7294,7 +7368,7 @@ func (x *PutAccount) String() string {
 func (*PutAccount) ProtoMessage() {}
 
 func (x *PutAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7307,7 +7381,7 @@ func (x *PutAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
 func (*PutAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PutAccount) GetName() string {
@@ -7383,7 +7457,7 @@ type DeleteAccount struct {
 
 func (x *DeleteAccount) Reset() {
 	*x = DeleteAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7395,7 +7469,7 @@ func (x *DeleteAccount) String() string {
 func (*DeleteAccount) ProtoMessage() {}
 
 func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7408,7 +7482,7 @@ func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
 func (*DeleteAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DeleteAccount) GetName() string {
@@ -7434,7 +7508,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7446,7 +7520,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7459,7 +7533,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Audit) GetType() string {
@@ -7509,7 +7583,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7521,7 +7595,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7534,7 +7608,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -7560,7 +7634,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7572,7 +7646,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7585,7 +7659,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -7615,7 +7689,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7627,7 +7701,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7640,7 +7714,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -7716,7 +7790,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7728,7 +7802,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7741,7 +7815,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -7789,7 +7863,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7801,7 +7875,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7814,7 +7888,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Drift) GetNode() string {
@@ -7900,7 +7974,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7912,7 +7986,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7925,7 +7999,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -7962,7 +8036,7 @@ type DriftAdoption struct {
 
 func (x *DriftAdoption) Reset() {
 	*x = DriftAdoption{}
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7974,7 +8048,7 @@ func (x *DriftAdoption) String() string {
 func (*DriftAdoption) ProtoMessage() {}
 
 func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7987,7 +8061,7 @@ func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
 func (*DriftAdoption) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *DriftAdoption) GetWorkload() string {
@@ -8033,7 +8107,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8045,7 +8119,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8058,7 +8132,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -8104,7 +8178,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8116,7 +8190,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8129,7 +8203,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -8171,7 +8245,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8183,7 +8257,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8196,7 +8270,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -8227,7 +8301,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8239,7 +8313,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8252,7 +8326,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -8309,7 +8383,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8321,7 +8395,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8334,7 +8408,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -8402,7 +8476,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8414,7 +8488,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8427,7 +8501,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -8476,7 +8550,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8488,7 +8562,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8501,7 +8575,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Policy) GetName() string {
@@ -8710,7 +8784,7 @@ type PolicyHostPath struct {
 
 func (x *PolicyHostPath) Reset() {
 	*x = PolicyHostPath{}
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8722,7 +8796,7 @@ func (x *PolicyHostPath) String() string {
 func (*PolicyHostPath) ProtoMessage() {}
 
 func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8735,7 +8809,7 @@ func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
 func (*PolicyHostPath) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *PolicyHostPath) GetPath() string {
@@ -8765,7 +8839,7 @@ type PutPolicy struct {
 
 func (x *PutPolicy) Reset() {
 	*x = PutPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8777,7 +8851,7 @@ func (x *PutPolicy) String() string {
 func (*PutPolicy) ProtoMessage() {}
 
 func (x *PutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8790,7 +8864,7 @@ func (x *PutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
 func (*PutPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *PutPolicy) GetPolicy() *Policy {
@@ -8817,7 +8891,7 @@ type DeletePolicy struct {
 
 func (x *DeletePolicy) Reset() {
 	*x = DeletePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8829,7 +8903,7 @@ func (x *DeletePolicy) String() string {
 func (*DeletePolicy) ProtoMessage() {}
 
 func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8842,7 +8916,7 @@ func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
 func (*DeletePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *DeletePolicy) GetName() string {
@@ -8867,7 +8941,7 @@ type BindPolicy struct {
 
 func (x *BindPolicy) Reset() {
 	*x = BindPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8879,7 +8953,7 @@ func (x *BindPolicy) String() string {
 func (*BindPolicy) ProtoMessage() {}
 
 func (x *BindPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8892,7 +8966,7 @@ func (x *BindPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
 func (*BindPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *BindPolicy) GetPolicy() string {
@@ -8929,7 +9003,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8941,7 +9015,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8954,7 +9028,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -9020,7 +9094,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9032,7 +9106,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9045,7 +9119,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -9436,7 +9510,7 @@ type RoleRecord struct {
 
 func (x *RoleRecord) Reset() {
 	*x = RoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9448,7 +9522,7 @@ func (x *RoleRecord) String() string {
 func (*RoleRecord) ProtoMessage() {}
 
 func (x *RoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9461,7 +9535,7 @@ func (x *RoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
 func (*RoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RoleRecord) GetPut() *PutRole {
@@ -9519,7 +9593,7 @@ type BindingRecord struct {
 
 func (x *BindingRecord) Reset() {
 	*x = BindingRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9531,7 +9605,7 @@ func (x *BindingRecord) String() string {
 func (*BindingRecord) ProtoMessage() {}
 
 func (x *BindingRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9544,7 +9618,7 @@ func (x *BindingRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
 func (*BindingRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *BindingRecord) GetPut() *BindRole {
@@ -9589,7 +9663,7 @@ type AccountRecord struct {
 
 func (x *AccountRecord) Reset() {
 	*x = AccountRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9601,7 +9675,7 @@ func (x *AccountRecord) String() string {
 func (*AccountRecord) ProtoMessage() {}
 
 func (x *AccountRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9614,7 +9688,7 @@ func (x *AccountRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
 func (*AccountRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *AccountRecord) GetPut() *PutAccount {
@@ -9664,7 +9738,7 @@ type PolicyRecord struct {
 
 func (x *PolicyRecord) Reset() {
 	*x = PolicyRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9676,7 +9750,7 @@ func (x *PolicyRecord) String() string {
 func (*PolicyRecord) ProtoMessage() {}
 
 func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9689,7 +9763,7 @@ func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
 func (*PolicyRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *PolicyRecord) GetPolicy() *Policy {
@@ -9764,7 +9838,7 @@ type AuditLogRecord struct {
 
 func (x *AuditLogRecord) Reset() {
 	*x = AuditLogRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9776,7 +9850,7 @@ func (x *AuditLogRecord) String() string {
 func (*AuditLogRecord) ProtoMessage() {}
 
 func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9789,7 +9863,7 @@ func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
 func (*AuditLogRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *AuditLogRecord) GetLog() string {
@@ -9831,7 +9905,7 @@ type AuditEntryRecord struct {
 
 func (x *AuditEntryRecord) Reset() {
 	*x = AuditEntryRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9843,7 +9917,7 @@ func (x *AuditEntryRecord) String() string {
 func (*AuditEntryRecord) ProtoMessage() {}
 
 func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9856,7 +9930,7 @@ func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
 func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *AuditEntryRecord) GetLog() string {
@@ -9900,7 +9974,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9912,7 +9986,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9925,7 +9999,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -10036,7 +10110,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10048,7 +10122,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10061,7 +10135,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -10111,7 +10185,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10123,7 +10197,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10136,7 +10210,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -10171,7 +10245,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10183,7 +10257,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10196,7 +10270,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -10263,7 +10337,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10275,7 +10349,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10288,7 +10362,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -10327,7 +10401,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10339,7 +10413,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10352,7 +10426,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -10409,7 +10483,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10421,7 +10495,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10434,7 +10508,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -10470,7 +10544,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10482,7 +10556,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10495,7 +10569,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -10530,7 +10604,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10542,7 +10616,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10555,7 +10629,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -10614,7 +10688,7 @@ type MetaRecord struct {
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10626,7 +10700,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10639,7 +10713,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -10865,13 +10939,15 @@ type WorkloadRecord struct {
 	Run *Run `protobuf:"bytes,324,opt,name=run,proto3" json:"run,omitempty"`
 	// Set for a template.
 	TemplateState *TemplateState `protobuf:"bytes,325,opt,name=template_state,json=templateState,proto3" json:"template_state,omitempty"`
+	// Nodes that the workload left because they could not run it, oldest first.
+	FailedOn      []*NodeFailure `protobuf:"bytes,352,rep,name=failed_on,json=failedOn,proto3" json:"failed_on,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10883,7 +10959,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10896,7 +10972,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -11172,6 +11248,84 @@ func (x *WorkloadRecord) GetTemplateState() *TemplateState {
 	return nil
 }
 
+func (x *WorkloadRecord) GetFailedOn() []*NodeFailure {
+	if x != nil {
+		return x.FailedOn
+	}
+	return nil
+}
+
+// NodeFailure says that a workload left a node because it failed there for a cause of that node.
+type NodeFailure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Failure class and message that the agent reported.
+	Code    string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// Unix nanoseconds; when the workload left the node.
+	At            int64 `protobuf:"varint,4,opt,name=at,proto3" json:"at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeFailure) Reset() {
+	*x = NodeFailure{}
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeFailure) ProtoMessage() {}
+
+func (x *NodeFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeFailure.ProtoReflect.Descriptor instead.
+func (*NodeFailure) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+}
+
+func (x *NodeFailure) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeFailure) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *NodeFailure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *NodeFailure) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
 type NodeRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Facts         *RegisterNode          `protobuf:"bytes,1,opt,name=facts,proto3" json:"facts,omitempty"`
@@ -11198,7 +11352,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11210,7 +11364,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11223,7 +11377,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -11348,7 +11502,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11360,7 +11514,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11373,7 +11527,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -11450,7 +11604,7 @@ type TombstoneRecord struct {
 
 func (x *TombstoneRecord) Reset() {
 	*x = TombstoneRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11462,7 +11616,7 @@ func (x *TombstoneRecord) String() string {
 func (*TombstoneRecord) ProtoMessage() {}
 
 func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11475,7 +11629,7 @@ func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
 func (*TombstoneRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *TombstoneRecord) GetWorkload() string {
@@ -11539,7 +11693,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11551,7 +11705,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11564,7 +11718,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -11610,7 +11764,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11622,7 +11776,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11635,7 +11789,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -11690,7 +11844,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11702,7 +11856,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11715,7 +11869,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -11787,7 +11941,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11799,7 +11953,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11812,7 +11966,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -12017,7 +12171,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Port\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x19\n" +
-	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xfd\a\n" +
+	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xbd\b\n" +
 	"\x06Demand\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12%\n" +
 	"\x0ecpu_millicores\x18\x02 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
@@ -12046,11 +12200,18 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\btemplate\x18\xc2\x02 \x01(\v2\x1b.persys.command.v1.TemplateR\btemplate\x12;\n" +
 	"\tplacement\x18\xf2\x02 \x01(\v2\x1c.persys.command.v1.PlacementR\tplacement\x12-\n" +
 	"\x04tags\x18\xf3\x02 \x03(\v2\x18.persys.command.v1.LabelR\x04tags\x12;\n" +
-	"\tautoscale\x18\xe6\x02 \x01(\v2\x1c.persys.command.v1.AutoscaleR\tautoscale\"A\n" +
+	"\tautoscale\x18\xe6\x02 \x01(\v2\x1c.persys.command.v1.AutoscaleR\tautoscale\x12>\n" +
+	"\n" +
+	"reschedule\x18\xde\x02 \x01(\v2\x1d.persys.command.v1.RescheduleR\n" +
+	"reschedule\"A\n" +
 	"\tAutoscale\x12\x10\n" +
 	"\x03min\x18\x01 \x01(\rR\x03min\x12\x10\n" +
 	"\x03max\x18\x02 \x01(\rR\x03max\x12\x10\n" +
-	"\x03cpu\x18\x03 \x01(\rR\x03cpu\"K\n" +
+	"\x03cpu\x18\x03 \x01(\rR\x03cpu\"D\n" +
+	"\n" +
+	"Reschedule\x12\x1a\n" +
+	"\battempts\x18\x01 \x01(\x05R\battempts\x12\x1a\n" +
+	"\binterval\x18\x02 \x01(\x03R\binterval\"K\n" +
 	"\bTemplate\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12+\n" +
 	"\x04cron\x18\x02 \x01(\v2\x17.persys.command.v1.CronR\x04cron\"\xd6\x01\n" +
@@ -12346,7 +12507,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\thost_port\x18\x01 \x01(\rR\bhostPort\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x19\n" +
-	"\aaddress\x18\xf6\x01 \x01(\tR\aaddress\"\xd7\x04\n" +
+	"\aaddress\x18\xf6\x01 \x01(\tR\aaddress\"\xfd\x04\n" +
 	"\x0eWorkloadReport\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12=\n" +
@@ -12369,7 +12530,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\arefused\x18\x0f \x01(\bR\arefused\x12\x16\n" +
 	"\x06health\x18K \x01(\tR\x06health\x12\x1b\n" +
 	"\bterminal\x18\xa2\x02 \x01(\bR\bterminal\x12,\n" +
-	"\x04exit\x18\xc0\x02 \x01(\v2\x17.persys.command.v1.ExitR\x04exit\"E\n" +
+	"\x04exit\x18\xc0\x02 \x01(\v2\x17.persys.command.v1.ExitR\x04exit\x12$\n" +
+	"\rtry_elsewhere\x18\xdf\x02 \x01(\bR\ftryElsewhere\"E\n" +
 	"\x06Report\x12;\n" +
 	"\areports\x18\x01 \x03(\v2!.persys.command.v1.WorkloadReportR\areports\"c\n" +
 	"\aSetMode\x12\x12\n" +
@@ -12800,7 +12962,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0egossip_version\x18[ \x01(\x04R\rgossipVersion\x12\x1e\n" +
 	"\n" +
 	"mirror_pin\x18\xfa\x01 \x01(\x04R\tmirrorPin\x12*\n" +
-	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\"\x87\f\n" +
+	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\"\xc5\f\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -12849,7 +13011,13 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"sealed_for\x18\xc3\x02 \x01(\tR\tsealedFor\x12)\n" +
 	"\x03run\x18\xc4\x02 \x01(\v2\x16.persys.command.v1.RunR\x03run\x12H\n" +
-	"\x0etemplate_state\x18\xc5\x02 \x01(\v2 .persys.command.v1.TemplateStateR\rtemplateState\"\x8f\x04\n" +
+	"\x0etemplate_state\x18\xc5\x02 \x01(\v2 .persys.command.v1.TemplateStateR\rtemplateState\x12<\n" +
+	"\tfailed_on\x18\xe0\x02 \x03(\v2\x1e.persys.command.v1.NodeFailureR\bfailedOn\"_\n" +
+	"\vNodeFailure\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x0e\n" +
+	"\x02at\x18\x04 \x01(\x03R\x02at\"\x8f\x04\n" +
 	"\n" +
 	"NodeRecord\x125\n" +
 	"\x05facts\x18\x01 \x01(\v2\x1f.persys.command.v1.RegisterNodeR\x05facts\x12\x0e\n" +
@@ -12937,7 +13105,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 135)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 137)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -12950,329 +13118,333 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*Port)(nil),             // 8: persys.command.v1.Port
 	(*Demand)(nil),           // 9: persys.command.v1.Demand
 	(*Autoscale)(nil),        // 10: persys.command.v1.Autoscale
-	(*Template)(nil),         // 11: persys.command.v1.Template
-	(*Cron)(nil),             // 12: persys.command.v1.Cron
-	(*CreateRuns)(nil),       // 13: persys.command.v1.CreateRuns
-	(*CronStep)(nil),         // 14: persys.command.v1.CronStep
-	(*StartRun)(nil),         // 15: persys.command.v1.StartRun
-	(*PlaceMembers)(nil),     // 16: persys.command.v1.PlaceMembers
-	(*MemberChange)(nil),     // 17: persys.command.v1.MemberChange
-	(*Run)(nil),              // 18: persys.command.v1.Run
-	(*TemplateState)(nil),    // 19: persys.command.v1.TemplateState
-	(*Placement)(nil),        // 20: persys.command.v1.Placement
-	(*Spread)(nil),           // 21: persys.command.v1.Spread
-	(*Affinity)(nil),         // 22: persys.command.v1.Affinity
-	(*Job)(nil),              // 23: persys.command.v1.Job
-	(*Exit)(nil),             // 24: persys.command.v1.Exit
-	(*FinishJobs)(nil),       // 25: persys.command.v1.FinishJobs
-	(*JobEnd)(nil),           // 26: persys.command.v1.JobEnd
-	(*ExpireJobs)(nil),       // 27: persys.command.v1.ExpireJobs
-	(*JobExpiry)(nil),        // 28: persys.command.v1.JobExpiry
-	(*JobResult)(nil),        // 29: persys.command.v1.JobResult
-	(*Ask)(nil),              // 30: persys.command.v1.Ask
-	(*LocalData)(nil),        // 31: persys.command.v1.LocalData
-	(*PortName)(nil),         // 32: persys.command.v1.PortName
-	(*InitCluster)(nil),      // 33: persys.command.v1.InitCluster
-	(*WorkloadPut)(nil),      // 34: persys.command.v1.WorkloadPut
-	(*Bundle)(nil),           // 35: persys.command.v1.Bundle
-	(*PutWorkloads)(nil),     // 36: persys.command.v1.PutWorkloads
-	(*UpdatePolicy)(nil),     // 37: persys.command.v1.UpdatePolicy
-	(*AdvanceRollout)(nil),   // 38: persys.command.v1.AdvanceRollout
-	(*SetRollout)(nil),       // 39: persys.command.v1.SetRollout
-	(*ScaleGroup)(nil),       // 40: persys.command.v1.ScaleGroup
-	(*SetDesired)(nil),       // 41: persys.command.v1.SetDesired
-	(*DeleteWorkload)(nil),   // 42: persys.command.v1.DeleteWorkload
-	(*RetryWorkload)(nil),    // 43: persys.command.v1.RetryWorkload
-	(*Pool)(nil),             // 44: persys.command.v1.Pool
-	(*RegisterNode)(nil),     // 45: persys.command.v1.RegisterNode
-	(*CordonNode)(nil),       // 46: persys.command.v1.CordonNode
-	(*LabelNode)(nil),        // 47: persys.command.v1.LabelNode
-	(*NodeLabel)(nil),        // 48: persys.command.v1.NodeLabel
-	(*TaintNode)(nil),        // 49: persys.command.v1.TaintNode
-	(*NodeTaint)(nil),        // 50: persys.command.v1.NodeTaint
-	(*DrainNode)(nil),        // 51: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),       // 52: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),        // 53: persys.command.v1.FenceNode
-	(*NodeState)(nil),        // 54: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),    // 55: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),       // 56: persys.command.v1.Assignment
-	(*Assign)(nil),           // 57: persys.command.v1.Assign
-	(*Eviction)(nil),         // 58: persys.command.v1.Eviction
-	(*Evict)(nil),            // 59: persys.command.v1.Evict
-	(*Retry)(nil),            // 60: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),  // 61: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),         // 62: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),  // 63: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),          // 64: persys.command.v1.Address
-	(*PortBinding)(nil),      // 65: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),   // 66: persys.command.v1.WorkloadReport
-	(*Report)(nil),           // 67: persys.command.v1.Report
-	(*SetMode)(nil),          // 68: persys.command.v1.SetMode
-	(*PutReplica)(nil),       // 69: persys.command.v1.PutReplica
-	(*ReplicaRepair)(nil),    // 70: persys.command.v1.ReplicaRepair
-	(*RemoveReplica)(nil),    // 71: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),  // 72: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),          // 73: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),   // 74: persys.command.v1.MirrorAttached
-	(*AttachMirror)(nil),     // 75: persys.command.v1.AttachMirror
-	(*DetachMirror)(nil),     // 76: persys.command.v1.DetachMirror
-	(*SetGossipRing)(nil),    // 77: persys.command.v1.SetGossipRing
-	(*PinClusterKey)(nil),    // 78: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 79: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 80: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 81: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 82: persys.command.v1.DropToken
-	(*Admit)(nil),            // 83: persys.command.v1.Admit
-	(*Revoke)(nil),           // 84: persys.command.v1.Revoke
-	(*PutRole)(nil),          // 85: persys.command.v1.PutRole
-	(*DeleteRole)(nil),       // 86: persys.command.v1.DeleteRole
-	(*BindRole)(nil),         // 87: persys.command.v1.BindRole
-	(*PutAccount)(nil),       // 88: persys.command.v1.PutAccount
-	(*DeleteAccount)(nil),    // 89: persys.command.v1.DeleteAccount
-	(*Audit)(nil),            // 90: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 91: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 92: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 93: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 94: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 95: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 96: persys.command.v1.DriftRepair
-	(*DriftAdoption)(nil),    // 97: persys.command.v1.DriftAdoption
-	(*SetDrifts)(nil),        // 98: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 99: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 100: persys.command.v1.DropOrphan
-	(*Quota)(nil),            // 101: persys.command.v1.Quota
-	(*PutNamespace)(nil),     // 102: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),  // 103: persys.command.v1.DeleteNamespace
-	(*Policy)(nil),           // 104: persys.command.v1.Policy
-	(*PolicyHostPath)(nil),   // 105: persys.command.v1.PolicyHostPath
-	(*PutPolicy)(nil),        // 106: persys.command.v1.PutPolicy
-	(*DeletePolicy)(nil),     // 107: persys.command.v1.DeletePolicy
-	(*BindPolicy)(nil),       // 108: persys.command.v1.BindPolicy
-	(*SnapshotHeader)(nil),   // 109: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 110: persys.command.v1.SnapshotRecord
-	(*RoleRecord)(nil),       // 111: persys.command.v1.RoleRecord
-	(*BindingRecord)(nil),    // 112: persys.command.v1.BindingRecord
-	(*AccountRecord)(nil),    // 113: persys.command.v1.AccountRecord
-	(*PolicyRecord)(nil),     // 114: persys.command.v1.PolicyRecord
-	(*AuditLogRecord)(nil),   // 115: persys.command.v1.AuditLogRecord
-	(*AuditEntryRecord)(nil), // 116: persys.command.v1.AuditEntryRecord
-	(*RolloutRecord)(nil),    // 117: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),    // 118: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),  // 119: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),         // 120: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),  // 121: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),  // 122: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),      // 123: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 124: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 125: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 126: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 127: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),       // 128: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 129: persys.command.v1.ResidualRecord
-	(*TombstoneRecord)(nil),  // 130: persys.command.v1.TombstoneRecord
-	(*ReceiptRecord)(nil),    // 131: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 132: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 133: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 134: persys.command.v1.EventRecord
+	(*Reschedule)(nil),       // 11: persys.command.v1.Reschedule
+	(*Template)(nil),         // 12: persys.command.v1.Template
+	(*Cron)(nil),             // 13: persys.command.v1.Cron
+	(*CreateRuns)(nil),       // 14: persys.command.v1.CreateRuns
+	(*CronStep)(nil),         // 15: persys.command.v1.CronStep
+	(*StartRun)(nil),         // 16: persys.command.v1.StartRun
+	(*PlaceMembers)(nil),     // 17: persys.command.v1.PlaceMembers
+	(*MemberChange)(nil),     // 18: persys.command.v1.MemberChange
+	(*Run)(nil),              // 19: persys.command.v1.Run
+	(*TemplateState)(nil),    // 20: persys.command.v1.TemplateState
+	(*Placement)(nil),        // 21: persys.command.v1.Placement
+	(*Spread)(nil),           // 22: persys.command.v1.Spread
+	(*Affinity)(nil),         // 23: persys.command.v1.Affinity
+	(*Job)(nil),              // 24: persys.command.v1.Job
+	(*Exit)(nil),             // 25: persys.command.v1.Exit
+	(*FinishJobs)(nil),       // 26: persys.command.v1.FinishJobs
+	(*JobEnd)(nil),           // 27: persys.command.v1.JobEnd
+	(*ExpireJobs)(nil),       // 28: persys.command.v1.ExpireJobs
+	(*JobExpiry)(nil),        // 29: persys.command.v1.JobExpiry
+	(*JobResult)(nil),        // 30: persys.command.v1.JobResult
+	(*Ask)(nil),              // 31: persys.command.v1.Ask
+	(*LocalData)(nil),        // 32: persys.command.v1.LocalData
+	(*PortName)(nil),         // 33: persys.command.v1.PortName
+	(*InitCluster)(nil),      // 34: persys.command.v1.InitCluster
+	(*WorkloadPut)(nil),      // 35: persys.command.v1.WorkloadPut
+	(*Bundle)(nil),           // 36: persys.command.v1.Bundle
+	(*PutWorkloads)(nil),     // 37: persys.command.v1.PutWorkloads
+	(*UpdatePolicy)(nil),     // 38: persys.command.v1.UpdatePolicy
+	(*AdvanceRollout)(nil),   // 39: persys.command.v1.AdvanceRollout
+	(*SetRollout)(nil),       // 40: persys.command.v1.SetRollout
+	(*ScaleGroup)(nil),       // 41: persys.command.v1.ScaleGroup
+	(*SetDesired)(nil),       // 42: persys.command.v1.SetDesired
+	(*DeleteWorkload)(nil),   // 43: persys.command.v1.DeleteWorkload
+	(*RetryWorkload)(nil),    // 44: persys.command.v1.RetryWorkload
+	(*Pool)(nil),             // 45: persys.command.v1.Pool
+	(*RegisterNode)(nil),     // 46: persys.command.v1.RegisterNode
+	(*CordonNode)(nil),       // 47: persys.command.v1.CordonNode
+	(*LabelNode)(nil),        // 48: persys.command.v1.LabelNode
+	(*NodeLabel)(nil),        // 49: persys.command.v1.NodeLabel
+	(*TaintNode)(nil),        // 50: persys.command.v1.TaintNode
+	(*NodeTaint)(nil),        // 51: persys.command.v1.NodeTaint
+	(*DrainNode)(nil),        // 52: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),       // 53: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),        // 54: persys.command.v1.FenceNode
+	(*NodeState)(nil),        // 55: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),    // 56: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),       // 57: persys.command.v1.Assignment
+	(*Assign)(nil),           // 58: persys.command.v1.Assign
+	(*Eviction)(nil),         // 59: persys.command.v1.Eviction
+	(*Evict)(nil),            // 60: persys.command.v1.Evict
+	(*Retry)(nil),            // 61: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 62: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 63: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 64: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 65: persys.command.v1.Address
+	(*PortBinding)(nil),      // 66: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 67: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 68: persys.command.v1.Report
+	(*SetMode)(nil),          // 69: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 70: persys.command.v1.PutReplica
+	(*ReplicaRepair)(nil),    // 71: persys.command.v1.ReplicaRepair
+	(*RemoveReplica)(nil),    // 72: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 73: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 74: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 75: persys.command.v1.MirrorAttached
+	(*AttachMirror)(nil),     // 76: persys.command.v1.AttachMirror
+	(*DetachMirror)(nil),     // 77: persys.command.v1.DetachMirror
+	(*SetGossipRing)(nil),    // 78: persys.command.v1.SetGossipRing
+	(*PinClusterKey)(nil),    // 79: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 80: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 81: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 82: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 83: persys.command.v1.DropToken
+	(*Admit)(nil),            // 84: persys.command.v1.Admit
+	(*Revoke)(nil),           // 85: persys.command.v1.Revoke
+	(*PutRole)(nil),          // 86: persys.command.v1.PutRole
+	(*DeleteRole)(nil),       // 87: persys.command.v1.DeleteRole
+	(*BindRole)(nil),         // 88: persys.command.v1.BindRole
+	(*PutAccount)(nil),       // 89: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),    // 90: persys.command.v1.DeleteAccount
+	(*Audit)(nil),            // 91: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 92: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 93: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 94: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 95: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 96: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 97: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),    // 98: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),        // 99: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 100: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 101: persys.command.v1.DropOrphan
+	(*Quota)(nil),            // 102: persys.command.v1.Quota
+	(*PutNamespace)(nil),     // 103: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),  // 104: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),           // 105: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),   // 106: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),        // 107: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),     // 108: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),       // 109: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),   // 110: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 111: persys.command.v1.SnapshotRecord
+	(*RoleRecord)(nil),       // 112: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),    // 113: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),    // 114: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),     // 115: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),   // 116: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil), // 117: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),    // 118: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),    // 119: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),  // 120: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),         // 121: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),  // 122: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),  // 123: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),      // 124: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 125: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 126: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 127: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 128: persys.command.v1.WorkloadRecord
+	(*NodeFailure)(nil),      // 129: persys.command.v1.NodeFailure
+	(*NodeRecord)(nil),       // 130: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 131: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),  // 132: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),    // 133: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 134: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 135: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 136: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
 	1,   // 1: persys.command.v1.Head.epoch:type_name -> persys.command.v1.Epoch
 	3,   // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
-	33,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
-	36,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
-	41,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
-	42,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
-	43,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
-	45,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	46,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	51,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	52,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	53,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	55,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	57,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	59,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	61,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	63,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	67,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	68,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	69,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	71,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	72,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	73,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	74,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	78,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	79,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	80,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	81,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	82,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	83,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	84,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	90,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	92,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	94,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	98,  // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	99,  // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	100, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	77,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	102, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	103, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
-	38,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
-	39,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	106, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
-	107, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
-	108, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
-	75,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
-	76,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
-	85,  // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
-	86,  // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
-	87,  // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
-	88,  // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
-	89,  // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
-	47,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
-	49,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
-	25,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
-	27,  // 56: persys.command.v1.Command.expire_jobs:type_name -> persys.command.v1.ExpireJobs
-	13,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
-	15,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
-	40,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
-	16,  // 60: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
+	34,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
+	37,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
+	42,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
+	43,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
+	44,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
+	46,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
+	47,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	52,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	53,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	54,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	56,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	58,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	60,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	62,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	64,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	68,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	69,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	70,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	72,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	73,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	74,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	75,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	79,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	80,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	81,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	82,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	83,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	84,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	85,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	91,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	93,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	95,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	99,  // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	100, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	101, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	78,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	103, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	104, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	39,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
+	40,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
+	107, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	108, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	109, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	76,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
+	77,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
+	86,  // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	87,  // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	88,  // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	89,  // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	90,  // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	48,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
+	50,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
+	26,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
+	28,  // 56: persys.command.v1.Command.expire_jobs:type_name -> persys.command.v1.ExpireJobs
+	14,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
+	16,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
+	41,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
+	17,  // 60: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
 	8,   // 61: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
 	5,   // 62: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
 	6,   // 63: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
 	7,   // 64: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	32,  // 65: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	30,  // 66: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
-	31,  // 67: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
-	23,  // 68: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
-	11,  // 69: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
-	20,  // 70: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	33,  // 65: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	31,  // 66: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	32,  // 67: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	24,  // 68: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	12,  // 69: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	21,  // 70: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
 	5,   // 71: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
 	10,  // 72: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
-	12,  // 73: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
-	14,  // 74: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
-	2,   // 75: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 76: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
-	34,  // 77: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
-	17,  // 78: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
-	2,   // 79: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
-	21,  // 80: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
-	22,  // 81: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
-	6,   // 82: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
-	5,   // 83: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
-	26,  // 84: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
-	2,   // 85: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
-	28,  // 86: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
-	2,   // 87: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
-	24,  // 88: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
-	9,   // 89: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	34,  // 90: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	37,  // 91: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	35,  // 92: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	2,   // 93: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	34,  // 94: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	44,  // 95: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 96: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 97: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	48,  // 98: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	50,  // 99: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 100: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	54,  // 101: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 102: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	56,  // 103: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 104: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	58,  // 105: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,   // 106: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	60,  // 107: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 108: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	62,  // 109: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 110: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	65,  // 111: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	24,  // 112: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	66,  // 113: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	70,  // 114: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	5,   // 115: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	87,  // 116: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 117: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 118: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	91,  // 119: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	93,  // 120: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 121: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 122: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	95,  // 123: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	95,  // 124: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	96,  // 125: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	97,  // 126: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	34,  // 127: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	35,  // 128: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	101, // 129: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	105, // 130: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	104, // 131: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 132: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	126, // 133: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	127, // 134: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	128, // 135: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	129, // 136: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	131, // 137: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	134, // 138: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	69,  // 139: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	79,  // 140: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	123, // 141: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	83,  // 142: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	124, // 143: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	130, // 144: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	121, // 145: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	95,  // 146: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	122, // 147: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	119, // 148: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	117, // 149: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	114, // 150: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	35,  // 151: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	115, // 152: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	116, // 153: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	111, // 154: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	112, // 155: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	113, // 156: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	85,  // 157: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	87,  // 158: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	88,  // 159: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	104, // 160: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 161: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	134, // 162: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 163: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	37,  // 164: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	118, // 165: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	34,  // 166: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	34,  // 167: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	120, // 168: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	102, // 169: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	81,  // 170: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	84,  // 171: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	34,  // 172: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 173: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	66,  // 174: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 175: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	93,  // 176: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	31,  // 177: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	29,  // 178: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	18,  // 179: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	19,  // 180: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	45,  // 181: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	48,  // 182: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	50,  // 183: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 184: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 185: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 186: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 187: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	132, // 188: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	133, // 189: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 190: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 191: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	192, // [192:192] is the sub-list for method output_type
-	192, // [192:192] is the sub-list for method input_type
-	192, // [192:192] is the sub-list for extension type_name
-	192, // [192:192] is the sub-list for extension extendee
-	0,   // [0:192] is the sub-list for field type_name
+	11,  // 73: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
+	13,  // 74: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	15,  // 75: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 76: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 77: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	35,  // 78: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	18,  // 79: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 80: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	22,  // 81: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	23,  // 82: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 83: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 84: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	27,  // 85: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 86: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	29,  // 87: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 88: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	25,  // 89: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 90: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	35,  // 91: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	38,  // 92: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	36,  // 93: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	2,   // 94: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	35,  // 95: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	45,  // 96: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 97: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 98: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	49,  // 99: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	51,  // 100: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 101: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	55,  // 102: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 103: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	57,  // 104: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 105: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	59,  // 106: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,   // 107: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	61,  // 108: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 109: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	63,  // 110: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 111: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	66,  // 112: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	25,  // 113: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	67,  // 114: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	71,  // 115: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	5,   // 116: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	88,  // 117: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 118: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 119: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	92,  // 120: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	94,  // 121: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 122: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 123: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	96,  // 124: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	96,  // 125: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	97,  // 126: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	98,  // 127: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	35,  // 128: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	36,  // 129: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	102, // 130: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	106, // 131: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	105, // 132: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 133: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	127, // 134: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	128, // 135: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	130, // 136: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	131, // 137: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	133, // 138: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	136, // 139: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	70,  // 140: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	80,  // 141: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	124, // 142: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	84,  // 143: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	125, // 144: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	132, // 145: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	122, // 146: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	96,  // 147: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	123, // 148: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	120, // 149: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	118, // 150: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	115, // 151: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	36,  // 152: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	116, // 153: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	117, // 154: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	112, // 155: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	113, // 156: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	114, // 157: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	86,  // 158: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	88,  // 159: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	89,  // 160: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	105, // 161: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 162: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	136, // 163: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 164: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	38,  // 165: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	119, // 166: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	35,  // 167: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	35,  // 168: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	121, // 169: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	103, // 170: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	82,  // 171: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	85,  // 172: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	35,  // 173: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 174: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	67,  // 175: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 176: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	94,  // 177: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	32,  // 178: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	30,  // 179: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	19,  // 180: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	20,  // 181: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	129, // 182: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	46,  // 183: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	49,  // 184: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	51,  // 185: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 186: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 187: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 188: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 189: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	134, // 190: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	135, // 191: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 192: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 193: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	194, // [194:194] is the sub-list for method output_type
+	194, // [194:194] is the sub-list for method input_type
+	194, // [194:194] is the sub-list for extension type_name
+	194, // [194:194] is the sub-list for extension extendee
+	0,   // [0:194] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -13340,12 +13512,12 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_ScaleGroup)(nil),
 		(*Command_PlaceMembers)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[36].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[40].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[85].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[102].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[106].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[110].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[37].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[41].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[86].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[103].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[107].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[111].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -13377,7 +13549,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   135,
+			NumMessages:   137,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -484,6 +484,7 @@ func (m *WorkloadSpec) CloneVT() *WorkloadSpec {
 	r.Job = m.Job.CloneVT()
 	r.Cron = m.Cron.CloneVT()
 	r.OnUnhealthy = m.OnUnhealthy
+	r.Reschedule = m.Reschedule.CloneVT()
 	r.PlacementPolicy = m.PlacementPolicy
 	r.Autoscale = m.Autoscale.CloneVT()
 	if m.Workload != nil {
@@ -632,6 +633,27 @@ func (m *AutoscaleStatus) CloneVT() *AutoscaleStatus {
 }
 
 func (m *AutoscaleStatus) CloneMessageVT() proto.Message {
+	return m.CloneVT()
+}
+
+func (m *RescheduleSpec) CloneVT() *RescheduleSpec {
+	if m == nil {
+		return (*RescheduleSpec)(nil)
+	}
+	r := new(RescheduleSpec)
+	r.IntervalSeconds = m.IntervalSeconds
+	if rhs := m.Attempts; rhs != nil {
+		tmpVal := *rhs
+		r.Attempts = &tmpVal
+	}
+	if len(m.unknownFields) > 0 {
+		r.unknownFields = make([]byte, len(m.unknownFields))
+		copy(r.unknownFields, m.unknownFields)
+	}
+	return r
+}
+
+func (m *RescheduleSpec) CloneMessageVT() proto.Message {
 	return m.CloneVT()
 }
 
@@ -1545,6 +1567,7 @@ func (m *WorkloadStatus) CloneVT() *WorkloadStatus {
 	r.Absent = m.Absent
 	r.Health = m.Health
 	r.Exit = m.Exit.CloneVT()
+	r.TryElsewhere = m.TryElsewhere
 	if rhs := m.Addresses; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -3895,6 +3918,18 @@ func (m *WorkloadSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0xfa
 	}
+	if m.Reschedule != nil {
+		size, err := m.Reschedule.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x56
+		i--
+		dAtA[i] = 0xb2
+	}
 	if len(m.OnUnhealthy) > 0 {
 		i -= len(m.OnUnhealthy)
 		copy(dAtA[i:], m.OnUnhealthy)
@@ -4310,6 +4345,49 @@ func (m *AutoscaleStatus) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
 		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *RescheduleSpec) MarshalVT() (dAtA []byte, err error) {
+	if m == nil {
+		return nil, nil
+	}
+	size := m.SizeVT()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBufferVT(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *RescheduleSpec) MarshalToVT(dAtA []byte) (int, error) {
+	size := m.SizeVT()
+	return m.MarshalToSizedBufferVT(dAtA[:size])
+}
+
+func (m *RescheduleSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+	if m == nil {
+		return 0, nil
+	}
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.unknownFields != nil {
+		i -= len(m.unknownFields)
+		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.IntervalSeconds != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.IntervalSeconds))
+		i--
+		dAtA[i] = 0x10
+	}
+	if m.Attempts != nil {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(*m.Attempts))
+		i--
+		dAtA[i] = 0x8
 	}
 	return len(dAtA) - i, nil
 }
@@ -7112,6 +7190,18 @@ func (m *WorkloadStatus) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.TryElsewhere {
+		i--
+		if m.TryElsewhere {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x56
+		i--
+		dAtA[i] = 0xa8
 	}
 	if m.Exit != nil {
 		size, err := m.Exit.MarshalToSizedBufferVT(dAtA[:i])
@@ -10447,6 +10537,10 @@ func (m *WorkloadSpec) SizeVT() (n int) {
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.Reschedule != nil {
+		l = m.Reschedule.SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	if m.Autoscale != nil {
 		l = m.Autoscale.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
@@ -10580,6 +10674,22 @@ func (m *AutoscaleStatus) SizeVT() (n int) {
 	if m.ChangedAt != nil {
 		l = (*timestamppb1.Timestamp)(m.ChangedAt).SizeVT()
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	n += len(m.unknownFields)
+	return n
+}
+
+func (m *RescheduleSpec) SizeVT() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Attempts != nil {
+		n += 1 + protohelpers.SizeOfVarint(uint64(*m.Attempts))
+	}
+	if m.IntervalSeconds != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.IntervalSeconds))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -11811,6 +11921,9 @@ func (m *WorkloadStatus) SizeVT() (n int) {
 	if m.Exit != nil {
 		l = m.Exit.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.TryElsewhere {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -17845,6 +17958,42 @@ func (m *WorkloadSpec) UnmarshalVT(dAtA []byte) error {
 			}
 			m.OnUnhealthy = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 1382:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Reschedule", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Reschedule == nil {
+				m.Reschedule = &RescheduleSpec{}
+			}
+			if err := m.Reschedule.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		case 1391:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Autoscale", wireType)
@@ -18523,6 +18672,96 @@ func (m *AutoscaleStatus) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.unknownFields = append(m.unknownFields, dAtA[iNdEx:iNdEx+skippy]...)
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *RescheduleSpec) UnmarshalVT(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return protohelpers.ErrIntOverflow
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: RescheduleSpec: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: RescheduleSpec: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Attempts", wireType)
+			}
+			var v int32
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Attempts = &v
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field IntervalSeconds", wireType)
+			}
+			m.IntervalSeconds = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.IntervalSeconds |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -27269,6 +27508,26 @@ func (m *WorkloadStatus) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1381:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field TryElsewhere", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.TryElsewhere = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

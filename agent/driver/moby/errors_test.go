@@ -1,0 +1,24 @@
+package moby
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Texts of engines for status 500, and the class of each.
+func TestErrorsByText(t *testing.T) {
+	for text, want := range map[string]driver.Class{
+		"failed to create endpoint: Bind for 0.0.0.0:80 failed: port is already allocated":                    driver.PortBindConflict,
+		"mkdir /var/lib/docker/x: no space left on device":                                                    driver.StorageFull,
+		`error gathering device information while adding custom device "/dev/kvm": no such file or directory`: driver.RuntimeResourceMissing,
+		"CDI device injection failed: unresolvable CDI devices vendor.com/gpu=0":                              driver.RuntimeResourceMissing,
+		`could not select device driver "" with capabilities: [[gpu]]`:                                        driver.InvalidConfiguration,
+		"invalid mount config for type \"bind\": bind source path does not exist: /srv/web":                   driver.StorageAttachFailed,
+	} {
+		if got := driver.ClassOf(Classify("start", errors.New(text))); got != want {
+			t.Errorf("%q is of class %s, want %s", text, got, want)
+		}
+	}
+}
