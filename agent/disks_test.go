@@ -318,3 +318,23 @@ func pooling(t *testing.T) (*rig, *poolList) {
 	}
 	return r.start(), p
 }
+
+// A complete list of readings has old ones too. Their processor use is marked as unmeasured.
+func TestOldReadingsAreUnmeasured(t *testing.T) {
+	r, _ := measuring(t)
+	now := time.Now()
+	reading := func(id driver.ID, age, cpu time.Duration) driver.Usage {
+		return driver.Usage{ID: id, Instance: "1", At: now.Add(-age), CPU: cpu}
+	}
+	const kind = driver.Kind("test") // no driver of the agent replaces these readings
+	r.a.used.Observe(kind, []driver.Usage{reading("old", 3*time.Minute, time.Second), reading("new", 3*time.Minute, time.Second)})
+	r.a.used.Observe(kind, []driver.Usage{reading("old", 2*time.Minute, 31*time.Second), reading("new", 0, 91*time.Second)})
+	told, _ := r.a.session.WorkloadUsage(0)
+	unmeasured := map[string]bool{}
+	for _, u := range told {
+		unmeasured[u.WorkloadId] = u.CpuUnmeasured
+	}
+	if len(told) != 2 || unmeasured["new"] || !unmeasured["old"] {
+		t.Errorf("the complete list is %v; want both readings, and only the old one unmeasured", told)
+	}
+}

@@ -443,18 +443,19 @@ func (c *Session) Usage() *controlv1.NodeUsage {
 }
 
 // WorkloadUsage returns the usage readings of workloads that are newer than the version given as after, and the
-// version of the newest reading.
+// version of the newest reading. A complete list may have old readings, whose processor use a new leader must
+// not take for the present one.
 func (c *Session) WorkloadUsage(after uint64) ([]*controlv1.WorkloadUsageSnapshot, uint64) {
 	fresh, version := c.r.Used().After(after)
 	state := c.r.State()
-	out := make([]*controlv1.WorkloadUsageSnapshot, 0, len(fresh))
+	out, now := make([]*controlv1.WorkloadUsageSnapshot, 0, len(fresh)), time.Now()
 	for _, r := range fresh {
 		limit, capped := int64(0), false
 		if w := state.Get(string(r.ID)); w != nil && w.Intent != nil {
 			limit, capped = w.Intent.Traits.DiskLimit, w.Observed != nil && w.Observed.DiskCapped
 		}
 		out = append(out, &controlv1.WorkloadUsageSnapshot{
-			WorkloadId: string(r.ID), Type: string(r.Kind), CpuPercent: r.Percent(), CpuUnmeasured: r.Millicores < 0, MemoryBytes: r.Memory,
+			WorkloadId: string(r.ID), Type: string(r.Kind), CpuPercent: r.Percent(), CpuUnmeasured: r.Unmeasured(now), MemoryBytes: r.Memory,
 			DiskReadBytes: r.DiskRead, DiskWriteBytes: r.DiskWrite, NetRxBytes: r.NetReceived, NetTxBytes: r.NetSent,
 			CollectedAt: timestamppb.New(r.At), Source: r.Source,
 			MemoryLimitBytes: r.MemoryLimit, DiskBytes: max(0, r.Disk), DiskLimitBytes: limit, DiskCapped: capped,

@@ -98,5 +98,9 @@ func (t *Table) Get(id driver.ID) (Reading, bool) {
 // Fresh is the age up to which a reading is shown as present usage.
 const Fresh = time.Minute
 
+// Unmeasured reports whether the reading says nothing about the present processor use: there is only one
+// measurement, or the newest one is not Fresh.
+func (r Reading) Unmeasured(now time.Time) bool { return r.Millicores < 0 || now.Sub(r.At) > Fresh }
+
 // Percent returns the processor use in percent of one processor. It is 0 while there is only one measurement.
 func (r Reading) Percent() float64 { return max(0, r.Millicores) / 10 }
