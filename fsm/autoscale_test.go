@@ -1,9 +1,11 @@
 package fsm
 
 import (
+	"strings"
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/policy"
 )
 
 // autoscaled adds an autoscaler to the puts of group or scaling.
@@ -95,6 +97,112 @@ func TestAutoscaleFaults(t *testing.T) {
 			refused(t, formed(t).do(cmd), Invalid, c.text)
 		})
 	}
+}
+
+// TestUndoKeepsTheNumber: after the autoscaler has changed the number of members, an undo of the last update is
+// refused. The former file returns to the former specification and keeps the number.
+func TestUndoKeepsTheNumber(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(autoscaled(group(1, 2, 1, false), 2, 8))
+	w.everybodyRuns()
+	w.ok(autoscaled(group(2, 2, 1, false), 2, 8))
+	for range 4 {
+		w.step()
+		w.proceed()
+	}
+	is(t, "updated", w.versions(), "2 2 Completed")
+	is(t, "before the number changes", UndoFault(w.s, w.rolled()), "")
+	w.ok(autoscaled(scaling(2, 4, byLeader), 2, 8))
+	refused(t, w.do(rolloutAction("undo")), Conflict, "4 members by now, not 2", "apply the former file")
+	is(t, "members", w.members(), "web-0 web-1 web-2 web-3")
+	w.ok(scaling(2, 0))
+	refused(t, w.do(rolloutAction("undo")), Conflict, "0 members by now, not 2")
+	w.ok(autoscaled(scaling(2, 2), 2, 8))
+	w.ok(rolloutAction("undo"))
+	is(t, "with the former number", w.versions(), "2 2 Running back")
+
+	w.everybodyRuns()
+	w.ok(ifCount(autoscaled(group(2, 2, 1, false), 2, 8), 2))
+	w.ok(ifCount(autoscaled(group(3, 4, 1, false), 4, 8), 2))
+	refused(t, w.do(rolloutAction("undo")), Conflict, "4 members by now, not 2")
+}
+
+// TestAutoRevertDeletesNoMember: a failed update that added members to a group with an autoscaler goes back without
+// them, and does not wait for those that fail.
+func TestAutoRevertDeletesNoMember(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(autoscaled(group(1, 3, 1, true), 3, 8))
+	w.everybodyRuns()
+	w.ok(autoscaled(group(2, 4, 1, true), 4, 8))
+	w.everybodyRuns()
+	for range 2 {
+		w.wait(5 * second)
+		w.step()
+	}
+	is(t, "the update goes on", w.versions(), "2 1 1 2 Running")
+	w.proceed()
+	is(t, "the second member has its turn", w.versions(), "2 2 1 2 Running")
+	w.everybodyRuns("web-1", "web-3")
+	w.ok(w.says("web-1", "Failed"))
+	w.ok(w.says("web-3", "Failed"))
+	w.wait(minute)
+	w.step()
+	is(t, "it fails and goes back", w.versions(), "2 2 1 2 Running back")
+	is(t, "event", strings.Contains(w.eventOf(EventRolloutReverting).Message, "apply the former file"), true)
+	for range 4 {
+		w.step()
+		w.proceed("web-3")
+	}
+	is(t, "the former members have the former specification", w.versions(), "1 1 1 2 Completed back")
+	is(t, "members", w.members(), "web-0 web-1 web-2 web-3")
+
+	w = formed(t, "a")
+	w.ok(group(1, 1, 1, true))
+	w.everybodyRuns()
+	w.ok(group(2, 2, 1, true))
+	w.wait(minute)
+	w.step()
+	is(t, "without an autoscaler the count goes back too", w.members(), "web-0")
+}
+
+// TestAutoscaledMembersKeepThePolicy: the members that the leader adds to a group of a confined user have the
+// policy of the first one and are judged by it, also after the policy became stricter.
+func TestAutoscaledMembersKeepThePolicy(t *testing.T) {
+	shop := func(c Command, ask func(*commandv1.WorkloadPut)) Command {
+		for _, p := range append(c.GetPutWorkloads().GetWorkloads(), c.GetScaleGroup().GetMembers()...) {
+			inNamespace("shop")(p)
+			ask(p)
+		}
+		return autoscaled(c, 1, 8)
+	}
+	made := func(bound string, ask func(*commandv1.WorkloadPut)) *world {
+		w := formed(t, "a")
+		w.ok(putNamespace("shop"))
+		if bound != "" {
+			w.ok(putPolicy(bound))
+			w.ok(bind(bound, "shop"))
+		}
+		w.ok(confined(shop(group(1, 1, 0, false), ask), "shop"))
+		return w
+	}
+	root := asking(policy.RuleUser, "0")
+	w := made("", root)
+	w.ok(shop(scaling(1, 3, byLeader), root))
+	for _, m := range Members(w.s, "web") {
+		is(t, "policy of "+m.ID, m.Policy, policy.Baseline)
+	}
+
+	w = made("own", root)
+	w.ok(putPolicy("own", func(m *commandv1.Policy) { m.Users = []string{"1000"} }))
+	w.ok(bind("", "shop"))
+	refused(t, w.do(shop(scaling(1, 3, byLeader), root)), NotAllowed, "web-1", `"own"`, "rule users")
+	is(t, "members", w.members(), "web-0")
+
+	w = made("", root)
+	w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web-2", DriftOrphan)}))
+	w.ok(shop(scaling(1, 2, byLeader), root))
+	refused(t, w.do(shop(scaling(1, 3, byLeader), root)), Denied, `"web-2"`, "persysctl drift")
+	is(t, "members", w.members(), "web-0 web-1")
 }
 
 func autoscaleScenario(w *world) {

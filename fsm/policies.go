@@ -153,13 +153,21 @@ func (t *Tx) judged(puts []*commandv1.WorkloadPut, olds []*Workload) (Result, bo
 		}
 		in := namespaceOf(p, olds[i])
 		by, _ := PolicyFor(t.state(), in, len(t.confined) > 0)
-		if by == nil {
-			continue
+		if res, ok := judgedBy(by, p, in); !ok {
+			return res, false
 		}
-		d := demandValue(p.GetDemand())
-		if bad := policy.Judge(by, d.Judged()); len(bad) > 0 {
-			return refuse(NotAllowed, "workload %s: %s; %s", p.GetId(), policy.Text(bad[:min(len(bad), 3)]), policy.Next(in)), false
-		}
+	}
+	return Result{}, true
+}
+
+// judgedBy checks a put into namespace in against a policy, which may be nil.
+func judgedBy(by *policy.Policy, p *commandv1.WorkloadPut, in string) (Result, bool) {
+	if by == nil {
+		return Result{}, true
+	}
+	d := demandValue(p.GetDemand())
+	if bad := policy.Judge(by, d.Judged()); len(bad) > 0 {
+		return refuse(NotAllowed, "workload %s: %s; %s", p.GetId(), policy.Text(bad[:min(len(bad), 3)]), policy.Next(in)), false
 	}
 	return Result{}, true
 }

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -320,15 +321,38 @@ func (t *Tx) pause(r *rollout.Rollout, why string) {
 	t.rolloutEvent(EventRolloutPaused, r, why)
 }
 
+// UndoFault returns why the update r cannot be undone, or "". The former specifications are those of a former
+// number of members. If the autoscaler has changed the number since, an undo would take away members that serve.
+func UndoFault(v grouped, r *rollout.Rollout) string {
+	if len(r.Former) == 0 {
+		return "the former specifications of " + r.Group + " were too large to be kept: apply them again"
+	}
+	have, was := Members(v, r.Group), len(r.Former)
+	if was == 1 && Desired(r.Former[0].GetDesired()) == DesiredStopped {
+		was = 0
+	}
+	if now := Count(have); len(have) > 0 && have[0].Demand.Autoscale != nil && now != was {
+		return fmt.Sprintf("%s has autoscale and %d members by now, not %d as before the update, and an undo would set the number back: apply the former file, which keeps the number (persysctl apply)", r.Group, now, was)
+	}
+	return ""
+}
+
 // goBack puts the former specifications of the group, with the same update policy. byItself is set
 // for an automatic revert: goBack then does not touch members that a user has changed, created or
-// deleted since the update began.
+// deleted since the update began. Nor does it delete members that the update added to a group with an
+// autoscaler. They keep the specification of the update, because no specification before it is sealed for them.
 func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 	// Name the namespace in the put: if no member of the group is left, no record has it.
 	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB(), Namespace: r.Former[0].GetNamespace()}
 	alone := func(id string) bool { return byItself && id != r.Group && r.Alone(t.state().Seen, id) }
+	var added []string
 	membersIn(t.state(), r.Group, r.Former, func(w *Workload) bool {
-		if alone(w.ID) {
+		was := slices.ContainsFunc(r.Former, func(p *commandv1.WorkloadPut) bool { return p.GetId() == w.ID })
+		kept := byItself && !was && !alone(w.ID) && (w.Demand.Autoscale != nil || r.Former[0].GetDemand().GetAutoscale() != nil)
+		if kept {
+			added = append(added, w.ID)
+		}
+		if kept || alone(w.ID) {
 			b.Workloads = append(b.Workloads, workloadPB(w).Put)
 		}
 		return true
@@ -352,6 +376,11 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 		now = now.Clone()
 		if now.Phase == rollout.Paused { // a user put the former specifications by hand and paused that update
 			t.resume(now)
+		}
+		if len(added) > 0 {
+			// They are no part of the revert, which must not wait until they are healthy.
+			now.Members = slices.DeleteFunc(now.Members, func(m rollout.Member) bool { return slices.Contains(added, m.ID) })
+			why += "; members that the update added keep its specification: apply the former file"
 		}
 		now.Reverting, now.Reason = true, why
 		t.storeRollout(now)
@@ -415,8 +444,8 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 		if r.Reverting && r.Phase == rollout.Paused {
 			return refuse(Conflict, "the update of %s is being reverted already: resume it, or apply the specification that the group should have", r.Group)
 		}
-		if len(r.Former) == 0 {
-			return refuse(Conflict, "the former specifications of %s were too large to be kept: apply them again", r.Group)
+		if fault := UndoFault(t.state(), r); fault != "" {
+			return refuse(Conflict, "%s", fault)
 		}
 		return t.goBack(r, "undone by request", false)
 	default:

@@ -99,7 +99,9 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 			return why
 		}
 		p.Desired, p.Namespace = string(desired), first.In()
-		p.Policy = t.under(p, nil)
+		if p.Policy = t.under(p, nil); b.GetAutoscaled() {
+			p.Policy = first.Policy
+		}
 		fresh, put.Workloads = append(fresh, p), append(put.Workloads, p)
 	}
 	if len(fresh) > 0 && first.Content != b.GetContent() {
@@ -107,6 +109,11 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 	}
 	if res, ok := t.judged(fresh, make([]*Workload, len(fresh))); !ok {
 		return res
+	}
+	if b.GetAutoscaled() {
+		if res, ok := t.judgedLike(first, fresh); !ok {
+			return res
+		}
 	}
 	res := t.putWorkloads(put, true)
 	if res.Kind != OK {
@@ -121,6 +128,21 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 		Details: []Label{{"from", strconv.Itoa(now)}, {"group", group}, {"to", strconv.Itoa(count)}},
 	})
 	return res
+}
+
+// judgedLike checks the new members that the autoscaler makes. Its commands are confined to no namespace, but
+// those of the person who put the group may be. So the members are judged by the policy under which the first one
+// was admitted, and take over no orphan.
+func (t *Tx) judgedLike(first *Workload, fresh []*commandv1.WorkloadPut) (Result, bool) {
+	for _, p := range fresh {
+		if res, ok := judgedBy(t.state().Admitted(first), p, first.In()); !ok {
+			return res, false
+		}
+	}
+	if d := t.orphanAmong(fresh, t.replaced(fresh)); d != nil {
+		return refuse(Denied, "an instance %q that the cluster does not know is on node %q, and the autoscaler takes over none: adopt or delete it (persysctl drift)", clip(d.Workload), d.Node), false
+	}
+	return Result{}, true
 }
 
 // maxCount is the maximum number of members of a group.

@@ -45,7 +45,7 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 			MaxParallel: int32(r.Policy.MaxParallel), AutoRevert: r.Policy.AutoRevert,
 			MinHealthyTimeSeconds: int32(r.Policy.MinHealthy / 1e9), HealthyDeadlineSeconds: int32(r.Policy.Deadline / 1e9),
 		},
-		Reverting: r.Reverting, CanUndo: len(r.Former) > 0, By: r.By, Index: v.index, StartedAt: timestamppb.New(time.Unix(0, r.StartedAt)),
+		Reverting: r.Reverting, CanUndo: fsm.UndoFault(v, r) == "", By: r.By, Index: v.index, StartedAt: timestamppb.New(time.Unix(0, r.StartedAt)),
 	}
 	if r.EndedAt != 0 {
 		out.EndedAt = timestamppb.New(time.Unix(0, r.EndedAt))
