@@ -20,7 +20,7 @@ import (
 // ApplyWorkload implements the call of control.v1. If a well-formed request is refused, the refusal is in the
 // response and not a gRPC error (contract/wire-control.md, "Outcomes per RPC").
 func (s *Server) ApplyWorkload(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*controlv1.ApplyWorkloadResponse, error) {
-	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{req}, nil)
+	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{req}, nil, nil)
 	return out[0].resp, out[0].err
 }
 
@@ -36,8 +36,9 @@ func refused(r controlv1.FailureReason, message string) outcome {
 
 // apply checks each request and commits all valid requests together. joins(i) reports whether request i has a
 // derived request id and may therefore share a log command with other requests. joins is nil if the call
-// consists of a single request.
-func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest, joins func(int) bool) []outcome {
+// consists of a single request. If the requests are for single members of a group with an autoscaler, autoscale has
+// its settings, which the members keep; otherwise it is nil.
+func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest, joins func(int) bool, autoscale *fsm.Autoscale) []outcome {
 	out := make([]outcome, len(reqs))
 	if frozen := s.frozenBeforeLog(true); frozen != "" {
 		for i := range out {
@@ -45,7 +46,7 @@ func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadReque
 		}
 		return out
 	}
-	b := batch{s: s, reqs: reqs, back: make([][]*controlv1.TakenBack, len(reqs))}
+	b := batch{s: s, reqs: reqs, back: make([][]*controlv1.TakenBack, len(reqs)), autoscale: autoscale}
 	unjudged := false
 	for i := range reqs {
 		if err := ctx.Err(); err != nil { // the caller has given up before anything was stored

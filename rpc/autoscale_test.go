@@ -68,6 +68,57 @@ func TestAutoscale(t *testing.T) {
 	is(t, "its number", fsm.Count(fsm.Members(g.view(), "grp")), 0)
 }
 
+// TestRollBackOfAnAutoscaledMember: a rollback of one member restores its revision with its secrets. The member and
+// the group keep the present settings of the autoscaler.
+func TestRollBackOfAnAutoscaledMember(t *testing.T) {
+	g := newGroup(t, 2)
+	for i, image := range []string{"nginx:1", "nginx:2", "nginx:2"} {
+		req := autoscaled()
+		req.Spec.Autoscale.Max, req.Spec.GetContainer().Image = int32(5+i), image
+		r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+		ok(t, err)
+		is(t, "refusal of "+image, r.GetErrorMessage(), "")
+	}
+	first := g.view().Revisions("grp-1")[0].Content
+	r, err := g.cluster(1).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "grp-1", Number: 1, RequestId: requestID(t)})
+	ok(t, err)
+	is(t, "refusal", r.GetErrorMessage(), "")
+	w, _ := g.view().Workload("grp-1")
+	is(t, "content", w.Content, first)
+	is(t, "max", w.Demand.Autoscale.Max, 7)
+	plain, err := spec.Unseal("grp-1", w.Spec, sealer(g.replicas[0].server.cfg.Keys))
+	ok(t, err)
+	is(t, "secret", plain.GetContainer().GetEnv()["PASSWORD"], "geheim")
+	is(t, "stored max", plain.GetAutoscale().GetMax(), 7)
+	is(t, "members", len(fsm.Members(g.view(), "grp")), 2)
+	other, _ := g.view().Workload("grp-0")
+	is(t, "the other member", other.Content == first, false)
+}
+
+// TestUndoIsOffered: GetRollout offers an undo only while it does not change the number that the autoscaler chose.
+func TestUndoIsOffered(t *testing.T) {
+	g := newGroup(t, 1)
+	version := func(image string, low int32) {
+		t.Helper()
+		req := autoscaled()
+		req.Spec.Update, req.Spec.GetContainer().Image, req.Spec.Autoscale.Min = &controlv1.UpdateStrategy{}, image, low
+		r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+		ok(t, err)
+		is(t, "refusal", r.GetErrorMessage(), "")
+	}
+	version("nginx:1", 2)
+	version("nginx:2", 2)
+	offered := func() bool {
+		t.Helper()
+		r, err := g.cluster(0).GetRollout(ctxFor(t), &clusterv1.GetRolloutRequest{Group: "grp"})
+		ok(t, err)
+		return r.GetCanUndo()
+	}
+	is(t, "with the former number", offered(), true)
+	version("nginx:3", 3)
+	is(t, "with another number", offered(), false)
+}
+
 // TestAutoscaleIsShown: the use and the last decision are in the views of the members and in the answer to why.
 func TestAutoscaleIsShown(t *testing.T) {
 	g := newGroup(t, 1)

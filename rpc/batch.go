@@ -27,6 +27,8 @@ type batch struct {
 	of   [][]int // for each command: the indexes, in reqs, of its requests
 	back [][]*controlv1.TakenBack
 
+	autoscale *fsm.Autoscale // see apply
+
 	open open
 	ids  map[string]struct{} // ids of the workloads in the open row
 }
@@ -90,6 +92,11 @@ func (b *batch) add(ctx context.Context, i int, joins func(int) bool) error {
 func (b *batch) addAlone(ctx context.Context, i int, ownID bool) error {
 	made, err := b.s.applyCommands(ctx, b.reqs[i])
 	for _, c := range made {
+		for _, p := range c.GetPutWorkloads().GetWorkloads() {
+			if err := spec.KeepAutoscale(p, b.autoscale); err != nil {
+				return errorf(KindInternal, "%w", err)
+			}
+		}
 		if ownID {
 			c.Head.RequestHash = requestHash(controlv1.AgentControl_ApplyWorkload_FullMethodName, b.reqs[i])
 		}
@@ -184,7 +191,7 @@ func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloa
 	if err != nil {
 		return nil, err
 	}
-	outs := s.apply(ctx, req.GetWorkloads(), derived)
+	outs := s.apply(ctx, req.GetWorkloads(), derived, nil)
 	resp := &clusterv1.ApplyWorkloadsResponse{Results: make([]*controlv1.ApplyWorkloadResponse, len(outs))}
 	for i, o := range outs {
 		switch edgeKind(o.err) {

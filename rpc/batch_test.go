@@ -135,7 +135,7 @@ func TestARepetitionDoesNotApplyARowThatWasRefused(t *testing.T) {
 	req.Workloads[1].RequestId = bad.GetRequestId()
 	repeat := func() *clusterv1.ApplyWorkloadsResponse {
 		out := &clusterv1.ApplyWorkloadsResponse{}
-		for _, o := range g.replicas[0].server.apply(t.Context(), req.GetWorkloads(), derived) {
+		for _, o := range g.replicas[0].server.apply(t.Context(), req.GetWorkloads(), derived, nil) {
 			ok(t, o.err)
 			out.Results = append(out.Results, o.resp)
 		}

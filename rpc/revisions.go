@@ -136,9 +136,11 @@ func (s *Server) RollBack(ctx context.Context, req *clusterv1.RollBackRequest) (
 	if err != nil {
 		return nil, errorf(KindPrecondition, "revision %d cannot be applied again: %v", number, err)
 	}
-	return s.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{
+	plain.Autoscale = nil // the group keeps its present settings
+	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{{
 		WorkloadId: id, Spec: plain, RevisionId: rev.CallerRevision, DesiredState: string(w.Desired), RequestId: req.GetRequestId(),
 		Files:      files,
 		IfRevision: req.GetIfRevision(),
-	})
+	}}, nil, w.Demand.Autoscale)
+	return out[0].resp, out[0].err
 }

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"strconv"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -80,6 +81,23 @@ func autoscaleDemand(s *controlv1.WorkloadSpec) *commandv1.Autoscale {
 		return nil
 	}
 	return &commandv1.Autoscale{Min: uint32(a.GetMin()), Max: uint32(a.GetMax()), Cpu: uint32(a.GetCpu())}
+}
+
+// KeepAutoscale gives the put of one member of a group the settings of the group's autoscaler, which may be nil.
+// Prepare makes a whole group of a request with such settings.
+func KeepAutoscale(p *commandv1.WorkloadPut, a *fsm.Autoscale) error {
+	if a == nil {
+		return nil
+	}
+	stored := &controlv1.WorkloadSpec{}
+	if err := stored.UnmarshalVT(p.GetSpec()); err != nil {
+		return fmt.Errorf("workload %s: stored specification: %w", p.GetId(), err)
+	}
+	stored.Autoscale = autoscaleView(a).GetSettings()
+	p.Demand.Autoscale = autoscaleDemand(stored)
+	text, err := stored.MarshalVT()
+	p.Spec = text
+	return err
 }
 
 // autoscaleView returns the settings of the autoscaler of a workload for users; nil if there is none.
