@@ -133,17 +133,24 @@ export const post = (path, body) => call("POST", path, body || {});
 export const del = (path) => call("DELETE", path);
 
 /**
- * Reports whether the caller has a permission in a namespace; "*" is all of them. If that cannot be read, the
- * answer is yes: the schedulers judge each change again.
- * @param {string} verb @param {string} namespace @param {AbortSignal} signal @returns {Promise<boolean>}
+ * Returns a function that reports which permissions the caller has in a namespace ("*" is all of them). It asks once.
+ * If that fails, the answer is yes, because the schedulers judge each change again, and the next call asks again.
+ * @param {string[]} verbs @param {AbortSignal} signal @returns {(namespace: string) => Promise<boolean[]>}
  */
-export async function may(verb, namespace, signal) {
-  try {
+export function permissions(verbs, signal) {
+  /** @type {Promise<boolean[]> | undefined} */
+  let known;
+  const check = async (/** @type {string} */ verb, /** @type {string} */ namespace) => {
     const r = await get("/access/check" + query({ verb, namespace }), signal);
     return !r.permission || !!r.allowed;
-  } catch {
-    return true;
-  }
+  };
+  return (namespace) => {
+    known ||= Promise.all(verbs.map((verb) => check(verb, namespace)));
+    return known.catch(() => {
+      known = undefined;
+      return verbs.map(() => true);
+    });
+  };
 }
 
 /** "?a=b&…" of the fields that are set, "" when none is. @param {Record<string, any>} fields */

@@ -1,6 +1,6 @@
 // @ts-check
 // One group: its members, how many it has, and its rolling update.
-import { get, may, post, query } from "./api.js";
+import { get, permissions, post, query } from "./api.js";
 import { card, clock, confirmed, facts, h, int, nodeLink, replace, table, toast, workloadLink } from "./dom.js";
 import { ended, runsCard } from "./job.js";
 import { refresh } from "./live.js";
@@ -42,8 +42,7 @@ export async function group(main, signal, name) {
   /** @type {any[]} */
   let counted = [];
   let now = 0, shown = false;
-  /** @type {Promise<boolean> | null} */
-  let allowed = null;
+  const rights = permissions(["deploy"], signal);
   const form = h("form", { class: "filters", onsubmit: submit }, h("label", {}, "Members", wanted),
     h("button", { class: "main" }, "Scale"));
   const text = "New members get the specification of the first one. The next apply of a file with a count sets the number again.";
@@ -117,8 +116,7 @@ export async function group(main, signal, name) {
       return;
     }
     const first = members[0];
-    allowed ||= may("deploy", first.namespace, signal);
-    const changes = await allowed;
+    const [changes] = await rights(first.namespace);
     counted = members.filter((w) => countable(w) && w.desired_state !== "Deleted" && w.namespace === first.namespace);
     now = counted.length === 1 && counted[0].desired_state === "Stopped" ? 0 : counted.length;
     const r = await readRollout(first);

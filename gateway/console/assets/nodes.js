@@ -1,6 +1,6 @@
 // @ts-check
 // Nodes: a list or a map of all, one node in detail, cordon, drain with a preview, fence.
-import { fetchLines, get, may, post, query } from "./api.js";
+import { fetchLines, get, permissions, post, query } from "./api.js";
 import { chart } from "./chart.js";
 import {
   age, card, clock, confirmed, cores, facts, gb, h, int, labelTexts, meter, mib, nodeLink, replace, state, stateClass,
@@ -126,9 +126,9 @@ export async function node(main, signal, id) {
   const pool = (p) => chart(`Pool ${p.name}`, id + " pool " + p.name,
     { total: int(p.total_gb), reserved: int(p.reserved_gb), used: p.used_gb && int(p.used_gb), unit: gb });
   const workloadRow = (w) => [workloadLink(w.workload_id), state(w.status), w.image_or_source, age(w.created_at)];
-  const rights = Promise.all(["nodes", "fence"].map((verb) => may(verb, "*", signal)));
+  const rights = permissions(["nodes", "fence"], signal);
   async function show() {
-    const [steers, fences] = await rights;
+    const [steers, fences] = await rights("*");
     const [r, list, log] = await Promise.all([
       get(at, signal), get("/workloads" + query({ node_id: id, page_size: 500 }), signal),
       fetchLines("/events" + query({ node_id: id, tail: 30 }), signal, { strict: true }),

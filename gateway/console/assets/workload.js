@@ -1,6 +1,6 @@
 // @ts-check
 // One workload: state, timeline, placement, logs, sessions, revisions, specification.
-import { call, del, fetchLines, get, may, post, query, stream } from "./api.js";
+import { call, del, fetchLines, get, permissions, post, query, stream } from "./api.js";
 import {
   card, clock, confirmed, facts, groupLink, h, int, labelTexts, nodeLink, reasonText, replace, state, table, timeline, toast,
   workloadLink,
@@ -24,8 +24,7 @@ export async function workload(main, signal, id) {
   // onState is called with each newer state of the workload; the tab that is open sets it.
   /** @type {(w: any) => void} */
   let onState = () => { };
-  /** @type {Promise<boolean[]> | null} */
-  let rights = null;
+  const rights = permissions(["deploy", "exec"], signal);
   const head = h("div", {}), body = h("div", { role: "tabpanel", id: "panel", tabIndex: 0 });
   const button = (t) => h("button", { type: "button", role: "tab", "aria-controls": "panel", onclick: () => open(t) }, t);
   const bar = h("div", { class: "tabs", role: "tablist", "aria-label": "About this workload", onkeydown: stepTab },
@@ -93,9 +92,9 @@ export async function workload(main, signal, id) {
   async function draw() {
     const { workload: w } = await get(at, signal);
     seen = w;
-    rights ||= Promise.all(["deploy", "exec"].map((verb) => may(verb, w.namespace, signal)));
-    const [deploys, execs] = await rights;
+    const [deploys, execs] = await rights(w.namespace);
     for (const b of bar.children) b.hidden = !hasTab(w, b.textContent, execs);
+    if (!signal.aborted && !hasTab(w, tab, execs)) open("State");
     replace(head, h("div", { class: "actions" }, ended(w),
       w.message && h("span", { class: "quiet" }, w.message),
       h("span", { style: { marginLeft: "auto" } }), deploys && buttons(w)));
@@ -133,7 +132,7 @@ export async function workload(main, signal, id) {
     const readChildren = () => refresh(() => showChildren(runs, seen, s), s, { about: (e) => e.workload_id?.startsWith(id) });
     // showForm is called once, so that the form keeps its values.
     async function showForm(w) {
-      const [deploys] = await rights || [];
+      const [deploys] = await rights(w.namespace);
       if (!s.aborted && deploys) replace(form, dispatchCard(w, act));
     }
     onState = (w) => {
@@ -196,7 +195,7 @@ export async function workload(main, signal, id) {
   }
 
   async function showLogs(s) {
-    const w = await draw();
+    const w = await draw().catch((e) => seen || Promise.reject(e));
     if (s.aborted) return;
     if (w.job_result && !w.assigned_node_id) { // the container is gone
       const text = w.job_result.exit?.output ? "The job has ended. Its record keeps the last lines of its output."
@@ -237,7 +236,7 @@ export async function workload(main, signal, id) {
 
   async function showRevisions(s) {
     const { showHistory } = await import("./history.js");
-    const [deploys] = await rights || [true];
+    const [deploys] = await rights((seen || await draw()).namespace);
     const rollBack = deploys && ((number) => act(`Revision ${number} of ${id} is applied again.`,
       () => post(at + "/rollback", { number })));
     await refresh(async () => {
