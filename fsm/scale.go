@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/rollout"
 )
 
@@ -145,16 +146,13 @@ func (t *Tx) judgedLike(first *Workload, fresh []*commandv1.WorkloadPut) (Result
 	return Result{}, true
 }
 
-// maxCount is the maximum number of members of a group.
-const maxCount = 1000
-
 // unscalable refuses a command that cannot change the number of members. first is the first member of the
 // group, and now the present number of members.
 func (t *Tx) unscalable(b *commandv1.ScaleGroup, first *Workload, now int) Result {
 	group := b.GetGroup()
 	switch n, ok := t.state().Namespace(first.In()); {
-	case b.GetCount() > maxCount:
-		return refuse(Invalid, "count: %d is not in 0..%d", b.GetCount(), maxCount)
+	case b.GetCount() > bounds.MaxCount:
+		return refuse(Invalid, "count: %d is not in 0..%d", b.GetCount(), bounds.MaxCount)
 	case len(b.GetReason()) > maxScaleReason:
 		return refuse(Invalid, "reason: has %d bytes, at most %d", len(b.GetReason()), maxScaleReason)
 	case first.Demand.Job != nil:

@@ -24,7 +24,7 @@ const (
 	MaxCPU        = 1_024_000 // maximum number of millicores that one workload may reserve
 	MaxMemory     = 64 << 20  // maximum memory in MiB that one workload may reserve, 64 TiB
 	MaxDisk       = 1 << 20   // maximum disk space in GB that one workload may reserve, 1 PiB
-	MaxCount      = 1000
+	MaxCount      = bounds.MaxCount
 	MaxPriority   = bounds.MaxPriority
 	maxRevision   = 256 // maximum length of the caller's revision name, in bytes
 	maxEntriesOf  = 512 // maximum number of entries in a list, such as ports, volumes or environment variables
