@@ -15,6 +15,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/policy"
 	"github.com/persys/compute/policy/document"
+	"github.com/persys/compute/spec"
 )
 
 // ListPolicies implements the call of cluster.v1.
@@ -107,10 +108,7 @@ func (s *Server) aboutPolicy(ctx context.Context, request string, c *commandv1.C
 
 // policyOf returns the policy that judges a request of the caller; nil if no policy does.
 func (s *Server) policyOf(ctx context.Context, req *controlv1.ApplyWorkloadRequest) *policy.Policy {
-	v, id := s.store.View(), strings.TrimSpace(req.GetWorkloadId())
-	if req.GetSpec() != nil && req.Spec.Count != nil {
-		id += "-0" // name the first member of the group
-	}
+	v, id := s.store.View(), spec.FirstID(strings.TrimSpace(req.GetWorkloadId()), req.GetSpec())
 	in := fsm.NamespaceOf(v, &commandv1.WorkloadPut{Id: id, Namespace: strings.TrimSpace(req.GetSpec().GetNamespace())})
 	by, _ := fsm.PolicyFor(v, in, !s.scopeOf(ctx).Everywhere())
 	return by

@@ -314,6 +314,14 @@ func TestDefaultsOfAPolicy(t *testing.T) {
 			is(t, tt.name+": memory", w.Demand.Memory, tt.memory)
 		}
 	}
+	// A later apply may leave the namespace out: it is that of the group.
+	for _, namespace := range []string{"a", ""} {
+		group := webIn("grown", namespace)
+		group.Spec.Resources, group.Spec.Autoscale = nil, &controlv1.Autoscale{Min: 2, Max: 4, Cpu: 70}
+		r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), group)
+		ok(t, inBand(r, err))
+		is(t, "CPU of a group with an autoscaler", mustGet(t, g, "grown-0").Demand.CPU, 250)
+	}
 	r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), webIn("free", ""))
 	ok(t, inBand(r, err))
 	w, _ := g.view().Workload("free")

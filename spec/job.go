@@ -184,6 +184,14 @@ func normaliseJob(s *controlv1.WorkloadSpec) {
 	}
 }
 
+// FirstID returns the id of the only or first workload that a specification with the given id makes.
+func FirstID(id string, s *controlv1.WorkloadSpec) string {
+	if _, group := membersOf(s); group {
+		return memberID(id, 0)
+	}
+	return id
+}
+
 // membersOf returns how many workloads a specification makes with ids <id>-<n>, and whether it makes any: by
 // the count or the autoscaler of a service, or by the completions of a job.
 func membersOf(s *controlv1.WorkloadSpec) (n int, ok bool) {
