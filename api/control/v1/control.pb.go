@@ -5051,7 +5051,8 @@ type WorkloadUsageSnapshot struct {
 	DiskLimitBytes int64 `protobuf:"varint,1002,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
 	// The engine enforces the disk limit. Otherwise the agent measures the use, and stops a workload above the limit.
 	DiskCapped bool `protobuf:"varint,1003,opt,name=disk_capped,json=diskCapped,proto3" json:"disk_capped,omitempty"`
-	// cpu_percent is not known yet, because it needs two measurements.
+	// cpu_percent does not say how busy the workload is now: there is only one measurement, or the newest one is older
+	// than a minute.
 	CpuUnmeasured bool `protobuf:"varint,1393,opt,name=cpu_unmeasured,json=cpuUnmeasured,proto3" json:"cpu_unmeasured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -45,8 +45,8 @@ export async function group(main, signal, name) {
   const rights = permissions(["deploy"], signal);
   const form = h("form", { class: "filters", onsubmit: submit }, h("label", {}, "Members", wanted),
     h("button", { class: "main" }, "Scale"));
-  const text = "New members get the specification of the first one. The next apply of a file with a count sets the number again.";
-  const scaleCard = card("Scale", form, h("p", { class: "quiet" }, text));
+  const rule = h("p", { class: "quiet" });
+  const scaleCard = card("Scale", form, rule);
   replace(main, h("h1", {}, "Group " + name), head, scale, body);
 
   async function act(done, fn) {
@@ -123,6 +123,11 @@ export async function group(main, signal, name) {
     const running = members.filter((w) => w.status === "Running").length, jobs = members.filter((w) => w.kind === "job");
     replace(head, jobs.length < members.length && `${running} of ${members.length} run`,
       first.owner && h("span", {}, "Made by ", workloadLink(first.owner)));
+    const auto = first.autoscale?.settings;
+    const next = auto
+      ? `The scheduler goes on from this number, from ${auto.min} to ${auto.max}; 0 stops all members and pauses it.`
+      : "The next apply of a file with a count sets the number again.";
+    rule.textContent = "New members get the specification of the first one. " + next;
     const scalable = counted.length > 0 && changes;
     if (scalable !== shown) replace(scale, scalable && scaleCard);
     shown = scalable;
