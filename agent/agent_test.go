@@ -493,7 +493,7 @@ func TestAMissingInstanceIsCreatedAgain(t *testing.T) {
 	r.reaches("web", running)
 }
 
-// The status shows the current activity of the driver, until the activity ends.
+// While the driver works on a workload, for example pulls its image, the status of the workload says so.
 func TestProgressIsShown(t *testing.T) {
 	r := newRig(t)
 	proceed := make(chan struct{})

@@ -136,8 +136,8 @@ func TestALegacyFileIsTakenOver(t *testing.T) {
 	}
 }
 
-// An earlier version sealed the environment of a stack, but not its text and its URL. The agent seals all of
-// them when it starts.
+// Agents before this version encrypted the environment of a Compose stack in their store, but not its text and the
+// URL of its repository. This agent encrypts all three when it starts with such a store.
 func TestAStackOfAnEarlierVersionIsSealed(t *testing.T) {
 	r := newRig(t).start()
 	r.halt()

@@ -150,7 +150,7 @@ func historyPB(w *Workload) *commandv1.RevisionsRecord {
 	return &commandv1.RevisionsRecord{Workload: w.ID, Revisions: list}
 }
 
-// historyOf decodes the former specifications of w.
+// historyOf decodes the former revisions of workload w from a snapshot.
 func historyOf(w *Workload, m *commandv1.RevisionsRecord) (*history, error) {
 	former := m.GetRevisions()
 	if len(former) == 0 || len(former) > MaxRevisions+1 {

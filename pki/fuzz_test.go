@@ -127,7 +127,7 @@ func FuzzRing(f *testing.F) {
 			return
 		}
 		if seals, all := r.Raw(key); len(seals) != keySize || len(all) != len(r.Keys) {
-			t.Errorf("the ring encrypts with %d bytes and has %d keys, want a key of full length, and all keys", len(seals), len(all))
+			t.Errorf("the key that encrypts has %d bytes, want %d; the ring returned %d keys, want %d", len(seals), keySize, len(all), len(r.Keys))
 		}
 	})
 }

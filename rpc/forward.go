@@ -23,7 +23,7 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// unary is the interceptor of every unary call: it identifies the caller, checks the caller's limits and
+// unary is called for every gRPC call with one request and one answer. It identifies the caller, checks the caller's limits and
 // rights, and routes the call.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	who, err := s.identify(ctx)

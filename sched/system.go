@@ -190,7 +190,8 @@ func (p *planner) stillOn(node string) (other string) {
 // leavesLast reports whether w is a member whose draining node has other workloads left.
 func leavesLast(w *fsm.Workload, n *fsm.Node) bool { return w.IsMember() && n.Up && n.Draining }
 
-// MembersText returns how many nodes have, or would get, a member of the system workload of.
+// MembersText returns a text such as "one member on each of 3 of 5 nodes": how many nodes have a member of the given
+// system workload, or would get one.
 func MembersText(v fsm.View, of *fsm.Workload, t Tuning) string {
 	x, n, total := newNodeIndex(v, t.withDefaults()), 0, 0
 	v.Nodes("", func(node *fsm.Node) bool {

@@ -226,8 +226,8 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 }
 
 // TestFencersKeepExclusiveWorkloadsSingle: an exclusive workload with on_lost_lease: stop moves without an
-// operator and never runs twice. The test also checks that the simulator would find fencers that do nothing,
-// and a fence bound that is too short.
+// operator and never runs twice. The test also breaks the fencers on purpose (they do nothing, or stop the
+// workload too late) and checks that the simulator finds it.
 func TestFencersKeepExclusiveWorkloadsSingle(t *testing.T) {
 	from, count := seedsAsked(t, 60)
 	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Fencers} }) {

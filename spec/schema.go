@@ -10,8 +10,8 @@ import (
 
 // The JSON Schema of specifications is generated from the decoder. A probe is a node that stands for any
 // value of one kind. When the decoder reads a probe, it records which values it accepts. So a new field of
-// the decoder appears in the schema, and a removed field disappears. The function notes adds descriptions and
-// the rules of Validate (words, ranges), by the wire paths of the fields.
+// the decoder appears in the schema, and a removed field disappears. The function notes has, for each field,
+// a description and what Validate allows (a list of words or a range).
 
 // probe stands for any value of one kind and records whether and how the decoder accepts it.
 type probe struct {

@@ -153,8 +153,8 @@ func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
 		}
 		n.IpAddress = strings.TrimSpace(n.GetIpAddress())
 	}
-	// The field user_data of cloud_init takes precedence over cloud-init as one text
-	// (contract/wire-agent.md).
+	// cloud-init can be given as fields (cloud_init_config) or as one text. If both are given, the field user_data
+	// wins (contract/wire-agent.md).
 	if v.CloudInit != "" {
 		if v.CloudInitConfig == nil {
 			v.CloudInitConfig = &agentv1.CloudInitConfig{}

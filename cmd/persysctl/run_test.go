@@ -55,7 +55,7 @@ func newSession(t testing.TB) *session {
 	return s
 }
 
-// terminal gives the session a terminal of that many columns and rows.
+// terminal makes persysctl see a terminal of width columns and height rows.
 func (s *session) terminal(width, height int) *session {
 	s.outTerm, s.errTerm, s.width, s.height = true, true, width, height
 	return s

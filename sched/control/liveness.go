@@ -183,8 +183,7 @@ func (l *liveness) drop(n *node) {
 }
 
 // hear stores the reported use in a heartbeat, which arrived at the time mono on the monotonic clock. It does not
-// extend the lease. It returns false if a later
-// heartbeat arrived before this one, which must then change nothing.
+// extend the lease. It returns false if a later heartbeat arrived before this one, which must then change nothing.
 func (l *liveness) hear(hb *sched.Heartbeat, mono int64) bool {
 	n, ok := l.nodes.Get(hb.Node)
 	if !ok || hb.Sequence < n.sequence {

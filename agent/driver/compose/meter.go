@@ -11,8 +11,8 @@ var (
 	_ driver.DiskMeter = (*Driver)(nil)
 )
 
-// Occupied implements driver.DiskMeter: a stack's disk usage is the sum of the bytes that its containers
-// wrote.
+// Occupied implements driver.DiskMeter. The disk usage of a Compose stack is the total size of the files that its
+// containers wrote, in bytes.
 func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver.ID]int64, error) {
 	var ids []string
 	for _, o := range of {
