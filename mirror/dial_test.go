@@ -60,8 +60,8 @@ func TestMirrorWithCredentials(t *testing.T) {
 	r.awaitEqual(e)
 }
 
-// The mirror works with a server that requires client certificates, and fails if it has no certificate.
-func TestTLSWithClientCertificates(t *testing.T) {
+// startSecuredEtcd starts an etcd that requires client certificates, and connects to it.
+func startSecuredEtcd(t *testing.T) *etcd {
 	dir := t.TempDir()
 	pool, pair := certificates(t, dir)
 	e := &etcd{t: t, binary: currentEtcd(t), dir: filepath.Join(dir, "data"), peer: "http://" + freeAddress(t), url: "https://" + freeAddress(t), args: []string{
@@ -71,6 +71,12 @@ func TestTLSWithClientCertificates(t *testing.T) {
 	e.start()
 	t.Cleanup(e.kill)
 	e.client = e.dial()
+	return e
+}
+
+// The mirror works with a server that requires client certificates, and fails if it has no certificate.
+func TestTLSWithClientCertificates(t *testing.T) {
+	e := startSecuredEtcd(t)
 	c := newCluster(t, "c1")
 	c.do(register("a"), put("web"))
 	r := c.start(e.client, quick)
@@ -78,7 +84,7 @@ func TestTLSWithClientCertificates(t *testing.T) {
 	r.awaitState(Healthy)
 	r.stop()
 
-	plain, err := Dial(Endpoint{Addresses: []string{e.url}, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}})
+	plain, err := Dial(Endpoint{Addresses: []string{e.url}, TLS: &tls.Config{RootCAs: e.tls.RootCAs, MinVersion: tls.VersionTLS12}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,15 +96,7 @@ func TestTLSWithClientCertificates(t *testing.T) {
 // The mirror logs in again when authentication is enabled while it is connected. Without a
 // login, etcd takes the common name of the client certificate as the user.
 func TestAuthEnabledWhileConnected(t *testing.T) {
-	dir := t.TempDir()
-	pool, pair := certificates(t, dir)
-	e := &etcd{t: t, binary: currentEtcd(t), dir: filepath.Join(dir, "data"), peer: "http://" + freeAddress(t), url: "https://" + freeAddress(t), args: []string{
-		"--cert-file=" + filepath.Join(dir, "cert.pem"), "--key-file=" + filepath.Join(dir, "key.pem"),
-		"--trusted-ca-file=" + filepath.Join(dir, "cert.pem"), "--client-cert-auth",
-	}, tls: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}
-	e.start()
-	t.Cleanup(e.kill)
-	e.client = e.dial()
+	e := startSecuredEtcd(t)
 	admin := e.admin()
 	ctx := t.Context()
 	_, err := admin.UserAdd(ctx, "persys", "secret")
