@@ -79,12 +79,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
 	}
-	version, err := d.eng.APIVersion(ctx)
-	if err != nil {
-		return err
-	}
+	version, down := d.eng.APIVersion(ctx)
 	want, err := translate(spec, version)
-	if err != nil {
+	if err := cmp.Or(err, down); err != nil { // a mistake in the specification is reported also while the engine is down
 		return err
 	}
 	if spec.DiskLimit > 0 && d.eng.SizesLayers(ctx) {

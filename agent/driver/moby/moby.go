@@ -115,8 +115,9 @@ func (e *Engine) Probe(ctx context.Context) (driver.Capacity, error) {
 }
 
 // APIVersion returns the version of the API that the client and the engine agreed on, for example 1.41. It asks
-// the engine once. The client's own ClientVersion is not used alone, because another goroutine's first call may
-// change it at the same time.
+// the engine once; while the engine does not answer, it returns the newest version that the client knows and the
+// error. The client's own ClientVersion is not used alone, because another goroutine's first call may change it at
+// the same time.
 func (e *Engine) APIVersion(ctx context.Context) (string, error) {
 	if v := e.api.Load(); v != nil {
 		return *v, nil
@@ -124,7 +125,7 @@ func (e *Engine) APIVersion(ctx context.Context) (string, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
 	if _, err := e.Client.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return "", Classify("probe", err)
+		return client.MaxAPIVersion, Classify("probe", err)
 	}
 	v := e.Client.ClientVersion()
 	e.api.Store(&v)
