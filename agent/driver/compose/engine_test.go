@@ -4,11 +4,15 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"io"
+	"log"
+	"net/http/httptest"
 	"os"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -125,9 +129,11 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 			Cat: []string{"/probe", "cat"}, Wait: []string{"/probe", "wait"}, Size: []string{"/probe", "size"}, Service: "app",
 		},
 		Crash: func(code int) *agentv1.WorkloadSpec { return e.one("exit, \""+strconv.Itoa(code)+"\"", 1) },
-		// The engine lacks this image, and its pull policy forbids a pull.
+		// The registry answers that it does not have this image.
 		Missing: func() *agentv1.WorkloadSpec {
-			return inline("services: {app: {image: 'persys/none:v1', pull_policy: never}}")
+			r := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+			t.Cleanup(r.Close)
+			return inline("services: {app: {image: '" + r.Listener.Addr().String() + "/nobody/nothing:v1'}}")
 		},
 		Stranger: func(t *testing.T, id driver.ID) func() { return stranger(t, e, id) },
 		Outage: func(t *testing.T, node string) (driver.Driver, func(), func()) {

@@ -288,8 +288,8 @@ func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if err := b.d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.InvalidImage {
-				t.Fatalf("%v; want class %s", err, driver.InvalidImage)
+			if err := b.d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.ImageNotOnNode {
+				t.Fatalf("%v; want class %s", err, driver.ImageNotOnNode)
 			}
 			if files, err := filepath.Glob(filepath.Join(folder, "git-*", "compose.yaml")); err != nil || len(files) != 1 {
 				t.Fatalf("the files of the commit in the project's folder are %v, error %v; want one compose.yaml", files, err)
@@ -320,8 +320,8 @@ func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 	missing.Content, missing.Body = "c1:missing", inline("services: {app: {image: 'persys/none:v1', pull_policy: never}}")
 	fails := func(d *compose.Driver, spec driver.Spec) {
 		t.Helper()
-		if err := d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.InvalidImage {
-			t.Fatalf("%v; want class %s", err, driver.InvalidImage)
+		if err := d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.ImageNotOnNode {
+			t.Fatalf("%v; want class %s", err, driver.ImageNotOnNode)
 		}
 		if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
 			t.Errorf("the record was %s and is now %s, %v; want no change", before, after, err)
