@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
+	"github.com/gofrs/flock"
 	"github.com/spf13/cobra"
 	"golang.org/x/oauth2"
 
@@ -41,7 +42,8 @@ const (
 	loginLimit   = 15 * time.Minute // time for a person to confirm a login
 	issuerLimit  = 20 * time.Second // time limit of one request to the issuer or the gateway
 	renewBefore  = 30 * time.Second // a token is renewed this long before it ends
-	maxLoginSize = 64 << 10         // bytes
+	lockRetry    = 20 * time.Millisecond
+	maxLoginSize = 64 << 10 // bytes
 )
 
 func (c *cli) loginCommand() *cobra.Command {
@@ -64,10 +66,17 @@ allows. persysctl logout deletes it.`,
 func (c *cli) logoutCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "logout", Short: "Delete the token that persysctl login stored for a gateway", Args: args(0, 0),
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := c.loadGateway(); err != nil {
 				return err
 			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), issuerLimit)
+			defer cancel()
+			unlock, err := c.lockLogins(ctx)
+			if err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			defer unlock()
 			switch err := os.Remove(c.loginPath()); {
 			case errors.Is(err, fs.ErrNotExist):
 				c.empty("You are not logged in at "+c.settings.Server+".", "")
@@ -133,6 +142,23 @@ func (c *cli) saveLogin(l *login) error {
 	return contexts.Write(path, data)
 }
 
+// lockLogins waits until no other process renews, stores or deletes a login of this user. Providers accept a
+// refresh token once, so two processes that renew one login at the same time would end it.
+func (c *cli) lockLogins(ctx context.Context) (unlock func(), err error) {
+	at := contexts.Path(c.environ, c.home)
+	if at == "" {
+		return func() {}, nil // without a home folder there is no stored login
+	}
+	if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+		return nil, err
+	}
+	lock := flock.New(filepath.Join(filepath.Dir(at), "logins.lock"), flock.SetPermissions(0o600))
+	if _, err := lock.TryLockContext(ctx, lockRetry); err != nil {
+		return nil, fmt.Errorf("wait for another persysctl that uses %s: %w", lock.Path(), err)
+	}
+	return func() { _ = lock.Close() }, nil
+}
+
 func (c *cli) login(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, loginLimit)
 	defer cancel()
@@ -162,7 +188,12 @@ func (c *cli) login(ctx context.Context) error {
 	if err := l.take(ctx, provider, token); err != nil {
 		return failf(exitFailed, "persysctl login", "%v", err)
 	}
-	if err := c.saveLogin(l); err != nil {
+	unlock, err := c.lockLogins(ctx)
+	if err == nil {
+		defer unlock()
+		err = c.saveLogin(l)
+	}
+	if err != nil {
 		return failf(exitFailed, "", "%v", err)
 	}
 	c.say(c.settings.Server, screen.Good, "logged in")
@@ -250,6 +281,17 @@ func (l *login) take(ctx context.Context, p *oidc.Provider, t *oauth2.Token) err
 func (c *cli) loginToken() (string, error) {
 	c.loginMu.Lock()
 	defer c.loginMu.Unlock()
+	if l, err := c.storedLogin(); err == nil && l != nil && time.Until(l.Expiry) > renewBefore {
+		return l.IDToken, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), issuerLimit)
+	defer cancel()
+	unlock, err := c.lockLogins(ctx)
+	if err != nil {
+		return "", fmt.Errorf("the login could not be renewed: %w", err)
+	}
+	defer unlock()
+	// Another process may have renewed or deleted the login while this one waited for the lock.
 	l, err := c.storedLogin()
 	switch {
 	case err != nil:
@@ -261,8 +303,6 @@ func (c *cli) loginToken() (string, error) {
 	case l.RefreshToken == "":
 		return "", fmt.Errorf("the login at %s ended at %s: persysctl login", c.settings.Server, l.Expiry.UTC().Format(time.RFC3339))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), issuerLimit)
-	defer cancel()
 	p, config, err := l.provider(ctx)
 	if err != nil {
 		return "", fmt.Errorf("the login could not be renewed: %w", err)

@@ -4,11 +4,13 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -24,7 +26,10 @@ type loginWorld struct {
 	polls           atomic.Int32
 	denied          atomic.Bool
 	renewed         atomic.Int32
-	seen            atomic.Value // the last bearer token
+	reused          atomic.Int32  // renewals with a refresh token that was used before
+	tokens          atomic.Int32  // number of the refresh token that is valid; each can be used once
+	seen            atomic.Value  // the last bearer token
+	together        chan struct{} // if set, a renewal waits a moment for another one
 }
 
 func newLoginWorld(t *testing.T) *loginWorld {
@@ -60,11 +65,19 @@ func newLoginWorld(t *testing.T) *loginWorld {
 	})
 	issuer.HandleFunc("/token", func(rw http.ResponseWriter, r *http.Request) {
 		refresh := r.FormValue("grant_type") == "refresh_token"
+		if refresh && w.together != nil {
+			select { // gives other processes time to send the same refresh token
+			case w.together <- struct{}{}:
+			case <-w.together:
+			case <-time.After(300 * time.Millisecond):
+			}
+		}
 		switch {
 		case w.denied.Load():
 			answer(rw, 400, map[string]any{"error": "access_denied"})
 			return
-		case refresh && r.FormValue("refresh_token") != "refresh-1":
+		case refresh && !w.useRefreshToken(r.FormValue("refresh_token")):
+			w.reused.Add(1)
 			answer(rw, 400, map[string]any{"error": "invalid_grant"})
 			return
 		case !refresh && w.polls.Add(1) == 1:
@@ -84,7 +97,7 @@ func newLoginWorld(t *testing.T) *loginWorld {
 			t.Error(err)
 			return
 		}
-		answer(rw, 200, map[string]any{"access_token": "a", "token_type": "Bearer", "expires_in": 60, "refresh_token": "refresh-1", "id_token": id})
+		answer(rw, 200, map[string]any{"access_token": "a", "token_type": "Bearer", "expires_in": 60, "refresh_token": fmt.Sprintf("refresh-%d", w.tokens.Load()), "id_token": id})
 	})
 	w.issuer = httptest.NewServer(issuer)
 	gateway := http.NewServeMux()
@@ -102,6 +115,41 @@ func newLoginWorld(t *testing.T) *loginWorld {
 		w.issuer.Close()
 	})
 	return w
+}
+
+func (w *loginWorld) useRefreshToken(token string) bool {
+	n := w.tokens.Load()
+	return token == fmt.Sprintf("refresh-%d", n) && w.tokens.CompareAndSwap(n, n+1)
+}
+
+// TestLoginIsRenewedOnce: commands that run at the same time renew a login once. The provider accepts each refresh
+// token once, so a second renewal with the same token would end the login.
+func TestLoginIsRenewedOnce(t *testing.T) {
+	w := newLoginWorld(t)
+	home := t.TempDir()
+	start := func(args ...string) (*session, int) {
+		s := newSession(t)
+		s.home = home
+		return s, s.run(nil, append([]string{"--server", w.gateway.URL}, args...)...)
+	}
+	w.life.Store(10)
+	if s, code := start("login"); code != 0 {
+		t.Fatalf("login: exit %d, %s", code, s.stderr.String())
+	}
+	w.life.Store(3600)
+	w.together = make(chan struct{})
+	var commands sync.WaitGroup
+	for range 8 {
+		commands.Go(func() {
+			if s, code := start("auth", "whoami"); code != 0 {
+				t.Errorf("whoami: exit %d, %s", code, s.stderr.String())
+			}
+		})
+	}
+	commands.Wait()
+	if n, again := w.renewed.Load(), w.reused.Load(); n != 1 || again != 0 {
+		t.Errorf("%d renewals, and %d attempts with a used refresh token; want 1 and 0", n, again)
+	}
 }
 
 // TestLogin: a login by the device flow gives the bearer token of later calls. The token is stored for its owner
@@ -141,6 +189,10 @@ func TestLogin(t *testing.T) {
 	run(0, "auth", "whoami")
 	if second := w.seen.Load(); second == first || w.renewed.Load() != 1 {
 		t.Errorf("with a token that is about to end: the same token was sent again: %t; %d renewals, want 1", second == first, w.renewed.Load())
+	}
+	run(0, "--tls-cert", "me.pem", "--tls-key", "me-key.pem", "auth", "whoami")
+	if token := w.seen.Load(); token != "" {
+		t.Errorf("a call with --tls-cert sent the token of the login, %s", token)
 	}
 	if out := run(0, "logout"); !strings.Contains(out, "logged out") {
 		t.Errorf("logout says %s", out)

@@ -134,7 +134,9 @@ func (c *cli) connectGateway(ctx context.Context) error {
 		return usagef("--server %q: must be http(s)://HOST[:PORT]", c.settings.Server)
 	}
 	withToken := c.settings.Token != "" || c.settings.TokenFile != ""
-	if !withToken {
+	// A certificate that a flag or the environment names for this call is used instead of a stored login.
+	certificate := c.settings.Cert != "" && c.loader.Set("Cert") && !c.fromFile("Cert")
+	if !withToken && !certificate {
 		l, err := c.storedLogin()
 		if err != nil {
 			return usagef("%v", err)
