@@ -69,6 +69,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ListRevisions_FullMethodName:          Viewer,
 	clusterv1.Cluster_GetRollout_FullMethodName:             Viewer,
 	clusterv1.Cluster_Recovery_FullMethodName:               Viewer,
+	clusterv1.Cluster_PreviewRebalance_FullMethodName:       Viewer,
 	clusterv1.Cluster_MirrorStatus_FullMethodName:           Viewer,
 
 	controlv1.AgentControl_ApplyWorkload_FullMethodName:              Operator,

@@ -11756,6 +11756,341 @@ func (x *ScaleGroupResponse) GetUnchanged() bool {
 	return false
 }
 
+type PreviewRebalanceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Smallest gain of a move in percent of a node, 1 to 100. 0 = 10.
+	MinGainPercent uint32 `protobuf:"varint,1,opt,name=min_gain_percent,json=minGainPercent,proto3" json:"min_gain_percent,omitempty"`
+	// Largest number of moves, 1 to 1000. 0 = 1000.
+	MaxMoves      uint32 `protobuf:"varint,2,opt,name=max_moves,json=maxMoves,proto3" json:"max_moves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewRebalanceRequest) Reset() {
+	*x = PreviewRebalanceRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewRebalanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewRebalanceRequest) ProtoMessage() {}
+
+func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewRebalanceRequest.ProtoReflect.Descriptor instead.
+func (*PreviewRebalanceRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
+}
+
+func (x *PreviewRebalanceRequest) GetMinGainPercent() uint32 {
+	if x != nil {
+		return x.MinGainPercent
+	}
+	return 0
+}
+
+func (x *PreviewRebalanceRequest) GetMaxMoves() uint32 {
+	if x != nil {
+		return x.MaxMoves
+	}
+	return 0
+}
+
+type PreviewRebalanceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The moves in their order. Each takes the earlier ones into account.
+	Moves []*RebalanceMove `protobuf:"bytes,1,rep,name=moves,proto3" json:"moves,omitempty"`
+	// The imbalance now, and once all moves are done.
+	Before *Imbalance `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	After  *Imbalance `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	// Number of workloads that may move.
+	Movable uint32 `protobuf:"varint,4,opt,name=movable,proto3" json:"movable,omitempty"`
+	// Why the other running workloads stay.
+	Immovable     []*ImmovableWorkloads `protobuf:"bytes,5,rep,name=immovable,proto3" json:"immovable,omitempty"`
+	Index         uint64                `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewRebalanceResponse) Reset() {
+	*x = PreviewRebalanceResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewRebalanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewRebalanceResponse) ProtoMessage() {}
+
+func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewRebalanceResponse.ProtoReflect.Descriptor instead.
+func (*PreviewRebalanceResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
+}
+
+func (x *PreviewRebalanceResponse) GetMoves() []*RebalanceMove {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+func (x *PreviewRebalanceResponse) GetBefore() *Imbalance {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *PreviewRebalanceResponse) GetAfter() *Imbalance {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *PreviewRebalanceResponse) GetMovable() uint32 {
+	if x != nil {
+		return x.Movable
+	}
+	return 0
+}
+
+func (x *PreviewRebalanceResponse) GetImmovable() []*ImmovableWorkloads {
+	if x != nil {
+		return x.Immovable
+	}
+	return nil
+}
+
+func (x *PreviewRebalanceResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+// RebalanceMove is one move of a workload that evens out the load.
+type RebalanceMove struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	FromNodeId string                 `protobuf:"bytes,2,opt,name=from_node_id,json=fromNodeId,proto3" json:"from_node_id,omitempty"`
+	ToNodeId   string                 `protobuf:"bytes,3,opt,name=to_node_id,json=toNodeId,proto3" json:"to_node_id,omitempty"`
+	// By how much the score of placement falls for the workload, in percent of a node.
+	GainPercent   float64 `protobuf:"fixed64,4,opt,name=gain_percent,json=gainPercent,proto3" json:"gain_percent,omitempty"`
+	Reason        string  `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalanceMove) Reset() {
+	*x = RebalanceMove{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalanceMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalanceMove) ProtoMessage() {}
+
+func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalanceMove.ProtoReflect.Descriptor instead.
+func (*RebalanceMove) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
+}
+
+func (x *RebalanceMove) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *RebalanceMove) GetFromNodeId() string {
+	if x != nil {
+		return x.FromNodeId
+	}
+	return ""
+}
+
+func (x *RebalanceMove) GetToNodeId() string {
+	if x != nil {
+		return x.ToNodeId
+	}
+	return ""
+}
+
+func (x *RebalanceMove) GetGainPercent() float64 {
+	if x != nil {
+		return x.GainPercent
+	}
+	return 0
+}
+
+func (x *RebalanceMove) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Imbalance tells how unevenly the ready nodes are loaded. The load of a node is the mean reserved share of its CPU,
+// memory and disk.
+type Imbalance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Standard deviation of the loads, in percent of a node. Each node counts by its size.
+	DeviationPercent float64 `protobuf:"fixed64,1,opt,name=deviation_percent,json=deviationPercent,proto3" json:"deviation_percent,omitempty"`
+	LowestPercent    float64 `protobuf:"fixed64,2,opt,name=lowest_percent,json=lowestPercent,proto3" json:"lowest_percent,omitempty"`
+	HighestPercent   float64 `protobuf:"fixed64,3,opt,name=highest_percent,json=highestPercent,proto3" json:"highest_percent,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Imbalance) Reset() {
+	*x = Imbalance{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Imbalance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Imbalance) ProtoMessage() {}
+
+func (x *Imbalance) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Imbalance.ProtoReflect.Descriptor instead.
+func (*Imbalance) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
+}
+
+func (x *Imbalance) GetDeviationPercent() float64 {
+	if x != nil {
+		return x.DeviationPercent
+	}
+	return 0
+}
+
+func (x *Imbalance) GetLowestPercent() float64 {
+	if x != nil {
+		return x.LowestPercent
+	}
+	return 0
+}
+
+func (x *Imbalance) GetHighestPercent() float64 {
+	if x != nil {
+		return x.HighestPercent
+	}
+	return 0
+}
+
+type ImmovableWorkloads struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Workloads     uint32                 `protobuf:"varint,2,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImmovableWorkloads) Reset() {
+	*x = ImmovableWorkloads{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImmovableWorkloads) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImmovableWorkloads) ProtoMessage() {}
+
+func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImmovableWorkloads.ProtoReflect.Descriptor instead.
+func (*ImmovableWorkloads) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
+}
+
+func (x *ImmovableWorkloads) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ImmovableWorkloads) GetWorkloads() uint32 {
+	if x != nil {
+		return x.Workloads
+	}
+	return 0
+}
+
 var File_api_cluster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_api_cluster_v1_cluster_proto_rawDesc = "" +
@@ -12779,7 +13114,33 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\fworkload_ids\x18\x01 \x03(\tR\vworkloadIds\x120\n" +
 	"\x14removed_workload_ids\x18\x02 \x03(\tR\x12removedWorkloadIds\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x1c\n" +
-	"\tunchanged\x18\x04 \x01(\bR\tunchanged2\xcd,\n" +
+	"\tunchanged\x18\x04 \x01(\bR\tunchanged\"`\n" +
+	"\x17PreviewRebalanceRequest\x12(\n" +
+	"\x10min_gain_percent\x18\x01 \x01(\rR\x0eminGainPercent\x12\x1b\n" +
+	"\tmax_moves\x18\x02 \x01(\rR\bmaxMoves\"\xb1\x02\n" +
+	"\x18PreviewRebalanceResponse\x126\n" +
+	"\x05moves\x18\x01 \x03(\v2 .persys.cluster.v1.RebalanceMoveR\x05moves\x124\n" +
+	"\x06before\x18\x02 \x01(\v2\x1c.persys.cluster.v1.ImbalanceR\x06before\x122\n" +
+	"\x05after\x18\x03 \x01(\v2\x1c.persys.cluster.v1.ImbalanceR\x05after\x12\x18\n" +
+	"\amovable\x18\x04 \x01(\rR\amovable\x12C\n" +
+	"\timmovable\x18\x05 \x03(\v2%.persys.cluster.v1.ImmovableWorkloadsR\timmovable\x12\x14\n" +
+	"\x05index\x18\x06 \x01(\x04R\x05index\"\xab\x01\n" +
+	"\rRebalanceMove\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x12 \n" +
+	"\ffrom_node_id\x18\x02 \x01(\tR\n" +
+	"fromNodeId\x12\x1c\n" +
+	"\n" +
+	"to_node_id\x18\x03 \x01(\tR\btoNodeId\x12!\n" +
+	"\fgain_percent\x18\x04 \x01(\x01R\vgainPercent\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x88\x01\n" +
+	"\tImbalance\x12+\n" +
+	"\x11deviation_percent\x18\x01 \x01(\x01R\x10deviationPercent\x12%\n" +
+	"\x0elowest_percent\x18\x02 \x01(\x01R\rlowestPercent\x12'\n" +
+	"\x0fhighest_percent\x18\x03 \x01(\x01R\x0ehighestPercent\"J\n" +
+	"\x12ImmovableWorkloads\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1c\n" +
+	"\tworkloads\x18\x02 \x01(\rR\tworkloads2\xba-\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12J\n" +
@@ -12796,7 +13157,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"RemoveNode\x12$.persys.cluster.v1.RemoveNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
 	"\tFenceNode\x12#.persys.cluster.v1.FenceNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
 	"\tLabelNode\x12#.persys.cluster.v1.LabelNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
-	"\tTaintNode\x12#.persys.cluster.v1.TaintNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12E\n" +
+	"\tTaintNode\x12#.persys.cluster.v1.TaintNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12k\n" +
+	"\x10PreviewRebalance\x12*.persys.cluster.v1.PreviewRebalanceRequest\x1a+.persys.cluster.v1.PreviewRebalanceResponse\x12E\n" +
 	"\x04Logs\x12\x1e.persys.cluster.v1.LogsRequest\x1a\x1b.persys.cluster.v1.LogChunk0\x01\x12K\n" +
 	"\x04Exec\x12\x1e.persys.cluster.v1.ExecRequest\x1a\x1f.persys.cluster.v1.ExecResponse(\x010\x01\x12b\n" +
 	"\rRecordSession\x12'.persys.cluster.v1.RecordSessionRequest\x1a(.persys.cluster.v1.RecordSessionResponse\x12\\\n" +
@@ -12880,7 +13242,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 174)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 179)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateGossipRequest)(nil),        // 0: persys.cluster.v1.RotateGossipRequest
 	(*RotateGossipResponse)(nil),       // 1: persys.cluster.v1.RotateGossipResponse
@@ -13050,64 +13412,69 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*StartRunResponse)(nil),           // 165: persys.cluster.v1.StartRunResponse
 	(*ScaleGroupRequest)(nil),          // 166: persys.cluster.v1.ScaleGroupRequest
 	(*ScaleGroupResponse)(nil),         // 167: persys.cluster.v1.ScaleGroupResponse
-	nil,                                // 168: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 169: persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	nil,                                // 170: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	nil,                                // 171: persys.cluster.v1.Account.ClaimsEntry
-	nil,                                // 172: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	nil,                                // 173: persys.cluster.v1.StartRunRequest.ParametersEntry
-	(*timestamppb.Timestamp)(nil),      // 174: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 175: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 176: persys.control.v1.WorkloadAction
-	(*v1.AutoscaleStatus)(nil),         // 177: persys.control.v1.AutoscaleStatus
-	(*v1.ApplyWorkloadRequest)(nil),    // 178: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 179: persys.control.v1.ApplyWorkloadResponse
-	(*v1.TakenBack)(nil),               // 180: persys.control.v1.TakenBack
-	(*v1.Taint)(nil),                   // 181: persys.control.v1.Taint
-	(*v1.NodeView)(nil),                // 182: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 183: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 184: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 185: persys.control.v1.UpdateStrategy
+	(*PreviewRebalanceRequest)(nil),    // 168: persys.cluster.v1.PreviewRebalanceRequest
+	(*PreviewRebalanceResponse)(nil),   // 169: persys.cluster.v1.PreviewRebalanceResponse
+	(*RebalanceMove)(nil),              // 170: persys.cluster.v1.RebalanceMove
+	(*Imbalance)(nil),                  // 171: persys.cluster.v1.Imbalance
+	(*ImmovableWorkloads)(nil),         // 172: persys.cluster.v1.ImmovableWorkloads
+	nil,                                // 173: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 174: persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	nil,                                // 175: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	nil,                                // 176: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 177: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 178: persys.cluster.v1.StartRunRequest.ParametersEntry
+	(*timestamppb.Timestamp)(nil),      // 179: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 180: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 181: persys.control.v1.WorkloadAction
+	(*v1.AutoscaleStatus)(nil),         // 182: persys.control.v1.AutoscaleStatus
+	(*v1.ApplyWorkloadRequest)(nil),    // 183: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 184: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 185: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 186: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 187: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 188: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 189: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 190: persys.control.v1.UpdateStrategy
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	8,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	174, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	179, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	11,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	174, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	174, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	179, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	179, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	11,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	174, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	174, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	179, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	179, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	17,  // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	8,   // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	174, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	174, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	179, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	179, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	22,  // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	22,  // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	174, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	179, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	31,  // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	174, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	174, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	168, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	179, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	179, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	173, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
 	37,  // 19: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
-	175, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	180, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	42,  // 21: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	41,  // 22: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	176, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	177, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	178, // 25: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	179, // 26: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	178, // 27: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	181, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	182, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	183, // 25: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	184, // 26: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	183, // 27: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	47,  // 28: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	42,  // 29: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	41,  // 30: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	180, // 31: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	185, // 31: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
 	48,  // 32: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	178, // 33: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	179, // 34: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	169, // 35: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	181, // 36: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	182, // 37: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	183, // 33: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	184, // 34: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	174, // 35: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	186, // 36: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	187, // 37: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	58,  // 38: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
 	63,  // 39: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
 	64,  // 40: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
@@ -13115,22 +13482,22 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	66,  // 42: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
 	61,  // 43: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
 	67,  // 44: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	170, // 45: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	174, // 46: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	174, // 47: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	174, // 48: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	175, // 45: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	179, // 46: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	179, // 47: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	179, // 48: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	71,  // 49: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	174, // 50: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	179, // 50: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
 	47,  // 51: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	183, // 52: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	188, // 52: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
 	74,  // 53: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
 	47,  // 54: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	174, // 55: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	179, // 55: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	84,  // 56: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	84,  // 57: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	84,  // 58: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 59: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	174, // 60: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	179, // 60: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	88,  // 61: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	84,  // 62: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	94,  // 63: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
@@ -13138,194 +13505,200 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	104, // 65: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
 	88,  // 66: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	87,  // 67: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	174, // 68: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	179, // 68: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
 	108, // 69: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	178, // 70: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	183, // 70: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
 	115, // 71: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
 	118, // 72: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
 	119, // 73: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	174, // 74: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	174, // 75: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	179, // 74: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	179, // 75: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
 	122, // 76: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
 	122, // 77: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	174, // 78: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	174, // 79: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	179, // 78: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	179, // 79: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
 	123, // 80: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
 	122, // 81: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
 	123, // 82: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	174, // 83: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	179, // 83: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
 	129, // 84: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	174, // 85: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	179, // 85: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
 	136, // 86: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	174, // 87: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	179, // 87: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
 	142, // 88: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	174, // 89: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	171, // 90: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	174, // 91: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	179, // 89: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	176, // 90: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	179, // 91: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
 	146, // 92: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	172, // 93: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	177, // 93: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
 	146, // 94: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
 	155, // 95: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	174, // 96: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	184, // 97: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	185, // 98: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	179, // 96: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	189, // 97: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	190, // 98: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
 	161, // 99: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	174, // 100: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	174, // 101: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	173, // 102: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	30,  // 103: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	34,  // 104: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	35,  // 105: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	38,  // 106: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	40,  // 107: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	44,  // 108: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	46,  // 109: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	50,  // 110: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	52,  // 111: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	53,  // 112: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	54,  // 113: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	55,  // 114: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	56,  // 115: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	57,  // 116: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	60,  // 117: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	62,  // 118: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	68,  // 119: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	70,  // 120: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	73,  // 121: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	76,  // 122: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	77,  // 123: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	79,  // 124: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	81,  // 125: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	83,  // 126: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	86,  // 127: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	28,  // 128: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	90,  // 129: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	92,  // 130: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	105, // 131: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	95,  // 132: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	97,  // 133: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	99,  // 134: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	103, // 135: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	101, // 136: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	107, // 137: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	110, // 138: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	111, // 139: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	113, // 140: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	116, // 141: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	120, // 142: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	124, // 143: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	126, // 144: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	128, // 145: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	130, // 146: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	132, // 147: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	133, // 148: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	134, // 149: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	137, // 150: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	139, // 151: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	140, // 152: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	143, // 153: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	145, // 154: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	147, // 155: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	149, // 156: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	150, // 157: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	152, // 158: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	153, // 159: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	156, // 160: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	159, // 161: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	162, // 162: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	164, // 163: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	166, // 164: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	2,   // 165: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	4,   // 166: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	6,   // 167: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	9,   // 168: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	12,  // 169: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	14,  // 170: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	16,  // 171: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	19,  // 172: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	21,  // 173: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	24,  // 174: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	26,  // 175: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	0,   // 176: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	32,  // 177: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	33,  // 178: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	36,  // 179: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	39,  // 180: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	43,  // 181: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	45,  // 182: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	49,  // 183: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	51,  // 184: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	59,  // 185: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 186: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 187: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 188: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 189: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 190: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	61,  // 191: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	65,  // 192: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	69,  // 193: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	72,  // 194: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	75,  // 195: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	179, // 196: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	78,  // 197: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	80,  // 198: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	82,  // 199: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	85,  // 200: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	87,  // 201: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	29,  // 202: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	91,  // 203: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	93,  // 204: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	106, // 205: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	96,  // 206: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	98,  // 207: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	100, // 208: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	104, // 209: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	102, // 210: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	109, // 211: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	112, // 212: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	112, // 213: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	114, // 214: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	117, // 215: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	121, // 216: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	125, // 217: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	127, // 218: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	158, // 219: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	131, // 220: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	135, // 221: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 222: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 223: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	138, // 224: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	141, // 225: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	141, // 226: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	144, // 227: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	141, // 228: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 229: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	151, // 230: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	151, // 231: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	141, // 232: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	154, // 233: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	157, // 234: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	160, // 235: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	163, // 236: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	165, // 237: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	167, // 238: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	3,   // 239: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	5,   // 240: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	7,   // 241: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	10,  // 242: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	13,  // 243: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	15,  // 244: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	18,  // 245: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	20,  // 246: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	23,  // 247: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	25,  // 248: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	27,  // 249: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	1,   // 250: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	177, // [177:251] is the sub-list for method output_type
-	103, // [103:177] is the sub-list for method input_type
-	103, // [103:103] is the sub-list for extension type_name
-	103, // [103:103] is the sub-list for extension extendee
-	0,   // [0:103] is the sub-list for field type_name
+	179, // 100: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	179, // 101: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	178, // 102: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	170, // 103: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	171, // 104: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	171, // 105: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	172, // 106: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	30,  // 107: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	34,  // 108: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	35,  // 109: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	38,  // 110: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	40,  // 111: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	44,  // 112: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	46,  // 113: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	50,  // 114: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	52,  // 115: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	53,  // 116: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	54,  // 117: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	55,  // 118: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	56,  // 119: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	57,  // 120: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	168, // 121: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	60,  // 122: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	62,  // 123: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	68,  // 124: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	70,  // 125: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	73,  // 126: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	76,  // 127: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	77,  // 128: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	79,  // 129: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	81,  // 130: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	83,  // 131: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	86,  // 132: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	28,  // 133: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	90,  // 134: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	92,  // 135: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	105, // 136: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	95,  // 137: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	97,  // 138: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	99,  // 139: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	103, // 140: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	101, // 141: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	107, // 142: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	110, // 143: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	111, // 144: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	113, // 145: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	116, // 146: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	120, // 147: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	124, // 148: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	126, // 149: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	128, // 150: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	130, // 151: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	132, // 152: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	133, // 153: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	134, // 154: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	137, // 155: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	139, // 156: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	140, // 157: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	143, // 158: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	145, // 159: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	147, // 160: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	149, // 161: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	150, // 162: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	152, // 163: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	153, // 164: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	156, // 165: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	159, // 166: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	162, // 167: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	164, // 168: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	166, // 169: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	2,   // 170: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	4,   // 171: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	6,   // 172: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	9,   // 173: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	12,  // 174: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	14,  // 175: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	16,  // 176: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	19,  // 177: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	21,  // 178: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	24,  // 179: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	26,  // 180: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	0,   // 181: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	32,  // 182: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	33,  // 183: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	36,  // 184: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	39,  // 185: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	43,  // 186: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	45,  // 187: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	49,  // 188: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	51,  // 189: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	59,  // 190: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 191: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 192: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 193: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 194: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 195: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	169, // 196: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	61,  // 197: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	65,  // 198: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	69,  // 199: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	72,  // 200: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	75,  // 201: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	184, // 202: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	78,  // 203: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	80,  // 204: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	82,  // 205: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	85,  // 206: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	87,  // 207: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	29,  // 208: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	91,  // 209: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	93,  // 210: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	106, // 211: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	96,  // 212: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	98,  // 213: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	100, // 214: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	104, // 215: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	102, // 216: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	109, // 217: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	112, // 218: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	112, // 219: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	114, // 220: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	117, // 221: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	121, // 222: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	125, // 223: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	127, // 224: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	158, // 225: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	131, // 226: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	135, // 227: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 228: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 229: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	138, // 230: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	141, // 231: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	141, // 232: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	144, // 233: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	141, // 234: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 235: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	151, // 236: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	151, // 237: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	141, // 238: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	154, // 239: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	157, // 240: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	160, // 241: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	163, // 242: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	165, // 243: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	167, // 244: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	3,   // 245: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	5,   // 246: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	7,   // 247: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	10,  // 248: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	13,  // 249: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	15,  // 250: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	18,  // 251: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	20,  // 252: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	23,  // 253: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	25,  // 254: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	27,  // 255: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	1,   // 256: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	182, // [182:257] is the sub-list for method output_type
+	107, // [107:182] is the sub-list for method input_type
+	107, // [107:107] is the sub-list for extension type_name
+	107, // [107:107] is the sub-list for extension extendee
+	0,   // [0:107] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -13354,7 +13727,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   174,
+			NumMessages:   179,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -37,6 +37,7 @@ const (
 	Cluster_FenceNode_FullMethodName          = "/persys.cluster.v1.Cluster/FenceNode"
 	Cluster_LabelNode_FullMethodName          = "/persys.cluster.v1.Cluster/LabelNode"
 	Cluster_TaintNode_FullMethodName          = "/persys.cluster.v1.Cluster/TaintNode"
+	Cluster_PreviewRebalance_FullMethodName   = "/persys.cluster.v1.Cluster/PreviewRebalance"
 	Cluster_Logs_FullMethodName               = "/persys.cluster.v1.Cluster/Logs"
 	Cluster_Exec_FullMethodName               = "/persys.cluster.v1.Cluster/Exec"
 	Cluster_RecordSession_FullMethodName      = "/persys.cluster.v1.Cluster/RecordSession"
@@ -117,6 +118,8 @@ type ClusterClient interface {
 	LabelNode(ctx context.Context, in *LabelNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
 	// TaintNode sets or removes taints of a node. This takes precedence over what the agent reports.
 	TaintNode(ctx context.Context, in *TaintNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
+	// PreviewRebalance returns the moves that would even out the load of the nodes. It changes nothing.
+	PreviewRebalance(ctx context.Context, in *PreviewRebalanceRequest, opts ...grpc.CallOption) (*PreviewRebalanceResponse, error)
 	// Logs streams a workload's output through any replica.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
 	// Exec runs a command in a workload, or opens its console, through any replica. The first message
@@ -395,6 +398,16 @@ func (c *clusterClient) TaintNode(ctx context.Context, in *TaintNodeRequest, opt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(NodeActionResponse)
 	err := c.cc.Invoke(ctx, Cluster_TaintNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) PreviewRebalance(ctx context.Context, in *PreviewRebalanceRequest, opts ...grpc.CallOption) (*PreviewRebalanceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PreviewRebalanceResponse)
+	err := c.cc.Invoke(ctx, Cluster_PreviewRebalance_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -935,6 +948,8 @@ type ClusterServer interface {
 	LabelNode(context.Context, *LabelNodeRequest) (*NodeActionResponse, error)
 	// TaintNode sets or removes taints of a node. This takes precedence over what the agent reports.
 	TaintNode(context.Context, *TaintNodeRequest) (*NodeActionResponse, error)
+	// PreviewRebalance returns the moves that would even out the load of the nodes. It changes nothing.
+	PreviewRebalance(context.Context, *PreviewRebalanceRequest) (*PreviewRebalanceResponse, error)
 	// Logs streams a workload's output through any replica.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
 	// Exec runs a command in a workload, or opens its console, through any replica. The first message
@@ -1090,6 +1105,9 @@ func (UnimplementedClusterServer) LabelNode(context.Context, *LabelNodeRequest) 
 }
 func (UnimplementedClusterServer) TaintNode(context.Context, *TaintNodeRequest) (*NodeActionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TaintNode not implemented")
+}
+func (UnimplementedClusterServer) PreviewRebalance(context.Context, *PreviewRebalanceRequest) (*PreviewRebalanceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PreviewRebalance not implemented")
 }
 func (UnimplementedClusterServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -1472,6 +1490,24 @@ func _Cluster_TaintNode_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ClusterServer).TaintNode(ctx, req.(*TaintNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_PreviewRebalance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PreviewRebalanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).PreviewRebalance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_PreviewRebalance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).PreviewRebalance(ctx, req.(*PreviewRebalanceRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -2350,6 +2386,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "TaintNode",
 			Handler:    _Cluster_TaintNode_Handler,
+		},
+		{
+			MethodName: "PreviewRebalance",
+			Handler:    _Cluster_PreviewRebalance_Handler,
 		},
 		{
 			MethodName: "RecordSession",

@@ -1,0 +1,53 @@
+package rpc
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// together places two running members of one group, w-0 and w-1, on node a.
+func (g *group) together() {
+	g.t.Helper()
+	for _, id := range []string{"w-0", "w-1"} {
+		g.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+			Id: id, Content: "c1:1", Desired: "Running", Demand: &commandv1.Demand{Type: "container", CpuMillicores: 1, Group: "w"},
+		}}}}})
+		g.assign(id, "a")
+		w, _ := g.now().Workload(id)
+		g.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{{
+			Workload: id, Node: "a", Generation: fsm.GenerationPB(w.Generation), Acknowledged: true, State: "Running", ObservedAt: 1,
+		}}}}})
+	}
+}
+
+// TestPreviewRebalance: the preview names the moves with their gains and reasons, counts the workloads that stay, and
+// changes nothing.
+func TestPreviewRebalance(t *testing.T) {
+	g := newGroup(t, 2)
+	g.place("web", "a")
+	g.together()
+	before := g.now().Info().Index
+	p, err := g.cluster(1).PreviewRebalance(ctxFor(t), &clusterv1.PreviewRebalanceRequest{})
+	ok(t, err)
+	is(t, "moves", len(p.GetMoves()), 1)
+	m := p.GetMoves()[0]
+	is(t, "from", m.GetFromNodeId(), "a")
+	is(t, "to", m.GetToNodeId(), "b")
+	is(t, "gain of at least half a node", m.GetGainPercent() >= 50 && m.GetGainPercent() < 51, true)
+	is(t, "workloads that may move", p.GetMovable(), 2)
+	is(t, "reasons of workloads that stay", len(p.GetImmovable()), 1)
+	is(t, "workloads that stay", p.GetImmovable()[0].GetWorkloads(), 1)
+	is(t, "log entries of a preview", g.now().Info().Index-before, 0)
+	p, err = g.cluster(1).PreviewRebalance(ctxFor(t), &clusterv1.PreviewRebalanceRequest{MinGainPercent: 60})
+	ok(t, err)
+	is(t, "moves with a gain of 60 %", len(p.GetMoves()), 0)
+	for _, req := range []*clusterv1.PreviewRebalanceRequest{{MaxMoves: 1001}, {MinGainPercent: 101}} {
+		_, err := g.cluster(0).PreviewRebalance(ctxFor(t), req)
+		code(t, err, codes.InvalidArgument)
+	}
+}
