@@ -645,6 +645,7 @@ var scenarios = []struct {
 	{"81-scale", scaleScenario},
 	{"89-autoscale", autoscaleScenario},
 	{"83-system-workloads", systemScenario},
+	{"90-node-pools", nodePoolsScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

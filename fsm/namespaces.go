@@ -33,11 +33,14 @@ type Namespace struct {
 	MaxPriority int32
 	// AllowScaling lets suggestions of automations scale the groups of this namespace.
 	AllowScaling bool
-	CreatedAt    int64 // Unix nanoseconds, as is UpdatedAt
-	UpdatedAt    int64
-	UpdatedBy    string
-	CreateIndex  uint64
-	ModifyIndex  uint64
+	// NodeLabels are the labels, sorted by key, that a node must carry to run workloads of this namespace. Empty =
+	// any node. See pools.go.
+	NodeLabels  []Label
+	CreatedAt   int64 // Unix nanoseconds, as is UpdatedAt
+	UpdatedAt   int64
+	UpdatedBy   string
+	CreateIndex uint64
+	ModifyIndex uint64
 }
 
 // Use is how much the workloads of a namespace use.
@@ -430,7 +433,7 @@ var within = [...]arm{
 func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
 	n := &Namespace{
 		Name: strings.Clone(b.GetName()), Description: strings.Clone(b.GetDescription()), Quota: amountsOf(b.GetQuota()),
-		Users: convert(b.GetUsers(), strings.Clone), MaxPriority: b.GetMaxPriority(), AllowScaling: b.GetAllowScaling(), CreatedAt: t.r.info.Clock, CreateIndex: t.meta.Index,
+		Users: convert(b.GetUsers(), strings.Clone), MaxPriority: b.GetMaxPriority(), AllowScaling: b.GetAllowScaling(), NodeLabels: sortedLabels(b.GetNodeLabels()), CreatedAt: t.r.info.Clock, CreateIndex: t.meta.Index,
 	}
 	slices.Sort(n.Users)
 	n.Users = slices.Compact(n.Users)
@@ -444,7 +447,7 @@ func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
 	switch {
 	case !known && t.r.namespaces.Len() >= MaxNamespaces:
 		return refuse(Conflict, "there are %d namespaces, at most %d: delete some", t.r.namespaces.Len(), MaxNamespaces)
-	case known && old.Description == n.Description && old.Quota == n.Quota && old.MaxPriority == n.MaxPriority && old.AllowScaling == n.AllowScaling && slices.Equal(old.Users, n.Users):
+	case known && old.Description == n.Description && old.Quota == n.Quota && old.MaxPriority == n.MaxPriority && old.AllowScaling == n.AllowScaling && slices.Equal(old.NodeLabels, n.NodeLabels) && slices.Equal(old.Users, n.Users):
 		return Result{Kind: AlreadyDone}
 	}
 	if known {
@@ -519,6 +522,8 @@ func (n *Namespace) fault() string {
 		return n.Quota.Fault()
 	case n.maxPriorityFault() != "":
 		return n.maxPriorityFault()
+	case n.nodeLabelsFault() != "":
+		return n.nodeLabelsFault()
 	case len(n.Users) > MaxNamespaceUsers:
 		return "users: " + decimal(len(n.Users)) + " entries, at most " + decimal(MaxNamespaceUsers)
 	}
@@ -548,7 +553,7 @@ func (n *Namespace) labels() []Label {
 	out := details(
 		Label{"allow_scaling", scaling},
 		Label{"cpu_millicores", limit(n.Quota.CPU)}, Label{"disk_gb", limit(n.Quota.Disk)}, Label{"max_priority", limit(int64(n.MaxPriority))},
-		Label{"memory_mib", limit(n.Quota.Memory)},
+		Label{"memory_mib", limit(n.Quota.Memory)}, Label{"node_labels", clipTo(labelsText(n.NodeLabels), 512)},
 		Label{"users", clipTo(strings.Join(n.Users, ","), 512)}, Label{"workloads", limit(n.Quota.Workloads)},
 	)
 	if len(out) == 0 {
@@ -619,7 +624,7 @@ func amountsPB(a quota.Amounts) *commandv1.Quota {
 
 func namespacePB(n *Namespace) *commandv1.NamespaceRecord {
 	return &commandv1.NamespaceRecord{
-		Put:       &commandv1.PutNamespace{Name: n.Name, Description: n.Description, Quota: amountsPB(n.Quota), Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling},
+		Put:       &commandv1.PutNamespace{Name: n.Name, Description: n.Description, Quota: amountsPB(n.Quota), Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling, NodeLabels: convert(n.NodeLabels, labelPB)},
 		CreatedAt: n.CreatedAt, UpdatedAt: n.UpdatedAt, UpdatedBy: n.UpdatedBy, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
 	}
 }
@@ -628,7 +633,7 @@ func namespaceRecordOf(m *commandv1.NamespaceRecord) *Namespace {
 	p := m.GetPut()
 	return &Namespace{
 		Name: p.GetName(), Description: p.GetDescription(), Quota: amountsOf(p.GetQuota()), Users: convert(p.GetUsers(), strings.Clone),
-		MaxPriority: p.GetMaxPriority(), AllowScaling: p.GetAllowScaling(), CreatedAt: m.GetCreatedAt(), UpdatedAt: m.GetUpdatedAt(), UpdatedBy: m.GetUpdatedBy(),
+		MaxPriority: p.GetMaxPriority(), AllowScaling: p.GetAllowScaling(), NodeLabels: convert(p.GetNodeLabels(), labelOf), CreatedAt: m.GetCreatedAt(), UpdatedAt: m.GetUpdatedAt(), UpdatedBy: m.GetUpdatedBy(),
 		CreateIndex: m.GetCreateIndex(), ModifyIndex: m.GetModifyIndex(),
 	}
 }
@@ -653,6 +658,10 @@ func (e *encoder) namespace(n *Namespace) {
 	if n.AllowScaling {
 		e.str("allow scaling")
 	}
+	if len(n.NodeLabels) > 0 {
+		e.str("node labels")
+		e.labels(n.NodeLabels)
+	}
 }
 
 // namespaces merges the namespaces of the backup and of the present state in a restore. If both have a
@@ -670,6 +679,7 @@ func (c *checker) namespaces() {
 	r.namespaces.Scan(func(name string, n *Namespace) bool {
 		c.must(n.Name == name && n.fault() == "", "the record of namespace %q, stored under %q, is invalid: %s", clip(n.Name), clip(name), n.fault())
 		c.must(slices.IsSorted(n.Users) && len(slices.Compact(slices.Clone(n.Users))) == len(n.Users), "the users of namespace %s are not sorted or not valid: %v", clip(name), n.Users)
+		c.must(slices.IsSortedFunc(n.NodeLabels, func(a, b Label) int { return strings.Compare(a.Key, b.Key) }), "the node labels of namespace %s are not sorted: %v", clip(name), n.NodeLabels)
 		return true
 	})
 }

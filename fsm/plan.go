@@ -71,7 +71,7 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 	return res
 }
 
-// unfit returns why w cannot be assigned to n now, or "". Labels, constraints and taints are checked only
+// unfit returns why w cannot be assigned to n now, or "". Labels and constraints of w, and taints, are checked only
 // by the planner: a violation is a poor placement and does no harm.
 func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	switch {
@@ -89,6 +89,8 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 		return fmt.Sprintf("node %q does not run type %s", n.ID, w.Demand.Type)
 	case t.barred(w, n) != "":
 		return t.barred(w, n)
+	case t.outside(w, n) != "":
+		return t.outside(w, n)
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}

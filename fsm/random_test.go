@@ -273,6 +273,7 @@ func (g *stream) command(s State) Command {
 			b.Users = [][]string{nil, {"ada"}, {"bob", "ada"}}[g.n("users", 0, 2)]
 			b.MaxPriority = int32(g.n("max priority", -1, 2))
 			b.AllowScaling = g.bool("allow scaling")
+			b.NodeLabels = [][]*commandv1.Label{nil, {{Key: "zone", Value: "x"}}, {{Key: "zone"}, {Key: "disk", Value: "ssd"}}, {{Key: "-"}}}[g.n("node labels", 0, 3)]
 			b.Release = [][]string{nil, {"ada"}, {"bob", "ada"}}[g.n("release", 0, 2)]
 		})
 	case 48:

@@ -69,7 +69,7 @@ func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Pr
 func namespaceOf(n *Namespace) *commandv1.NamespaceRecord {
 	return &commandv1.NamespaceRecord{
 		Put: &commandv1.PutNamespace{
-			Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling,
+			Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling, NodeLabels: labelsOf(n.NodeLabels),
 			Quota: &commandv1.Quota{CpuMillicores: n.Quota.CPUMillicores, MemoryMib: n.Quota.MemoryMiB, DiskGb: n.Quota.DiskGB, Workloads: n.Quota.Workloads},
 		},
 		CreatedAt: nanos(n.CreatedAt), UpdatedAt: nanos(n.UpdatedAt), UpdatedBy: n.UpdatedBy,

@@ -326,7 +326,7 @@ func (p *Projection) Namespace(name string, n *fsm.Namespace) KV {
 		return KV{Key: key}
 	}
 	return KV{key, encode(&Namespace{
-		Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling,
+		Name: n.Name, Description: n.Description, Users: n.Users, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling, NodeLabels: labelMap(n.NodeLabels),
 		Quota:     OwnQuota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads},
 		CreatedAt: stamp(n.CreatedAt), UpdatedAt: stamp(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
 	})}

@@ -343,15 +343,16 @@ type OwnWorkload struct {
 
 // Namespace is the record under /persys/namespaces/<name>.
 type Namespace struct {
-	Name         string   `json:"name"`
-	Description  string   `json:"description,omitempty"`
-	Quota        OwnQuota `json:"quota"`
-	Users        []string `json:"users,omitempty"`
-	MaxPriority  int32    `json:"maxPriority,omitempty"`
-	AllowScaling bool     `json:"allowScaling,omitempty"`
-	CreatedAt    Time     `json:"createdAt"`
-	UpdatedAt    Time     `json:"updatedAt"`
-	UpdatedBy    string   `json:"updatedBy,omitempty"`
+	Name         string            `json:"name"`
+	Description  string            `json:"description,omitempty"`
+	Quota        OwnQuota          `json:"quota"`
+	Users        []string          `json:"users,omitempty"`
+	MaxPriority  int32             `json:"maxPriority,omitempty"`
+	AllowScaling bool              `json:"allowScaling,omitempty"`
+	NodeLabels   map[string]string `json:"nodeLabels,omitempty"` // labels that nodes must carry to run its workloads
+	CreatedAt    Time              `json:"createdAt"`
+	UpdatedAt    Time              `json:"updatedAt"`
+	UpdatedBy    string            `json:"updatedBy,omitempty"`
 }
 
 // OwnQuota is the quota of a namespace; 0: unlimited.

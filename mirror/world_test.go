@@ -396,6 +396,7 @@ func withFiles(c fsm.Command, digit string) fsm.Command {
 func putNamespace(name string, cpu int64) fsm.Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{
 		Name: name, Description: "of " + name, Quota: &commandv1.Quota{CpuMillicores: cpu}, Users: []string{"ada"},
+		NodeLabels: []*commandv1.Label{{Key: "pool", Value: name}},
 	}}}
 }
 

@@ -2,6 +2,8 @@ package rpc
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -191,6 +193,18 @@ func namespaceView(v fsm.View, n *fsm.Namespace) *clusterv1.Namespace {
 		Name: n.Name, Description: n.Description, Quota: amountsView(n.Quota), Used: amountsView(used), OverQuota: used.Over(n.Quota),
 		Users: n.Users, UpdatedBy: n.UpdatedBy, Version: n.ModifyIndex, MaxPriority: n.MaxPriority, AllowScaling: n.AllowScaling,
 	}
+	if len(n.NodeLabels) > 0 {
+		out.NodeLabels = map[string]string{}
+		for _, l := range n.NodeLabels {
+			out.NodeLabels[l.Key] = l.Value
+		}
+		v.Nodes("", func(node *fsm.Node) bool {
+			if _, misses := node.MissesLabel(n.NodeLabels); !misses {
+				out.MatchingNodes++
+			}
+			return true
+		})
+	}
 	if n.CreatedAt > 0 {
 		out.CreatedAt, out.UpdatedAt = timestamppb.New(time.Unix(0, n.CreatedAt)), timestamppb.New(time.Unix(0, n.UpdatedAt))
 	}
@@ -208,6 +222,9 @@ func (s *Server) PutNamespace(ctx context.Context, req *clusterv1.PutNamespaceRe
 		Name: req.GetName(), Description: req.GetDescription(), Users: req.GetUsers(), Release: req.GetRelease(), IfVersion: req.IfVersion,
 		MaxPriority: req.GetMaxPriority(), AllowScaling: req.GetAllowScaling(),
 		Quota: &commandv1.Quota{CpuMillicores: q.GetCpuMillicores(), MemoryMib: q.GetMemoryMib(), DiskGb: q.GetDiskGb(), Workloads: q.GetWorkloads()},
+	}
+	for _, k := range slices.Sorted(maps.Keys(req.GetNodeLabels())) {
+		put.NodeLabels = append(put.NodeLabels, &commandv1.Label{Key: k, Value: req.GetNodeLabels()[k]})
 	}
 	if err := s.mayChangeUsers(ctx, put); err != nil {
 		return nil, err

@@ -290,3 +290,33 @@ func TestQuotaInBand(t *testing.T) {
 	_, err = g.cluster(0).DeleteNamespace(ctxFor(t), &clusterv1.DeleteNamespaceRequest{Name: "a"})
 	code(t, err, codes.FailedPrecondition)
 }
+
+// TestNodePoolOfANamespace: node_labels of a namespace are kept as given, and the answer counts the nodes that carry
+// all of them. Plans keep to these nodes.
+func TestNodePoolOfANamespace(t *testing.T) {
+	g := newGroup(t, 1)
+	_, err := g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "b", Labels: map[string]string{"pool": "shop"}})
+	ok(t, err)
+	for _, x := range []struct {
+		labels map[string]string
+		match  uint32
+		node   string
+	}{
+		{map[string]string{"pool": "shop"}, 1, "b"},
+		{map[string]string{"pool": "shop", "zone": "x"}, 0, ""},
+		{map[string]string{"node.id": "a"}, 1, "a"},
+	} {
+		p, err := g.cluster(0).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "shop", NodeLabels: x.labels})
+		ok(t, err)
+		is(t, "node labels", fmt.Sprint(p.GetNamespace().GetNodeLabels()), fmt.Sprint(x.labels))
+		is(t, "matching nodes", p.GetNamespace().GetMatchingNodes(), x.match)
+		plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{webIn("w", "shop")}})
+		ok(t, err)
+		is(t, "planned node", plan.GetWorkloads()[0].GetNodeId(), x.node)
+		if x.node == "" && !strings.Contains(plan.GetWorkloads()[0].GetReason(), "for namespace shop") {
+			t.Errorf("reason %q, want one that names the namespace", plan.GetWorkloads()[0].GetReason())
+		}
+	}
+	_, err = g.cluster(0).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "shop", NodeLabels: map[string]string{"-": "x"}})
+	code(t, err, codes.InvalidArgument)
+}

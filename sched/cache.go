@@ -150,6 +150,7 @@ func (c *Cache) sync(w *World) {
 			rebuild = true
 		case fsm.TableNamespace:
 			c.version++ // the set of preemptible workloads may have changed
+			c.namespaceChanged(v, ch)
 		}
 	}
 	if rebuild {
@@ -177,6 +178,31 @@ func (c *Cache) sync(w *World) {
 		}
 	}
 	c.stale, c.stalePort = c.stale[:0], c.stalePort[:0]
+}
+
+// namespaceChanged reads the labels that namespaces require of nodes again. If those of the changed namespace differ,
+// it queues its placed workloads, and all system workloads.
+func (c *Cache) namespaceChanged(v fsm.View, ch *fsm.Change) {
+	var was, now []fsm.Label
+	if n := ch.OldNamespace(); n != nil {
+		was = n.NodeLabels
+	}
+	if n := ch.NewNamespace(); n != nil {
+		now = n.NodeLabels
+	}
+	if slices.Equal(was, now) {
+		return
+	}
+	c.nodes.pooled = pooledNamespaces(v)
+	v.Workloads("", func(w *fsm.Workload) bool {
+		if w.In() == ch.Key && w.Node != "" {
+			c.workloads.add(w.ID)
+		}
+		return true
+	})
+	for _, id := range slices.Clone(c.systems.known) {
+		c.systems.add(id)
+	}
 }
 
 // nodeChanged queues what must be evaluated again after a change of a node. It reports whether the arrays of

@@ -77,7 +77,7 @@ func TestRandomChangesTakeNothingDown(t *testing.T) {
 // not use the planner.
 func (w *world) roomAt(id string, x *fsm.Workload) bool {
 	n, ok := w.state.Node(id)
-	if !ok || fits(x.Demand, n).filter != passes {
+	if !ok || fits(pooledNamespaces(w.state)[x.In()], x.Demand, n).filter != passes {
 		return false
 	}
 	cpu, memory, free := x.Demand.CPU, x.Demand.Memory, true

@@ -156,7 +156,7 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	if w.Adopted != "" {
 		return "", "", false // legacy v1 schedulers placed the workload by other rules, so its present node is accepted
 	}
-	if r := fits(w.Demand, n); r.filter != passes {
+	if r := fits(p.c.nodes.pooled[w.In()], w.Demand, n); r.filter != passes {
 		return misfitCode(r.filter), p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], r), false
 	}
 	if stopsOnLostLease(w.Demand) && !n.Facts.SelfFencing {
@@ -213,7 +213,7 @@ func misfitCode(f filter) string {
 	switch f {
 	case wrongType:
 		return fsm.CodeRuntimeNotOffered
-	case noLabel, constraint, wrongNode:
+	case outsidePool, noLabel, constraint, wrongNode:
 		return CodeConstraintChanged
 	}
 	return fsm.CodeDoesNotFit

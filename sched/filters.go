@@ -19,6 +19,7 @@ const (
 	cordoned
 	wrongType
 	noDriver
+	outsidePool // the node does not carry the labels that the namespace requires
 	noLabel
 	constraint
 	taint
@@ -39,7 +40,7 @@ const (
 )
 
 var filterNames = [...]string{
-	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "labels", "constraints", "taints",
+	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "namespace", "labels", "constraints", "taints",
 	"CPU", "memory", "disk", "disk", "host ports", "former instance", "earlier failure", "fencer", "policy",
 	"affinity", "spread", "affinity", "anti-affinity", "anti-affinity",
 }
@@ -64,6 +65,8 @@ func (r rejection) short() string {
 		return "type " + r.key
 	case noDriver:
 		return "storage driver " + r.key
+	case outsidePool:
+		return "label " + r.key + " for namespace " + r.value
 	case noLabel:
 		return "label " + r.key + "=" + r.value
 	case constraint:
@@ -117,12 +120,12 @@ func readiness(n *fsm.Node) rejection {
 	return rejection{}
 }
 
-// static applies the filters that need only the facts of a node: type, storage drivers, labels, constraints,
-// taints, the fencer that on_lost_lease=stop needs (sched/DESIGN.md), and the policies that are bound to the
-// labels of the node.
-func (x *nodeIndex) static(d *fsm.Demand, s int32) rejection {
+// static applies the filters that need only the facts of a node: type, storage drivers, the labels that the
+// namespace of the workload requires, labels, constraints, taints, the fencer that on_lost_lease=stop needs
+// (sched/DESIGN.md), and the policies that are bound to the labels of the node.
+func (x *nodeIndex) static(in *fsm.Namespace, d *fsm.Demand, s int32) rejection {
 	n := x.recs[s]
-	if r := fits(d, n); r.filter != passes {
+	if r := fits(in, d, n); r.filter != passes {
 		return r
 	}
 	if stopsOnLostLease(d) && !n.Facts.SelfFencing {
@@ -142,8 +145,9 @@ func (x *nodeIndex) static(d *fsm.Demand, s int32) rejection {
 func stopsOnLostLease(d *fsm.Demand) bool { return d.Exclusive && d.OnLostLease == fsm.OnLostLeaseStop }
 
 // fits applies the static filters except taints, fencer and policies, which reject only new
-// workloads. A placed workload that no longer passes the filters of fits is moved.
-func fits(d *fsm.Demand, n *fsm.Node) rejection {
+// workloads. A placed workload that no longer passes the filters of fits is moved. in is the namespace of the
+// workload; nil if it requires no labels of its nodes.
+func fits(in *fsm.Namespace, d *fsm.Demand, n *fsm.Node) rejection {
 	if !offers(n, d.Type) {
 		return rejection{filter: wrongType, key: d.Type}
 	}
@@ -152,10 +156,13 @@ func fits(d *fsm.Demand, n *fsm.Node) rejection {
 			return rejection{filter: noDriver, key: s}
 		}
 	}
-	for _, l := range d.Labels {
-		if v, ok := labelOf(n, l.Key); !ok || v != l.Value {
-			return rejection{noLabel, l.Key, l.Value}
+	if in != nil {
+		if l, misses := n.MissesLabel(in.NodeLabels); misses {
+			return rejection{outsidePool, l.Key + "=" + l.Value, in.Name}
 		}
+	}
+	if l, misses := n.MissesLabel(d.Labels); misses {
+		return rejection{noLabel, l.Key, l.Value}
 	}
 	for i := range d.Constraints {
 		if c := &d.Constraints[i]; !satisfies(c, n) {
@@ -169,17 +176,7 @@ func fits(d *fsm.Demand, n *fsm.Node) rejection {
 // legacy v1 peer: it runs everything but VMs.
 func offers(n *fsm.Node, kind string) bool { return n.Runs(kind) }
 
-func labelOf(n *fsm.Node, key string) (string, bool) {
-	if key == fsm.NodeIDLabel {
-		return n.ID, true
-	}
-	for _, l := range n.Labels() {
-		if l.Key == key {
-			return l.Value, true
-		}
-	}
-	return "", false
-}
+func labelOf(n *fsm.Node, key string) (string, bool) { return n.Label(key) }
 
 // satisfies reports whether a node satisfies one constraint. The operators != and not-in are also satisfied
 // if the label is absent. No node satisfies an unknown operator.
@@ -351,6 +348,10 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 		return "workload type: needs " + r.key + ", the node offers " + list(n.Facts.Types)
 	case noDriver:
 		return "storage driver: needs " + r.key + ", the node offers " + list(n.Facts.StorageDrivers)
+	case outsidePool:
+		key, _, _ := strings.Cut(r.key, "=")
+		return "namespace: " + r.value + " requires nodes with " + r.key + ", " + labelText(n, key) +
+			"; an admin may set the label of the node (persysctl node label), or node_labels of the namespace (persysctl namespace set " + r.value + " --nodes)"
 	case noLabel:
 		return "label: needs " + r.key + "=" + r.value + ", " + labelText(n, r.key)
 	case constraint:

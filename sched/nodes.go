@@ -37,8 +37,9 @@ type nodeIndex struct {
 	disk         []int64 // disk in GB, of all pools together
 	usedDisk     []int64
 	pools        [][]pool
-	policies     [][]*policy.Policy // policies that are bound to the labels of each node
-	bound        []*policy.Policy   // all policies that are bound to a node
+	policies     [][]*policy.Policy        // policies that are bound to the labels of each node
+	bound        []*policy.Policy          // all policies that are bound to a node
+	pooled       map[string]*fsm.Namespace // the namespaces that require labels of their nodes
 	workloads    []int32
 	hot          []hot
 
@@ -54,6 +55,7 @@ type nodeIndex struct {
 	few      []string         // sorted keys of labels that have few different values; only these labels are part of a shape
 	poolIDs  map[string]int32 // number of each storage pool name, for fast comparisons
 	wantPool int32            // storage pool of the present demand: anyPool, or a pool number
+	in       *fsm.Namespace   // namespace of the present demand; nil if it requires no labels of its nodes
 
 	classes map[string]*class
 
@@ -135,6 +137,7 @@ func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
 		ports:   map[fsm.HostPort]bitset{},
 		alike:   map[fsm.HostPort][]fsm.HostPort{},
 
+		pooled:     pooledNamespaces(v),
 		topologies: map[string]*topology{},
 	}
 	n := v.NodeCount()
@@ -219,6 +222,18 @@ func fewLabels(recs []*fsm.Node) []string {
 	}
 	slices.Sort(keys)
 	return slices.DeleteFunc(keys, func(k string) bool { return len(values[k]) > fewValues })
+}
+
+// pooledNamespaces returns the namespaces that require labels of their nodes.
+func pooledNamespaces(v fsm.View) map[string]*fsm.Namespace {
+	out := map[string]*fsm.Namespace{}
+	v.Namespaces(func(n *fsm.Namespace) bool {
+		if len(n.NodeLabels) > 0 {
+			out[n.Name] = n
+		}
+		return true
+	})
+	return out
 }
 
 func (x *nodeIndex) poolID(name string) int32 {
@@ -474,8 +489,8 @@ func (x *nodeIndex) refreshPort(v fsm.View, engine string, p fsm.HostPort) {
 }
 
 // classOf returns the class of a demand, and builds it if there is none yet.
-func (x *nodeIndex) classOf(d *fsm.Demand) *class {
-	x.key = x.appendClassKey(x.key[:0], d)
+func (x *nodeIndex) classOf(in *fsm.Namespace, d *fsm.Demand) *class {
+	x.key = x.appendClassKey(x.key[:0], in, d)
 	if c, ok := x.classes[string(x.key)]; ok {
 		return c
 	}
@@ -489,7 +504,7 @@ func (x *nodeIndex) classOf(d *fsm.Demand) *class {
 	}
 	for i, r := range x.recs {
 		s := int32(i)
-		if x.static(d, s).filter != passes {
+		if x.static(in, d, s).filter != passes {
 			continue
 		}
 		c.allowed.set(s)
@@ -512,10 +527,20 @@ func (x *nodeIndex) classOf(d *fsm.Demand) *class {
 	return c
 }
 
-// appendClassKey encodes those fields of a demand that the static filters read.
-func (x *nodeIndex) appendClassKey(b []byte, d *fsm.Demand) []byte {
+// appendClassKey encodes what the static filters read: the labels that the namespace requires, and fields of the
+// demand.
+func (x *nodeIndex) appendClassKey(b []byte, in *fsm.Namespace, d *fsm.Demand) []byte {
 	str := func(s string) { b = append(append(b, s...), 0) }
 	str(d.Type)
+	if in != nil {
+		b = append(b, 7)
+		str(in.Name) // messages name it
+		for _, l := range in.NodeLabels {
+			str(l.Key)
+			str(l.Value)
+		}
+		b = append(b, 8)
+	}
 	for _, s := range d.StorageDrivers {
 		str(s)
 	}

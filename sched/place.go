@@ -83,7 +83,7 @@ func (c *Cache) findExcept(v fsm.View, who subject, d *fsm.Demand, nodes []strin
 // prepare prepares the search for a demand: its ports, the members of its group on each node, and its rules. The
 // caller must call release afterwards.
 func (c *Cache) prepare(v fsm.View, who subject, d *fsm.Demand) query {
-	q := c.nodes.query(v, who.id, d)
+	q := c.nodes.query(v, who, d)
 	c.countMembers(v, who.id, d)
 	c.apply(v, who, &q)
 	return q
@@ -287,7 +287,7 @@ func (c *Cache) appendDemandKey(b []byte, who subject, d *fsm.Demand) []byte {
 		b = binary.BigEndian.AppendUint16(append(append(b, p.Protocol...), 1), p.Port)
 		b = append(append(b, p.Address...), 1)
 	}
-	return c.nodes.appendClassKey(c.appendSubject(append(b, 2), who, d), d)
+	return c.nodes.appendClassKey(c.appendSubject(append(b, 2), who, d), c.nodes.pooled[who.namespace], d)
 }
 
 // former finds the nodes that may still run a workload. It returns the node on which the workload may be
@@ -349,7 +349,7 @@ func (p *planner) mayReturn(w *fsm.Workload, r *fsm.Residual) bool {
 	if r.Reason != fsm.CodeNodeLost && !leavesNode(r.Reason) {
 		return false
 	}
-	if x.static(w.Demand, s).filter != passes || p.awaitedPort(w, x.recs[s]) {
+	if x.static(x.pooled[w.In()], w.Demand, s).filter != passes || p.awaitedPort(w, x.recs[s]) {
 		return false
 	}
 	p.c.prepare(p.State, subjectOf(w), w.Demand)
@@ -483,7 +483,7 @@ func (x *nodeIndex) reject(d *fsm.Demand, s int32) rejection {
 		}
 		return rejection{filter: x.unlisted}
 	}
-	if r := x.static(d, s); r.filter != passes {
+	if r := x.static(x.in, d, s); r.filter != passes {
 		return r
 	}
 	if x.rules.rejects(s) {

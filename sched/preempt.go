@@ -209,7 +209,7 @@ func (b *plan) worst() int64 {
 func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan, bool) {
 	x := p.c.nodes
 	n := x.recs[s]
-	if d.CPU > x.cpu[s] || d.Memory > x.mem[s] || !x.ready.has(s) || x.hot[s].place < 0 || x.static(d, s).filter != passes || x.rules.rejects(s) {
+	if d.CPU > x.cpu[s] || d.Memory > x.mem[s] || !x.ready.has(s) || x.hot[s].place < 0 || x.static(x.in, d, s).filter != passes || x.rules.rejects(s) {
 		return plan{}, false
 	}
 	cpu, mem, disk := x.hot[s].freeCPU-d.CPU, x.hot[s].freeMem-d.Memory, int64(0)

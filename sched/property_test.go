@@ -86,7 +86,7 @@ func disturb(r *rapid.T, w *world) {
 	node := "n" + rapid.SampledFrom([]string{"1", "2", "3", "4"}).Draw(r, "node")
 	load := "w" + rapid.SampledFrom([]string{"1", "2", "3", "4", "5", "6", "7", "8"}).Draw(r, "workload")
 	cmd := func(c *commandv1.Command) { w.try(c) }
-	switch rapid.IntRange(0, 21).Draw(r, "event") {
+	switch rapid.IntRange(0, 22).Draw(r, "event") {
 	case 0, 1:
 		f := randomNode(r)
 		if n, ok := w.state.Node(node); (!ok || n.Up || w.heard[node]) && w.state.Info().Mode == fsm.ModeNormal {
@@ -122,6 +122,11 @@ func disturb(r *rapid.T, w *world) {
 			x.Taint.Seconds = rapid.SampledFrom([]uint32{0, 1, 20}).Draw(r, "seconds")
 		}
 		cmd(&commandv1.Command{Body: &commandv1.Command_TaintNode{TaintNode: &commandv1.TaintNode{Id: node, Taints: []*commandv1.NodeTaint{x}}}})
+	case 22:
+		pool := rapid.SampledFrom([][]string{nil, nil, {"zone=x"}, {"zone=y"}}).Draw(r, "pool")
+		if w.state.Info().Mode == fsm.ModeNormal {
+			w.pool(fsm.DefaultNamespace, pool...)
+		}
 	case 18:
 		set := func(c *commandv1.Cron) {
 			c.Concurrency = rapid.SampledFrom([]string{fsm.ConcurrencyAllow, fsm.ConcurrencyForbid, fsm.ConcurrencyReplace}).Draw(r, "concurrency")

@@ -82,7 +82,7 @@ func (x *nodeIndex) eligibleIn(q *query, t *topology) eligible {
 	if c == nil {
 		names, _ := pinned(q.d)
 		for _, id := range names {
-			if s, ok := x.slotOf[id]; ok && x.static(q.d, s).filter == passes {
+			if s, ok := x.slotOf[id]; ok && x.static(x.in, q.d, s).filter == passes {
 				count(s)
 			}
 		}
@@ -427,7 +427,7 @@ func (x *nodeIndex) lowest(q *query, e *term) int32 {
 // allows reports whether a node passes the static filters.
 func (q *query) allows(s int32) bool {
 	if q.in == nil {
-		return q.x.static(q.d, s).filter == passes
+		return q.x.static(q.x.in, q.d, s).filter == passes
 	}
 	return q.in.allowed.has(s)
 }

@@ -126,7 +126,7 @@ func broken(v fsm.View, w *fsm.Workload, node string, ready func(*fsm.Node) bool
 		counts := map[string]int32{}
 		v.Nodes("", func(n *fsm.Node) bool {
 			_, repelled := repels(w.Demand, n)
-			if ready(n) && fits(w.Demand, n).filter == passes && !repelled && (!stopsOnLostLease(w.Demand) || n.Facts.SelfFencing) && place(n) != "" {
+			if ready(n) && fits(pooledNamespaces(v)[w.In()], w.Demand, n).filter == passes && !repelled && (!stopsOnLostLease(w.Demand) || n.Facts.SelfFencing) && place(n) != "" {
 				counts[place(n)] += 0
 			}
 			return true

@@ -46,14 +46,15 @@ type query struct {
 }
 
 // query prepares the search for the best node for a demand.
-func (x *nodeIndex) query(v fsm.View, id string, d *fsm.Demand) query {
+func (x *nodeIndex) query(v fsm.View, who subject, d *fsm.Demand) query {
 	x.prepare(v, d)
+	x.in = x.pooled[who.namespace]
 	for i := range x.sizes {
 		x.added[i] = x.sizes[i].added(d)
 	}
-	q := query{x: x, d: d, bin: x.packs(d), at: hash(x.seed, id), best: -1, score: math.MaxInt64}
+	q := query{x: x, d: d, bin: x.packs(d), at: hash(x.seed, who.id), best: -1, score: math.MaxInt64}
 	if _, ok := pinned(d); !ok {
-		q.in = x.classOf(d)
+		q.in = x.classOf(x.in, d)
 	}
 	q.from = int32(sort.Search(len(x.ring), func(i int) bool { return x.ring[i] >= q.at }))
 	return q
@@ -127,7 +128,7 @@ func (q *query) search(listed []int32) {
 	x := q.x
 	if ids, ok := pinned(q.d); ok {
 		for _, id := range ids {
-			if s, ok := x.slotOf[id]; ok && x.ready.has(s) && x.hot[s].place >= 0 && x.static(q.d, s).filter == passes && !x.rules.rejects(s) && x.room(q.d, s) == passes {
+			if s, ok := x.slotOf[id]; ok && x.ready.has(s) && x.hot[s].place >= 0 && x.static(x.in, q.d, s).filter == passes && !x.rules.rejects(s) && x.room(q.d, s) == passes {
 				q.offer(s, x.scoreOf(q.d, s).Total)
 			}
 		}

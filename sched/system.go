@@ -114,7 +114,7 @@ func (p *planner) placeMember(template, node string) {
 		why, at = p.memberLeaves(of, m, n)
 	case of.Desired != fsm.DesiredRunning || readiness(n).filter != passes:
 		return
-	case p.c.nodes.static(of.Demand, p.c.nodes.slotOf[node]).filter != passes:
+	case p.c.nodes.static(p.c.nodes.pooled[of.In()], of.Demand, p.c.nodes.slotOf[node]).filter != passes:
 		return
 	case of.Reason.Code == fsm.CodeNotCreated && of.Reason.At+refusedAgain > p.Now:
 		at = of.Reason.At + refusedAgain
@@ -160,7 +160,7 @@ func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (why string, at
 		}
 		return "taint " + t.String() + " is not tolerated", 0
 	}
-	if r := fits(of.Demand, n); r.filter != passes {
+	if r := fits(p.c.nodes.pooled[of.In()], of.Demand, n); r.filter != passes {
 		return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
 	}
 	return "", 0
@@ -194,10 +194,11 @@ func leavesLast(w *fsm.Workload, n *fsm.Node) bool { return w.IsMember() && n.Up
 // system workload, or would get one.
 func MembersText(v fsm.View, of *fsm.Workload, t Tuning) string {
 	x, n, total := newNodeIndex(v, t.withDefaults()), 0, 0
+	in := x.pooled[of.In()]
 	v.Nodes("", func(node *fsm.Node) bool {
 		total++
 		_, has := fsm.MemberOf(v, of.ID, node.ID)
-		if has && (!node.Up || fits(of.Demand, node).filter == passes) || readiness(node).filter == passes && x.static(of.Demand, x.slotOf[node.ID]).filter == passes {
+		if has && (!node.Up || fits(in, of.Demand, node).filter == passes) || readiness(node).filter == passes && x.static(in, of.Demand, x.slotOf[node.ID]).filter == passes {
 			n++
 		}
 		return true

@@ -452,6 +452,7 @@ func namespaces() []*clusterv1.Namespace {
 		{Name: "default", Quota: &clusterv1.NamespaceAmounts{}, Used: &clusterv1.NamespaceAmounts{CpuMillicores: 750, MemoryMib: 640, Workloads: 5}},
 		{
 			Name: "shop", Description: "the shop's own", Users: []string{"ada", "bob"}, UpdatedAt: before(time.Hour), UpdatedBy: "persys://c1/user/admin", OverQuota: true, Version: 41, MaxPriority: 7,
+			NodeLabels: map[string]string{"pool": "shop"}, MatchingNodes: 2,
 			Quota: &clusterv1.NamespaceAmounts{CpuMillicores: 2000, MemoryMib: 1024, Workloads: 3},
 			Used:  &clusterv1.NamespaceAmounts{CpuMillicores: 2500, MemoryMib: 512, DiskGb: 10, Workloads: 3},
 		},

@@ -99,6 +99,7 @@ type namespaceOptions struct {
 	workloads                      int64
 	maxPriority                    int32
 	allowScaling                   bool
+	nodes                          []string
 	add, remove, release           []string
 }
 
@@ -112,10 +113,16 @@ used. A concurrent change by another user is kept.
 
 --max-priority is the highest priority that users who are listed in a namespace may give
 to its workloads. Up to it, these also take the place of workloads of lower priority in
-other namespaces, which they otherwise never do.`,
+other namespaces, which they otherwise never do.
+
+--nodes makes a node pool: the workloads of the namespace run only on nodes that carry all
+of these labels (persysctl node label). It replaces the former labels; --nodes "" takes
+them away. Running workloads on other nodes move as soon as a node of the pool has room.
+Taint the nodes of the pool to keep other namespaces off them.`,
 		Example: `  persysctl namespace set shop --cpu 8 --memory 16Gi --disk 200Gi --workloads 50 --add-user ada
   persysctl namespace set shop --cpu 0
   persysctl namespace set shop --max-priority 50
+  persysctl namespace set shop --nodes pool=shop
   persysctl namespace set shop --release ada`,
 		Args: args(1, 1, "NAME"),
 	}
@@ -127,6 +134,7 @@ other namespaces, which they otherwise never do.`,
 	f.Int64Var(&o.workloads, "workloads", 0, "quota of workloads")
 	f.Int32Var(&o.maxPriority, "max-priority", 0, "highest priority that its users may give, and that counts against other namespaces: 0 to 1000")
 	f.BoolVar(&o.allowScaling, "allow-scaling", false, "let the suggestions of automations scale groups; --allow-scaling=false ends it")
+	f.StringSliceVar(&o.nodes, "nodes", nil, "labels (KEY=VALUE) that nodes must carry to run its workloads; \"\" = any node")
 	f.StringSliceVar(&o.add, "add-user", nil, "restrict this user to this namespace, and to others that list it; may be repeated")
 	f.StringSliceVar(&o.remove, "remove-user", nil, "remove this user; refused in the last namespace that lists it")
 	f.StringSliceVar(&o.release, "release", nil, "remove this user, who may act everywhere if no other namespace lists it")
@@ -136,8 +144,12 @@ other namespaces, which they otherwise never do.`,
 			return err
 		}
 		c.done(args[0], "set", r)
-		if n := r.GetNamespace(); n.GetOverQuota() && !c.machine() {
+		n := r.GetNamespace()
+		if n.GetOverQuota() && !c.machine() {
 			c.empty("The use is over the quota: new workloads are refused, and none is stopped.", "persysctl namespace show "+n.GetName())
+		}
+		if len(n.GetNodeLabels()) > 0 && n.GetMatchingNodes() == 0 && !c.machine() {
+			c.empty("No node carries "+labelsText(n.GetNodeLabels())+": new workloads wait, and running ones stay where they are.", "persysctl node label NODE "+strings.ReplaceAll(labelsText(n.GetNodeLabels()), ",", ""))
 		}
 		return nil
 	})
@@ -174,6 +186,7 @@ func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given
 	case err == nil:
 		req.Description, req.Users, *req.IfVersion = have.GetDescription(), have.GetUsers(), have.GetVersion()
 		req.MaxPriority, req.AllowScaling = have.GetMaxPriority(), have.GetAllowScaling()
+		req.NodeLabels = have.GetNodeLabels()
 		if q := have.GetQuota(); q != nil {
 			req.Quota = q
 		}
@@ -192,6 +205,11 @@ func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given
 	}
 	if given("allow-scaling") {
 		req.AllowScaling = o.allowScaling
+	}
+	if given("nodes") {
+		if req.NodeLabels, err = nodeLabels(o.nodes); err != nil {
+			return nil, err
+		}
 	}
 	if given("cpu") {
 		if q.CpuMillicores, err = quantity.CPU(o.cpu); err != nil {
@@ -213,6 +231,22 @@ func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given
 	req.Users = slices.DeleteFunc(slices.Clone(req.Users), func(u string) bool { return slices.Contains(o.remove, u) || slices.Contains(o.release, u) })
 	req.Users = append(req.Users, o.add...)
 	return req, nil
+}
+
+// nodeLabels reads the values of --nodes.
+func nodeLabels(values []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, v := range values {
+		key, value, ok := strings.Cut(v, "=")
+		if !ok || key == "" {
+			return nil, usagef("--nodes: %q must be KEY=VALUE", v)
+		}
+		if _, twice := out[key]; twice {
+			return nil, usagef("--nodes: label %q is there twice, and a node has one value for each label", key)
+		}
+		out[key] = value
+	}
+	return out, nil
 }
 
 func (c *cli) oneNamespace(ctx context.Context, name string) (*clusterv1.Namespace, error) {
@@ -288,6 +322,11 @@ func (c *cli) showNamespace(n *clusterv1.Namespace) {
 	if n.GetAllowScaling() {
 		f.Add("Scaling", screen.Text("suggestions of automations are carried out"))
 	}
+	nodes := "any"
+	if labels := n.GetNodeLabels(); len(labels) > 0 {
+		nodes = fmt.Sprintf("with %s; %d match", labelsText(labels), n.GetMatchingNodes())
+	}
+	f.Add("Nodes", screen.Text(screen.Clean(nodes)))
 	if n.GetUpdatedAt() != nil {
 		f.Add("Changed", screen.Text(c.ago(n.GetUpdatedAt())+" by "+who(n.GetUpdatedBy())))
 	}

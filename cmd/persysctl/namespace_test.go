@@ -115,6 +115,23 @@ func TestNamespaceSetKeepsOtherFields(t *testing.T) {
 	if got := last[*clusterv1.PutNamespaceRequest](f).GetMaxPriority(); got != 0 {
 		t.Errorf("max priority %d", got)
 	}
+	if got := last[*clusterv1.PutNamespaceRequest](f).GetNodeLabels(); len(got) != 1 || got["pool"] != "shop" {
+		t.Errorf("node labels %v, want the present ones kept", got)
+	}
+	for _, x := range []struct{ value, want string }{{"zone=a,pool=web", "pool=web, zone=a"}, {"note=", "note="}, {"a.b/c=x=y", "a.b/c=x=y"}, {"", ""}} {
+		if code := s.run(f, "namespace", "set", "shop", "--nodes", x.value); code != 0 {
+			t.Fatal(s.stderr.String())
+		}
+		if got := labelsText(last[*clusterv1.PutNamespaceRequest](f).GetNodeLabels()); got != x.want {
+			t.Errorf("--nodes %q sends %q, want %q", x.value, got, x.want)
+		}
+	}
+	for _, x := range []struct{ value, want string }{{"pool", "must be KEY=VALUE"}, {"=shop", "must be KEY=VALUE"}, {"pool=a,pool=b", "there twice"}} {
+		s := newSession(t)
+		if code := s.run(f, "namespace", "set", "shop", "--nodes", x.value); code != exitUsage || !strings.Contains(s.stderr.String(), x.want) {
+			t.Errorf("--nodes %q: code %d, %s, want a usage error with %q", x.value, code, s.stderr.String(), x.want)
+		}
+	}
 	if code := s.run(f, "namespace", "set", "shop", "--cpu", "0", "--disk", "0"); code != 0 {
 		t.Fatal(s.stderr.String())
 	}

@@ -10,9 +10,10 @@ import (
 
 // Limits of the labels and taints that people set on one node.
 const (
-	MaxNodeKeys    = 64 // maximum number of labels, and of taints
-	maxLabelValue  = 255
-	maxEvictionAge = 365 * 24 * 3600 // maximum number of seconds in a NoExecute taint
+	MaxNodeKeys            = 64 // maximum number of labels, and of taints
+	MaxNamespaceNodeLabels = 16 // maximum number of labels that a namespace requires of its nodes
+	maxLabelValue          = 255
+	maxEvictionAge         = 365 * 24 * 3600 // maximum number of seconds in a NoExecute taint
 )
 
 // LabelKeyRule is the pattern of the keys of labels and taints.
@@ -94,6 +95,10 @@ func sizeFault(field string, n int) string {
 	}
 	return ""
 }
+
+// NodeLabelFault describes an invalid key or value of a node label that another object names; "" if both are valid.
+// at is the field.
+func NodeLabelFault(at, key, value string) string { return labelFault(at, key, value) }
 
 func labelFault(at, key, value string) string {
 	switch {

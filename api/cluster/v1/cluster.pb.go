@@ -8716,7 +8716,12 @@ type Namespace struct {
 	// place of those of other namespaces.
 	MaxPriority int32 `protobuf:"varint,202,opt,name=max_priority,json=maxPriority,proto3" json:"max_priority,omitempty"`
 	// Suggestions of automations may scale the groups of this namespace.
-	AllowScaling  bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
+	AllowScaling bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
+	// Labels that a node must carry to run workloads of this namespace; empty = any node. A value that a node
+	// does not have yet is accepted.
+	NodeLabels map[string]string `protobuf:"bytes,1392,rep,name=node_labels,json=nodeLabels,proto3" json:"node_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Number of nodes that carry all of node_labels; 0 without node_labels.
+	MatchingNodes uint32 `protobuf:"varint,1393,opt,name=matching_nodes,json=matchingNodes,proto3" json:"matching_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8835,6 +8840,20 @@ func (x *Namespace) GetAllowScaling() bool {
 	return false
 }
 
+func (x *Namespace) GetNodeLabels() map[string]string {
+	if x != nil {
+		return x.NodeLabels
+	}
+	return nil
+}
+
+func (x *Namespace) GetMatchingNodes() uint32 {
+	if x != nil {
+		return x.MatchingNodes
+	}
+	return 0
+}
+
 type ListNamespacesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the only namespace to return; empty means all in which the caller may act.
@@ -8950,7 +8969,9 @@ type PutNamespaceRequest struct {
 	// Maximum priority, 0 to 1000; see Namespace.
 	MaxPriority int32 `protobuf:"varint,202,opt,name=max_priority,json=maxPriority,proto3" json:"max_priority,omitempty"`
 	// See Namespace.
-	AllowScaling  bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
+	AllowScaling bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
+	// See Namespace. At most 16 labels.
+	NodeLabels    map[string]string `protobuf:"bytes,1392,rep,name=node_labels,json=nodeLabels,proto3" json:"node_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9046,6 +9067,13 @@ func (x *PutNamespaceRequest) GetAllowScaling() bool {
 		return x.AllowScaling
 	}
 	return false
+}
+
+func (x *PutNamespaceRequest) GetNodeLabels() map[string]string {
+	if x != nil {
+		return x.NodeLabels
+	}
+	return nil
 }
 
 type NamespaceResponse struct {
@@ -12826,7 +12854,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\x1c\n" +
-	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\xe3\x03\n" +
+	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\x9a\x05\n" +
 	"\tNamespace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x129\n" +
@@ -12844,14 +12872,22 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\aversion\x18\n" +
 	" \x01(\x04R\aversion\x12\"\n" +
 	"\fmax_priority\x18\xca\x01 \x01(\x05R\vmaxPriority\x12$\n" +
-	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScaling\"+\n" +
+	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScaling\x12N\n" +
+	"\vnode_labels\x18\xf0\n" +
+	" \x03(\v2,.persys.cluster.v1.Namespace.NodeLabelsEntryR\n" +
+	"nodeLabels\x12&\n" +
+	"\x0ematching_nodes\x18\xf1\n" +
+	" \x01(\rR\rmatchingNodes\x1a=\n" +
+	"\x0fNodeLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"+\n" +
 	"\x15ListNamespacesRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"l\n" +
 	"\x16ListNamespacesResponse\x12<\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x1c.persys.cluster.v1.NamespaceR\n" +
 	"namespaces\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"\xd2\x02\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\xeb\x03\n" +
 	"\x13PutNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x129\n" +
@@ -12863,7 +12899,13 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"if_version\x18\a \x01(\x04H\x00R\tifVersion\x88\x01\x01\x12\"\n" +
 	"\fmax_priority\x18\xca\x01 \x01(\x05R\vmaxPriority\x12$\n" +
-	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScalingB\r\n" +
+	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScaling\x12X\n" +
+	"\vnode_labels\x18\xf0\n" +
+	" \x03(\v26.persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntryR\n" +
+	"nodeLabels\x1a=\n" +
+	"\x0fNodeLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\r\n" +
 	"\v_if_version\"e\n" +
 	"\x11NamespaceResponse\x12:\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x1c.persys.cluster.v1.NamespaceR\tnamespace\x12\x14\n" +
@@ -13242,7 +13284,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 179)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 181)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateGossipRequest)(nil),        // 0: persys.cluster.v1.RotateGossipRequest
 	(*RotateGossipResponse)(nil),       // 1: persys.cluster.v1.RotateGossipResponse
@@ -13420,61 +13462,63 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	nil,                                // 173: persys.cluster.v1.Event.DetailsEntry
 	nil,                                // 174: persys.cluster.v1.LabelNodeRequest.LabelsEntry
 	nil,                                // 175: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	nil,                                // 176: persys.cluster.v1.Account.ClaimsEntry
-	nil,                                // 177: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	nil,                                // 178: persys.cluster.v1.StartRunRequest.ParametersEntry
-	(*timestamppb.Timestamp)(nil),      // 179: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 180: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 181: persys.control.v1.WorkloadAction
-	(*v1.AutoscaleStatus)(nil),         // 182: persys.control.v1.AutoscaleStatus
-	(*v1.ApplyWorkloadRequest)(nil),    // 183: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 184: persys.control.v1.ApplyWorkloadResponse
-	(*v1.TakenBack)(nil),               // 185: persys.control.v1.TakenBack
-	(*v1.Taint)(nil),                   // 186: persys.control.v1.Taint
-	(*v1.NodeView)(nil),                // 187: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 188: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 189: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 190: persys.control.v1.UpdateStrategy
+	nil,                                // 176: persys.cluster.v1.Namespace.NodeLabelsEntry
+	nil,                                // 177: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	nil,                                // 178: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 179: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 180: persys.cluster.v1.StartRunRequest.ParametersEntry
+	(*timestamppb.Timestamp)(nil),      // 181: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 182: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 183: persys.control.v1.WorkloadAction
+	(*v1.AutoscaleStatus)(nil),         // 184: persys.control.v1.AutoscaleStatus
+	(*v1.ApplyWorkloadRequest)(nil),    // 185: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 186: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 187: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 188: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 189: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 190: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 191: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 192: persys.control.v1.UpdateStrategy
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	8,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	179, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	181, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	11,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	179, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	179, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	181, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	181, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	11,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	179, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	179, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	181, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	181, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	17,  // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	8,   // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	179, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	179, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	181, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	181, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	22,  // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	22,  // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	179, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	181, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	31,  // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	179, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	179, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	181, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	181, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
 	173, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
 	37,  // 19: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
-	180, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	182, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	42,  // 21: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	41,  // 22: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	181, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	182, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	183, // 25: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	184, // 26: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	183, // 27: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	183, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	184, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	185, // 25: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	186, // 26: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	185, // 27: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	47,  // 28: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	42,  // 29: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	41,  // 30: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	185, // 31: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	187, // 31: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
 	48,  // 32: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	183, // 33: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	184, // 34: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	185, // 33: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	186, // 34: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
 	174, // 35: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	186, // 36: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	187, // 37: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	188, // 36: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	189, // 37: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	58,  // 38: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
 	63,  // 39: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
 	64,  // 40: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
@@ -13483,21 +13527,21 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	61,  // 43: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
 	67,  // 44: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
 	175, // 45: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	179, // 46: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	179, // 47: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	179, // 48: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	181, // 46: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	181, // 47: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	181, // 48: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	71,  // 49: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	179, // 50: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	181, // 50: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
 	47,  // 51: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	188, // 52: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	190, // 52: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
 	74,  // 53: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
 	47,  // 54: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	179, // 55: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	181, // 55: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	84,  // 56: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	84,  // 57: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	84,  // 58: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 59: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	179, // 60: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	181, // 60: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	88,  // 61: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	84,  // 62: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	94,  // 63: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
@@ -13505,200 +13549,202 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	104, // 65: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
 	88,  // 66: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	87,  // 67: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	179, // 68: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	181, // 68: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
 	108, // 69: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	183, // 70: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	185, // 70: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
 	115, // 71: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
 	118, // 72: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
 	119, // 73: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	179, // 74: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	179, // 75: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	181, // 74: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	181, // 75: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
 	122, // 76: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
 	122, // 77: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	179, // 78: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	179, // 79: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	123, // 80: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
-	122, // 81: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	123, // 82: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	179, // 83: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
-	129, // 84: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	179, // 85: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
-	136, // 86: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	179, // 87: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
-	142, // 88: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	179, // 89: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	176, // 90: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	179, // 91: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
-	146, // 92: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	177, // 93: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	146, // 94: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
-	155, // 95: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	179, // 96: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	189, // 97: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	190, // 98: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
-	161, // 99: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	179, // 100: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	179, // 101: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	178, // 102: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	170, // 103: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	171, // 104: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
-	171, // 105: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
-	172, // 106: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
-	30,  // 107: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	34,  // 108: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	35,  // 109: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	38,  // 110: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	40,  // 111: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	44,  // 112: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	46,  // 113: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	50,  // 114: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	52,  // 115: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	53,  // 116: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	54,  // 117: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	55,  // 118: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	56,  // 119: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	57,  // 120: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	168, // 121: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	60,  // 122: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	62,  // 123: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	68,  // 124: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	70,  // 125: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	73,  // 126: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	76,  // 127: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	77,  // 128: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	79,  // 129: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	81,  // 130: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	83,  // 131: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	86,  // 132: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	28,  // 133: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	90,  // 134: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	92,  // 135: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	105, // 136: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	95,  // 137: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	97,  // 138: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	99,  // 139: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	103, // 140: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	101, // 141: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	107, // 142: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	110, // 143: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	111, // 144: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	113, // 145: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	116, // 146: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	120, // 147: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	124, // 148: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	126, // 149: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	128, // 150: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	130, // 151: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	132, // 152: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	133, // 153: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	134, // 154: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	137, // 155: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	139, // 156: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	140, // 157: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	143, // 158: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	145, // 159: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	147, // 160: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	149, // 161: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	150, // 162: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	152, // 163: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	153, // 164: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	156, // 165: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	159, // 166: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	162, // 167: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	164, // 168: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	166, // 169: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	2,   // 170: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	4,   // 171: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	6,   // 172: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	9,   // 173: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	12,  // 174: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	14,  // 175: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	16,  // 176: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	19,  // 177: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	21,  // 178: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	24,  // 179: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	26,  // 180: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	0,   // 181: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	32,  // 182: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	33,  // 183: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	36,  // 184: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	39,  // 185: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	43,  // 186: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	45,  // 187: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	49,  // 188: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	51,  // 189: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	59,  // 190: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 191: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 192: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 193: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 194: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 195: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	169, // 196: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	61,  // 197: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	65,  // 198: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	69,  // 199: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	72,  // 200: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	75,  // 201: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	184, // 202: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	78,  // 203: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	80,  // 204: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	82,  // 205: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	85,  // 206: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	87,  // 207: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	29,  // 208: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	91,  // 209: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	93,  // 210: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	106, // 211: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	96,  // 212: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	98,  // 213: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	100, // 214: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	104, // 215: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	102, // 216: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	109, // 217: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	112, // 218: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	112, // 219: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	114, // 220: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	117, // 221: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	121, // 222: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	125, // 223: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	127, // 224: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	158, // 225: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	131, // 226: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	135, // 227: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 228: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 229: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	138, // 230: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	141, // 231: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	141, // 232: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	144, // 233: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	141, // 234: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 235: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	151, // 236: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	151, // 237: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	141, // 238: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	154, // 239: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	157, // 240: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	160, // 241: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	163, // 242: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	165, // 243: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	167, // 244: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	3,   // 245: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	5,   // 246: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	7,   // 247: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	10,  // 248: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	13,  // 249: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	15,  // 250: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	18,  // 251: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	20,  // 252: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	23,  // 253: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	25,  // 254: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	27,  // 255: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	1,   // 256: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	182, // [182:257] is the sub-list for method output_type
-	107, // [107:182] is the sub-list for method input_type
-	107, // [107:107] is the sub-list for extension type_name
-	107, // [107:107] is the sub-list for extension extendee
-	0,   // [0:107] is the sub-list for field type_name
+	181, // 78: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	181, // 79: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	176, // 80: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
+	123, // 81: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
+	122, // 82: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	177, // 83: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	123, // 84: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
+	181, // 85: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	129, // 86: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
+	181, // 87: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	136, // 88: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
+	181, // 89: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	142, // 90: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
+	181, // 91: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	178, // 92: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	181, // 93: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	146, // 94: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
+	179, // 95: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	146, // 96: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
+	155, // 97: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
+	181, // 98: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	191, // 99: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	192, // 100: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	161, // 101: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
+	181, // 102: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	181, // 103: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	180, // 104: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	170, // 105: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	171, // 106: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	171, // 107: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	172, // 108: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	30,  // 109: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	34,  // 110: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	35,  // 111: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	38,  // 112: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	40,  // 113: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	44,  // 114: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	46,  // 115: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	50,  // 116: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	52,  // 117: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	53,  // 118: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	54,  // 119: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	55,  // 120: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	56,  // 121: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	57,  // 122: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	168, // 123: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	60,  // 124: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	62,  // 125: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	68,  // 126: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	70,  // 127: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	73,  // 128: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	76,  // 129: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	77,  // 130: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	79,  // 131: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	81,  // 132: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	83,  // 133: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	86,  // 134: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	28,  // 135: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	90,  // 136: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	92,  // 137: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	105, // 138: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	95,  // 139: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	97,  // 140: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	99,  // 141: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	103, // 142: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	101, // 143: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	107, // 144: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	110, // 145: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	111, // 146: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	113, // 147: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	116, // 148: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	120, // 149: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	124, // 150: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	126, // 151: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	128, // 152: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	130, // 153: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	132, // 154: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	133, // 155: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	134, // 156: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	137, // 157: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	139, // 158: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	140, // 159: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	143, // 160: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	145, // 161: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	147, // 162: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	149, // 163: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	150, // 164: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	152, // 165: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	153, // 166: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	156, // 167: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	159, // 168: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	162, // 169: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	164, // 170: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	166, // 171: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	2,   // 172: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	4,   // 173: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	6,   // 174: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	9,   // 175: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	12,  // 176: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	14,  // 177: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	16,  // 178: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	19,  // 179: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	21,  // 180: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	24,  // 181: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	26,  // 182: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	0,   // 183: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	32,  // 184: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	33,  // 185: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	36,  // 186: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	39,  // 187: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	43,  // 188: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	45,  // 189: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	49,  // 190: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	51,  // 191: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	59,  // 192: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 193: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 194: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 195: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 196: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 197: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	169, // 198: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	61,  // 199: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	65,  // 200: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	69,  // 201: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	72,  // 202: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	75,  // 203: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	186, // 204: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	78,  // 205: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	80,  // 206: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	82,  // 207: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	85,  // 208: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	87,  // 209: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	29,  // 210: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	91,  // 211: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	93,  // 212: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	106, // 213: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	96,  // 214: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	98,  // 215: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	100, // 216: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	104, // 217: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	102, // 218: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	109, // 219: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	112, // 220: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	112, // 221: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	114, // 222: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	117, // 223: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	121, // 224: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	125, // 225: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	127, // 226: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	158, // 227: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	131, // 228: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	135, // 229: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 230: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 231: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	138, // 232: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	141, // 233: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	141, // 234: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	144, // 235: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	141, // 236: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 237: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	151, // 238: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	151, // 239: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	141, // 240: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	154, // 241: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	157, // 242: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	160, // 243: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	163, // 244: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	165, // 245: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	167, // 246: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	3,   // 247: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	5,   // 248: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	7,   // 249: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	10,  // 250: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	13,  // 251: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	15,  // 252: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	18,  // 253: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	20,  // 254: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	23,  // 255: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	25,  // 256: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	27,  // 257: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	1,   // 258: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	184, // [184:259] is the sub-list for method output_type
+	109, // [109:184] is the sub-list for method input_type
+	109, // [109:109] is the sub-list for extension type_name
+	109, // [109:109] is the sub-list for extension extendee
+	0,   // [0:109] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -13727,7 +13773,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   179,
+			NumMessages:   181,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -8376,7 +8376,9 @@ type PutNamespace struct {
 	// priority counts against workloads of other namespaces; 0..1000.
 	MaxPriority int32 `protobuf:"varint,202,opt,name=max_priority,json=maxPriority,proto3" json:"max_priority,omitempty"`
 	// Suggestions of automations may scale the groups of this namespace.
-	AllowScaling  bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
+	AllowScaling bool `protobuf:"varint,357,opt,name=allow_scaling,json=allowScaling,proto3" json:"allow_scaling,omitempty"`
+	// Labels that a node must carry to run workloads of this namespace, sorted by key; empty = any node.
+	NodeLabels    []*Label `protobuf:"bytes,367,rep,name=node_labels,json=nodeLabels,proto3" json:"node_labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8465,6 +8467,13 @@ func (x *PutNamespace) GetAllowScaling() bool {
 		return x.AllowScaling
 	}
 	return false
+}
+
+func (x *PutNamespace) GetNodeLabels() []*Label {
+	if x != nil {
+		return x.NodeLabels
+	}
+	return nil
 }
 
 type DeleteNamespace struct {
@@ -12723,7 +12732,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\x1c\n" +
-	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\xa1\x02\n" +
+	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\xdd\x02\n" +
 	"\fPutNamespace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12.\n" +
@@ -12733,7 +12742,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"if_version\x18\x06 \x01(\x04H\x00R\tifVersion\x88\x01\x01\x12\"\n" +
 	"\fmax_priority\x18\xca\x01 \x01(\x05R\vmaxPriority\x12$\n" +
-	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScalingB\r\n" +
+	"\rallow_scaling\x18\xe5\x02 \x01(\bR\fallowScaling\x12:\n" +
+	"\vnode_labels\x18\xef\x02 \x03(\v2\x18.persys.command.v1.LabelR\n" +
+	"nodeLabelsB\r\n" +
 	"\v_if_version\"%\n" +
 	"\x0fDeleteNamespace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\xb7\a\n" +
@@ -13377,74 +13388,75 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	35,  // 128: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
 	36,  // 129: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
 	102, // 130: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	106, // 131: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	105, // 132: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 133: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	127, // 134: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	128, // 135: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	130, // 136: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	131, // 137: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	133, // 138: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	136, // 139: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	70,  // 140: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	80,  // 141: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	124, // 142: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	84,  // 143: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	125, // 144: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	132, // 145: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	122, // 146: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	96,  // 147: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	123, // 148: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	120, // 149: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	118, // 150: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	115, // 151: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	36,  // 152: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	116, // 153: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	117, // 154: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	112, // 155: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	113, // 156: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	114, // 157: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	86,  // 158: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	88,  // 159: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	89,  // 160: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	105, // 161: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 162: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	136, // 163: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 164: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	38,  // 165: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	119, // 166: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	35,  // 167: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	35,  // 168: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	121, // 169: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	103, // 170: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	82,  // 171: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	85,  // 172: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	35,  // 173: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 174: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	67,  // 175: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 176: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	94,  // 177: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	32,  // 178: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	30,  // 179: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	19,  // 180: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	20,  // 181: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	129, // 182: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	46,  // 183: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	49,  // 184: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	51,  // 185: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 186: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 187: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 188: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 189: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	134, // 190: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	135, // 191: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 192: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 193: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	194, // [194:194] is the sub-list for method output_type
-	194, // [194:194] is the sub-list for method input_type
-	194, // [194:194] is the sub-list for extension type_name
-	194, // [194:194] is the sub-list for extension extendee
-	0,   // [0:194] is the sub-list for field type_name
+	5,   // 131: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	106, // 132: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	105, // 133: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 134: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	127, // 135: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	128, // 136: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	130, // 137: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	131, // 138: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	133, // 139: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	136, // 140: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	70,  // 141: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	80,  // 142: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	124, // 143: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	84,  // 144: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	125, // 145: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	132, // 146: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	122, // 147: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	96,  // 148: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	123, // 149: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	120, // 150: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	118, // 151: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	115, // 152: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	36,  // 153: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	116, // 154: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	117, // 155: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	112, // 156: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	113, // 157: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	114, // 158: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	86,  // 159: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	88,  // 160: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	89,  // 161: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	105, // 162: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 163: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	136, // 164: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 165: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	38,  // 166: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	119, // 167: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	35,  // 168: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	35,  // 169: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	121, // 170: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	103, // 171: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	82,  // 172: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	85,  // 173: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	35,  // 174: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 175: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	67,  // 176: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 177: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	94,  // 178: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	32,  // 179: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	30,  // 180: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	19,  // 181: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	20,  // 182: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	129, // 183: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	46,  // 184: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	49,  // 185: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	51,  // 186: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 187: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 188: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 189: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 190: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	134, // 191: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	135, // 192: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 193: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 194: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	195, // [195:195] is the sub-list for method output_type
+	195, // [195:195] is the sub-list for method input_type
+	195, // [195:195] is the sub-list for extension type_name
+	195, // [195:195] is the sub-list for extension extendee
+	0,   // [0:195] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }

@@ -2971,6 +2971,13 @@ func (m *PutNamespace) CloneVT() *PutNamespace {
 		tmpVal := *rhs
 		r.IfVersion = &tmpVal
 	}
+	if rhs := m.NodeLabels; rhs != nil {
+		tmpContainer := make([]*Label, len(rhs))
+		for k, v := range rhs {
+			tmpContainer[k] = v.CloneVT()
+		}
+		r.NodeLabels = tmpContainer
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -12428,6 +12435,20 @@ func (m *PutNamespace) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.NodeLabels) > 0 {
+		for iNdEx := len(m.NodeLabels) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.NodeLabels[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x16
+			i--
+			dAtA[i] = 0xfa
+		}
+	}
 	if m.AllowScaling {
 		i--
 		if m.AllowScaling {
@@ -19573,6 +19594,12 @@ func (m *PutNamespace) SizeVT() (n int) {
 	}
 	if m.AllowScaling {
 		n += 3
+	}
+	if len(m.NodeLabels) > 0 {
+		for _, e := range m.NodeLabels {
+			l = e.SizeVT()
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
 	}
 	n += len(m.unknownFields)
 	return n
@@ -41099,6 +41126,40 @@ func (m *PutNamespace) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.AllowScaling = bool(v != 0)
+		case 367:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NodeLabels", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.NodeLabels = append(m.NodeLabels, &Label{})
+			if err := m.NodeLabels[len(m.NodeLabels)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -70878,6 +70939,40 @@ func (m *PutNamespace) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.AllowScaling = bool(v != 0)
+		case 367:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NodeLabels", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.NodeLabels = append(m.NodeLabels, &Label{})
+			if err := m.NodeLabels[len(m.NodeLabels)-1].UnmarshalVTUnsafe(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -1,0 +1,90 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func nodeLabels(pairs ...string) func(*commandv1.PutNamespace) {
+	return func(b *commandv1.PutNamespace) {
+		b.NodeLabels = nil
+		for _, p := range pairs {
+			key, value, _ := strings.Cut(p, "=")
+			b.NodeLabels = append(b.NodeLabels, &commandv1.Label{Key: key, Value: value})
+		}
+	}
+}
+
+// TestNodePools: a namespace names labels, and its workloads are assigned only to nodes that carry all of them.
+func TestNodePools(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		pool    []string
+		carries []string
+		refused string // words of the refusal; "" if the assignment is accepted
+	}{
+		{"a namespace without labels", nil, nil, ""},
+		{"the node carries the label", []string{"pool=shop"}, []string{"pool=shop", "zone=a"}, ""},
+		{"the node does not have the label", []string{"pool=shop"}, []string{"zone=a"}, "pool=shop"},
+		{"the node has another value", []string{"pool=shop"}, []string{"pool=bank"}, "pool=shop"},
+		{"the node carries one of two labels", []string{"zone=a", "pool=shop"}, []string{"pool=shop"}, "zone=a"},
+		{"the node carries both labels", []string{"zone=a", "pool=shop"}, []string{"zone=a", "pool=shop"}, ""},
+		{"the id of the node is a label", []string{"node.id=n"}, nil, ""},
+		{"the id of another node", []string{"node.id=m"}, nil, "node.id=m"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t)
+			w.ok(register("n", func(n *commandv1.RegisterNode) {
+				n.Labels = nil
+				for _, l := range c.carries {
+					key, value, _ := strings.Cut(l, "=")
+					n.Labels = append(n.Labels, &commandv1.Label{Key: key, Value: value})
+				}
+			}))
+			w.ok(putNamespace("a", nodeLabels(c.pool...)))
+			w.ok(put("mine", inNamespace("a")))
+			w.ok(put("other"))
+			res := w.do(w.assign("mine", "n"))
+			if c.refused == "" {
+				is(t, "node", w.workload("mine").Node, "n")
+			} else if res.Skipped != 1 || !strings.Contains(res.Reason, c.refused) || !strings.Contains(res.Reason, `namespace "a"`) {
+				t.Errorf("the assignment was skipped %d times with reason %q, want once, naming the namespace and %s", res.Skipped, res.Reason, c.refused)
+			}
+			is(t, "a workload of another namespace is skipped", w.do(w.assign("other", "n")).Skipped, 0)
+		})
+	}
+}
+
+func nodePoolsScenario(w *world) {
+	w.do(register("n"))
+	w.do(putNamespace("a", nodeLabels("zone=x", "pool=shop")))
+	w.do(putNamespace("a", nodeLabels("pool=shop", "zone=x")))
+	w.do(putNamespace("b", nodeLabels("-=x")))
+	w.do(put("web", inNamespace("a")))
+	w.do(w.assign("web", "n"))
+	w.do(register("n", func(n *commandv1.RegisterNode) {
+		n.Labels = []*commandv1.Label{{Key: "pool", Value: "shop"}, {Key: "zone", Value: "x"}}
+	}))
+	w.do(w.assign("web", "n"))
+	w.do(putNamespace("a"))
+}
+
+func TestNodePoolOfANamespaceIsChecked(t *testing.T) {
+	w := formed(t)
+	many := make([]string, 17)
+	for i := range many {
+		many[i] = "k" + decimal(i) + "=v"
+	}
+	refused(t, w.do(putNamespace("a", nodeLabels("-=x"))), Invalid, "node_labels.key")
+	refused(t, w.do(putNamespace("a", nodeLabels("pool="+strings.Repeat("x", 256)))), Invalid, "node_labels.value", "256")
+	refused(t, w.do(putNamespace("a", nodeLabels(many...))), Invalid, "node_labels: 17", "at most 16")
+	w.ok(putNamespace("a", nodeLabels("zone=a", "pool=shop")))
+	is(t, "node labels in the event", detail(w.eventOf(EventNamespaceCreated), "node_labels"), "pool=shop,zone=a")
+	is(t, "the same labels in another order", w.do(putNamespace("a", nodeLabels("pool=shop", "zone=a"))).Kind, AlreadyDone)
+	w.ok(putNamespace("a", nodeLabels("pool=shop")))
+	w.ok(putNamespace("a"))
+	n, _ := w.s.Namespace("a")
+	is(t, "labels of a namespace that was put without labels", len(n.NodeLabels), 0)
+}
