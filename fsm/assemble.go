@@ -79,14 +79,18 @@ func (a *Assembly) Bundle(m *commandv1.Bundle) error {
 
 // Workload adds the record of a workload to the state that is assembled. If its node is unknown, the workload
 // becomes unplaced. An unknown namespace is created without a quota. For a workload that is being deleted,
-// only a residual is added: a note that its node may still run it. If that node is unknown, nothing is added.
+// only a residual is added: a note that its node may still run it. If that node is unknown, nothing is added. A
+// surge member counts as being deleted, because the update that made it is not part of the state.
 func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	put := m.GetPut()
-	deleting := Desired(put.GetDesired()) == DesiredDeleted
+	deleting := Desired(put.GetDesired()) == DesiredDeleted || put.GetDemand().GetSurge()
 	judged := put
 	if deleting {
 		judged = put.CloneVT()
 		judged.Desired = string(DesiredStopped)
+		if d := judged.GetDemand(); d != nil {
+			d.Surge = false
+		}
 	}
 	if fault := bounds.PutsFault([]*commandv1.WorkloadPut{judged}, ""); fault != "" {
 		return &Refusal{Kind: Invalid, Reason: fault}
@@ -94,6 +98,9 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	w, err := workloadOf(m)
 	if err != nil {
 		return &Refusal{Kind: Invalid, Reason: err.Error()}
+	}
+	if deleting {
+		w.Desired = DesiredDeleted
 	}
 	if _, twice := a.t.r.workloads.Get(w.ID); twice {
 		return &Refusal{Kind: Invalid, Reason: "id: it is there twice"}

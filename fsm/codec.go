@@ -96,6 +96,7 @@ func demandValue(d *commandv1.Demand) Demand {
 		Tags:           convert(d.GetTags(), labelOf),
 		Autoscale:      autoscaleOf(d.GetAutoscale()),
 		Reschedule:     rescheduleOf(d.GetReschedule()),
+		Surge:          d.GetSurge(),
 	}
 }
 
@@ -155,6 +156,7 @@ func demandPB(d *Demand) *commandv1.Demand {
 		Tags:         convert(d.Tags, labelPB),
 		Autoscale:    autoscalePB(d.Autoscale),
 		Reschedule:   reschedulePB(d.Reschedule),
+		Surge:        d.Surge,
 	}
 }
 
@@ -168,7 +170,7 @@ func demandEqualBut(a, b *Demand) bool {
 		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) && slices.Equal(a.PortNames, b.PortNames) && slices.Equal(a.Asks, b.Asks) &&
 		slices.Equal(a.LocalData, b.LocalData) && slices.Equal(a.MACs, b.MACs) && a.Job.equal(b.Job) && a.Template.equal(b.Template) &&
 		slices.EqualFunc(a.Constraints, b.Constraints, Constraint.equal) && a.Placement.equal(b.Placement) && slices.Equal(a.Tags, b.Tags) &&
-		a.Reschedule.equal(b.Reschedule)
+		a.Reschedule.equal(b.Reschedule) && a.Surge == b.Surge
 }
 
 // factsOf converts a registration without normalising it, so that a snapshot returns the facts

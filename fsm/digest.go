@@ -208,6 +208,9 @@ func (e *encoder) demand(d *Demand) {
 	e.placement(d.Placement, d.Tags)
 	e.autoscale(d.Autoscale)
 	e.reschedule(d.Reschedule)
+	if d.Surge {
+		e.str("surge")
+	}
 }
 
 func (e *encoder) reason(r *Reason) {

@@ -581,6 +581,23 @@ var scenarios = []struct {
 		w.do(nodeState("b", false))
 		w.do(removeDiscarding("b"))
 	}},
+	{"91-start-first-and-canaries", func(w *world) {
+		w.do(register("a"))
+		w.do(group(1, 2, 1, false))
+		w.everybodyRuns()
+		w.do(surging(group(2, 2, 1, true), 1))
+		w.step()
+		for range 2 {
+			w.everybodyRuns()
+			w.wait(5 * second)
+			w.step()
+		}
+		w.do(rolloutAction("promote"))
+		w.step()
+		w.do(rolloutAction("abort"))
+		w.do(surging(group(3, 2, 1, false), 0))
+		w.do(group(4, 2, 0, false))
+	}},
 	{"74-ports-of-addresses", func(w *world) {
 		w.do(register("a"))
 		w.do(put("web", portOf(80, "127.0.0.1")))

@@ -36,6 +36,9 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	if u := b.GetUpdate(); u != nil && rollout.PolicyOf(u).Fault() != "" {
 		return refuse(Invalid, "update.%s", rollout.PolicyOf(u).Fault())
 	}
+	if fault := bounds.SurgeFault(b); fault != "" {
+		return refuse(Invalid, "%s", fault)
+	}
 	b = t.withMembers(b)
 	puts = b.GetWorkloads()
 	if fault := membersFault(b); fault != "" {
@@ -65,7 +68,13 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 			return res
 		}
 	}
-	roll := t.rolls(b, under)
+	if res, ok := t.surgeIDs(b); !ok {
+		return res
+	}
+	roll, res := t.rolls(b, under, back)
+	if res.Kind != OK {
+		return res
+	}
 	items := make([]Item, 0, len(puts))
 	for i, p := range puts {
 		item, waits := t.waits(roll, p.GetId())
@@ -81,6 +90,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 		}
 	}
 	t.begin(roll)
+	t.dropSurge(b.GetGroupOf())
 	return Result{Items: items}
 }
 
@@ -141,7 +151,7 @@ func surplus(v groupView, b *commandv1.PutWorkloads, group string) (out []*Workl
 }
 
 // membersIn calls fn for the members of a group that were created by the field count of a specification. It
-// leaves out members in namespaces that no workload of puts is in.
+// leaves out surge members, and members in namespaces that no workload of puts is in.
 func membersIn(v groupView, group string, puts []*commandv1.WorkloadPut, fn func(*Workload) bool) {
 	var in []string
 	for _, p := range puts {
@@ -150,7 +160,7 @@ func membersIn(v groupView, group string, puts []*commandv1.WorkloadPut, fn func
 		}
 	}
 	v.Group(group, func(w *Workload) bool {
-		return w.Desired == DesiredDeleted || !MadeByCount(group, w.ID) || !slices.Contains(in, w.In()) || fn(w)
+		return w.Desired == DesiredDeleted || w.Demand.Surge || !MadeByCount(group, w.ID) || !slices.Contains(in, w.In()) || fn(w)
 	})
 }
 

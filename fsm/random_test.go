@@ -184,6 +184,17 @@ func (g *stream) brings(c Command) Command {
 	return c
 }
 
+// surges makes the update of group g start first, with surge members.
+func (g *stream) surges(b *commandv1.PutWorkloads) {
+	b.Update.StartFirst = true
+	for i := range g.n("surge members", 0, 2) {
+		p := b.Workloads[0].CloneVT()
+		p.Id, p.Demand.Surge, p.Desired = fmt.Sprintf("g-%d", 2+i), true, "Running"
+		p.Demand.Exclusive, p.Demand.LocalData, p.Demand.MacAddresses, p.Demand.Job, p.Demand.Template = false, nil, nil, nil, nil
+		b.Surge = append(b.Surge, p)
+	}
+}
+
 // advance draws a command that advances the rollout of group g: either a command that the leader
 // would propose now or later, or an arbitrary command.
 func (g *stream) advance(s State) Command {
@@ -191,12 +202,12 @@ func (g *stream) advance(s State) Command {
 	if r, ok := s.Rollout("g"); ok {
 		d := r.Next(s.Seen, g.now+int64(g.n("later", 0, 20))*second)
 		b.IfRollout, b.Settled, b.Take, b.Complete = GenerationPB(RolloutID(r)), d.Settled, d.Take, d.Complete
-		b.Failure, b.Revert = d.Failure, g.bool("revert")
+		b.Failure, b.Revert, b.AwaitPromotion = d.Failure, g.bool("revert"), d.Await
 	}
 	if g.n("other", 0, 3) == 0 {
 		b.Take = []string{g.workload(), g.workload()}
 		b.Failure = g.pick("failure", "", "boom")
-		b.Complete = g.bool("complete")
+		b.Complete, b.AwaitPromotion = g.bool("complete"), g.bool("await")
 	}
 	return &commandv1.Command{Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: b}}
 }
@@ -264,7 +275,7 @@ func (g *stream) command(s State) Command {
 	case 57:
 		c = bindNodes(g.pick("bind", "", "p1", "restricted"), g.odd("label", "", "zone"), g.pick("label value", "1", "2"))
 	case 49:
-		c = &commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "g", Action: g.odd("action", "stop", "pause", "resume", "undo")}}}
+		c = &commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "g", Action: g.odd("action", "stop", "pause", "resume", "promote", "abort", "undo")}}}
 	case 50, 51, 52, 53:
 		c = g.advance(s)
 	case 45, 46, 47:
@@ -323,6 +334,9 @@ func (g *stream) command(s State) Command {
 				c.GetPutWorkloads().IfCount = new(uint32(g.n("if count", 0, 2)))
 			}
 			c.GetPutWorkloads().Update = updates(g.n("parallel", 0, 2), g.bool("reverts"))
+			if c.GetPutWorkloads().Update.Canary = int32(g.n("canary", 0, 1)); g.bool("start first") {
+				g.surges(c.GetPutWorkloads())
+			}
 		}
 		g.brings(c)
 	case 7, 8:

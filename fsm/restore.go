@@ -64,7 +64,7 @@ func (s State) Recovered(self string, r RestoreInfo) State {
 //
 // The backup supplies the requests of users: the workloads with their specifications and desired
 // states. The present state supplies facts: replicas, mode, registered nodes, history, and the
-// node of each workload that both states know.
+// node of each workload that both states know. Updates are not restored, so surge members are deleted.
 //
 // A newly formed cluster without workloads has no facts except its registered nodes. It takes everything else
 // from the backup. Agents register with the new schedulers before the restore, and their workloads run on the
@@ -156,7 +156,11 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	f := past.Info()
 	t.r.info.EventSeq, t.r.info.ReceiptSeq, t.r.info.ReceiptsDroppedUntil = f.EventSeq, f.ReceiptSeq, f.ReceiptsDroppedUntil
 
+	t.leaveSurge(facts)
 	backup.Workloads("", func(w *Workload) bool {
+		if w.Demand.Surge && w.Desired != DesiredDeleted {
+			return true // the update that made it is not restored
+		}
 		if fresh {
 			back := *w
 			n, _ := t.r.nodes.Get(w.Node)

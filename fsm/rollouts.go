@@ -56,10 +56,11 @@ func (s State) Seen(id string) rollout.Seen {
 }
 
 // rolls returns the update that a put of a group begins or continues. It returns nil if all members change at
-// once. The list under holds the name of the policy under which each put was admitted.
-func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string) *rollout.Rollout {
+// once. The list under holds the name of the policy under which each put was admitted. With back, the put restores
+// former specifications: surge members that are available stay until the members have them.
+func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollout.Rollout, Result) {
 	if b.GetGroupOf() == "" {
-		return nil
+		return nil, Result{}
 	}
 	old, active := t.r.rollouts.Get(b.GetGroupOf())
 	active = active && old.Phase != rollout.Completed
@@ -68,14 +69,14 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string) *rollout.Rollout {
 			t.supersede(old)
 			t.dropRollout(old)
 		}
-		return nil
+		return nil, Result{}
 	}
 	clock := t.r.info.Clock
 	r := &rollout.Rollout{
 		Group: strings.Clone(b.GetGroupOf()), Policy: rollout.PolicyOf(b.GetUpdate()), Phase: rollout.Running,
 		StartedAt: clock, ProgressAt: clock, By: t.by,
 	}
-	waits, same := false, active && old.Policy == r.Policy
+	waits, same := false, active // same: each member already has its specification of this put, or waits for it
 	for i, p := range b.GetWorkloads() {
 		if p.GetDemand().GetTemplate() != nil {
 			continue // a template is not a member
@@ -96,6 +97,8 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string) *rollout.Rollout {
 			}
 		case known && w.SameAs(next):
 			m.Settled = true
+		case known && w.Demand.Surge:
+			// The group is larger than before, and the surge member becomes one of its own members.
 		case known && w.TakesTurn(next):
 			if p.GetNamespace() == "" || p.GetPolicy() != under[i] {
 				p = p.CloneVT()
@@ -108,17 +111,27 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string) *rollout.Rollout {
 			(m.Put == nil && known || m.Put != nil && Intended(was.Put).SameAs(next))
 		r.Members = append(r.Members, m)
 	}
+	same = same && len(r.Members) == ownMembers(old)
 	switch {
-	case same && len(old.Members) == len(r.Members):
-		return old
+	case same && old.Policy == r.Policy && (old.Reverting || t.sameSurge(old, b.GetSurge())):
+		return old, Result{}
 	case active:
 		r.Former, r.FormerRan = old.Former, old.FormerRan
 	case !waits:
-		return nil
+		return nil, Result{}
 	default:
 		t.remember(r, b.GetWorkloads())
 	}
-	return r
+	if back {
+		t.keepSurge(r)
+		return r, Result{}
+	}
+	if same {
+		r.Promoted = old.Promoted
+	} else {
+		old = nil
+	}
+	return r, t.surges(r, old, b, under)
 }
 
 func orNamespace(name, otherwise string) string {
@@ -194,7 +207,7 @@ func (t *Tx) supersede(old *rollout.Rollout) {
 // advanceRollout applies the next step of an update that the planner proposes.
 func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	old, ok := t.r.rollouts.Get(b.GetGroup())
-	if !ok || RolloutID(old) != GenerationOf(b.GetIfRollout()) || old.Phase != rollout.Running {
+	if !ok || RolloutID(old) != GenerationOf(b.GetIfRollout()) || !old.Active() {
 		res.skip("the group " + quoted(b.GetGroup()) + " is not in the update that was planned for")
 		return res
 	}
@@ -218,7 +231,7 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	}
 	open := func(m rollout.Member) bool {
 		s := m.State(t.state().Seen(m.ID))
-		return s == "Waiting" || s == "Updating"
+		return !m.Surge && (s == "Waiting" || s == "Updating")
 	}
 	switch {
 	case b.GetFailure() != "" && b.GetRevert() && r.CanRevert():
@@ -232,9 +245,14 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 		return res
 	case b.GetComplete() && !slices.ContainsFunc(r.Members, open):
 		r.Phase, r.EndedAt = rollout.Completed, clock
+		r.Members = slices.DeleteFunc(r.Members, func(m rollout.Member) bool { return m.Surge })
 		t.rolloutEvent(EventRolloutCompleted, r, r.Reason)
+	case b.GetAwaitPromotion() && r.Phase == rollout.Running && r.Awaits(t.state().Seen):
+		r.Phase, r.ProgressAt = rollout.AwaitPromotion, clock
+		t.rolloutEvent(EventRolloutAwaits, r, "")
 	}
 	t.storeRollout(r)
+	t.dropSurge(r.Group)
 	return res
 }
 
@@ -250,7 +268,15 @@ func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
 		}
 	}
 	if err := fits(t.state(), puts, olds, nil, nil); err != nil {
+		if slices.ContainsFunc(puts, func(p *commandv1.WorkloadPut) bool { return p.GetDemand().GetSurge() }) {
+			return "no room for an extra member of " + r.Group + ", which start-first needs: " + err.Error()
+		}
 		return err.Error()
+	}
+	for i, p := range puts {
+		if w := olds[i]; p.GetDemand().GetSurge() && w != nil && (w.Demand.Group != r.Group || w.In() != p.GetNamespace()) {
+			return fmt.Sprintf("a workload %s in namespace %s is being deleted, and the extra member needs its id: persysctl rollout resume %s once it is gone", w.ID, w.In(), r.Group)
+		}
 	}
 	return ""
 }
@@ -285,7 +311,7 @@ func (t *Tx) held(w *Workload) bool {
 func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	p := m.Put
 	w, _ := t.r.workloads.Get(m.ID)
-	if string(w.Desired) != p.GetDesired() {
+	if w != nil && w.Desired != DesiredDeleted && string(w.Desired) != p.GetDesired() {
 		p = p.CloneVT()
 		p.Desired = string(w.Desired)
 	}
@@ -406,7 +432,7 @@ func (t *Tx) resume(r *rollout.Rollout) {
 	t.rolloutEvent(EventRolloutResumed, r, "")
 }
 
-// setRollout pauses, resumes or undoes an update at the request of a person.
+// setRollout pauses, resumes, promotes, aborts or undoes an update at the request of a person.
 func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 	old, ok := t.r.rollouts.Get(b.GetGroup())
 	if !ok {
@@ -430,14 +456,26 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 		}
 		t.pause(r, "paused by request")
 	case "resume":
-		if r.Phase == rollout.Running {
+		if r.Active() {
 			return Result{Kind: AlreadyDone}
 		}
 		if r.Phase == rollout.Completed {
 			return refuse(Conflict, "the update of %s has ended", r.Group)
 		}
 		t.resume(r)
-	case "undo":
+	case "promote":
+		if why := r.Unpromotable(t.state().Seen); r.Promoted && r.Active() && !r.Reverting {
+			return Result{Kind: AlreadyDone}
+		} else if why != "" {
+			return refuse(Conflict, "%s", why)
+		}
+		r.Phase, r.Promoted, r.ProgressAt = rollout.Running, true, t.r.info.Clock
+		t.storeRollout(r)
+		t.rolloutEvent(EventRolloutPromoted, r, "")
+	case "undo", "abort":
+		if b.GetAction() == "abort" && r.Phase == rollout.Completed {
+			return refuse(Conflict, "the update of %s has ended: persysctl rollout undo %s", r.Group, r.Group)
+		}
 		if r.Reverting && r.Phase == rollout.Running {
 			return Result{Kind: AlreadyDone}
 		}
@@ -447,9 +485,13 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 		if fault := UndoFault(t.state(), r); fault != "" {
 			return refuse(Conflict, "%s", fault)
 		}
-		return t.goBack(r, "undone by request", false)
+		why := "undone by request"
+		if b.GetAction() == "abort" {
+			why = "aborted by request"
+		}
+		return t.goBack(r, why, false)
 	default:
-		return refuse(Invalid, "action: %q is none of pause, resume, undo", clip(b.GetAction()))
+		return refuse(Invalid, "action: %q is none of pause, resume, promote, abort, undo", clip(b.GetAction()))
 	}
 	return Result{}
 }
@@ -457,7 +499,7 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 func (t *Tx) storeRollout(r *rollout.Rollout) {
 	old, _ := own(t, &t.r.rollouts, ownRollouts).Set(r.Group, r)
 	t.refer(rolloutBundles(old), rolloutBundles(r))
-	if r.Phase == rollout.Running {
+	if r.Active() {
 		own(t, &t.r.rolling, ownRolling).Set(r.Group, struct{}{})
 	} else {
 		own(t, &t.r.rolling, ownRolling).Delete(r.Group)
@@ -474,6 +516,13 @@ func (t *Tx) storeRollout(r *rollout.Rollout) {
 		e.str(m.Put.GetContent())
 		e.i64(m.TakenAt)
 		e.bool(m.Settled)
+		if m.Surge || m.Canary {
+			e.bool(m.Surge)
+			e.bool(m.Canary)
+		}
+	}
+	if r.Promoted {
+		e.str("promoted")
 	}
 	t.sideFold = append(t.sideFold, e...)
 }
@@ -494,7 +543,7 @@ func (t *Tx) disband(gone *Workload) {
 		return
 	}
 	left := false
-	t.state().Group(r.Group, func(*Workload) bool { left = true; return false })
+	t.state().Group(r.Group, func(w *Workload) bool { left = left || !w.Demand.Surge; return !left })
 	if left {
 		return
 	}
@@ -502,6 +551,7 @@ func (t *Tx) disband(gone *Workload) {
 		t.rolloutEventIn(gone.Namespace, EventRolloutSuperseded, r, "no member is left")
 	}
 	t.dropRollout(r)
+	t.dropSurge(r.Group)
 }
 
 func (t *Tx) rolloutEvent(kind string, r *rollout.Rollout, why string) {
@@ -523,7 +573,7 @@ func (c *checker) rollouts() {
 	c.s.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
 		c.must(r.Group == group && bounds.ValidID(group), "rollout of %q is stored under %q", r.Group, clip(group))
 		c.must(r.Policy.Fault() == "" && r.Sequence > 0, "rollout of %s: %s", group, r.Policy.Fault())
-		c.must(r.Phase == rollout.Running || r.Phase == rollout.Paused || r.Phase == rollout.Completed, "rollout of %s has phase %q", group, r.Phase)
+		c.must(r.Active() || r.Phase == rollout.Paused || r.Phase == rollout.Completed, "rollout of %s has phase %q", group, r.Phase)
 		for _, p := range r.Former {
 			of := group
 			if isSystemPut(p) {
@@ -532,8 +582,14 @@ func (c *checker) rollouts() {
 			c.must(bounds.PutFault(p, of) == "", "rollout of %s has an invalid former member %s", group, clip(p.GetId()))
 		}
 		for _, m := range r.Members {
-			c.must(m.Put == nil || bounds.PutFault(m.Put, group) == "" && m.Put.GetId() == m.ID, "rollout of %s has an invalid waiting specification for member %s", group, clip(m.ID))
+			c.must(m.Put == nil || bounds.PutFault(m.Put, group) == "" && m.Put.GetId() == m.ID && m.Put.GetDemand().GetSurge() == m.Surge,
+				"rollout of %s has an invalid waiting specification for member %s", group, clip(m.ID))
+			c.must(!m.Surge || r.Phase != rollout.Completed, "rollout of %s has ended and keeps surge member %s", group, clip(m.ID))
 		}
+		return true
+	})
+	c.s.Workloads("", func(w *Workload) bool {
+		c.must(!w.Demand.Surge || w.Desired == DesiredDeleted || c.s.surging(w), "surge member %s of group %s has no update", w.ID, w.Demand.Group)
 		return true
 	})
 }

@@ -68,7 +68,7 @@ func (w *world) step() {
 	d := r.Next(w.s.Seen, w.now+second)
 	if !d.Idle() {
 		w.ok(advance(GenerationPB(RolloutID(r)), &commandv1.AdvanceRollout{
-			Settled: d.Settled, Take: d.Take, Complete: d.Complete, Failure: d.Failure, Revert: d.Revert,
+			Settled: d.Settled, Take: d.Take, Complete: d.Complete, Failure: d.Failure, Revert: d.Revert, AwaitPromotion: d.Await,
 		}))
 	}
 }

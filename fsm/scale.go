@@ -16,11 +16,11 @@ import (
 // specifications. The caller of the API has made the specifications of the new members, because their secrets
 // are sealed for each member.
 
-// Members returns the members of a group that `count` created and that are not being deleted, by number. It
-// returns only the members in the namespace of the first one.
+// Members returns the members of a group that `count` created and that are not being deleted, by number, without
+// surge members. It returns only the members in the namespace of the first one.
 func Members(v grouped, group string) (out []*Workload) {
 	v.Group(group, func(w *Workload) bool {
-		if w.Desired != DesiredDeleted && MadeByCount(group, w.ID) {
+		if w.Desired != DesiredDeleted && !w.Demand.Surge && MadeByCount(group, w.ID) {
 			out = append(out, w)
 		}
 		return true
@@ -169,8 +169,11 @@ func (t *Tx) unscalable(b *commandv1.ScaleGroup, first *Workload, now int) Resul
 	}
 	if r, ok := t.r.rollouts.Get(group); ok && r.Phase != rollout.Completed {
 		state := "is being updated"
-		if r.Phase == rollout.Paused {
+		switch r.Phase {
+		case rollout.Paused:
 			state = "has a paused update"
+		case rollout.AwaitPromotion:
+			state = "has an update that waits for its promotion"
 		}
 		return refuse(Conflict, "%s %s: scale it when the update has ended (persysctl rollout status %s), or apply a specification with another count", group, state, group)
 	}

@@ -527,7 +527,7 @@ func (t *Tx) derive() error {
 		return true
 	})
 	t.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
-		if r.Phase == rollout.Running {
+		if r.Active() {
 			t.r.rolling.Set(group, struct{}{})
 		}
 		return true

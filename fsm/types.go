@@ -187,6 +187,7 @@ type Demand struct {
 	Autoscale *Autoscale // nil for a workload that is no member of a group whose size the leader chooses
 	// Reschedule limits the moves off nodes that cannot run the workload; nil = the default.
 	Reschedule *Reschedule
+	Surge      bool // the workload is an extra member of a group, which exists only during an update with start_first
 }
 
 // Placement holds the rules of a workload about its place. Demand.Placement is nil if there are none.
@@ -673,6 +674,8 @@ const (
 	EventNamespaceDeleted   = "NamespaceDeleted"
 	EventRolloutStarted     = "RolloutStarted" // a member-by-member update of a group began
 	EventRolloutSuperseded  = "RolloutSuperseded"
+	EventRolloutAwaits      = "RolloutAwaitsPromotion" // the canaries of a rolling update have settled
+	EventRolloutPromoted    = "RolloutPromoted"
 	EventRolloutPaused      = "RolloutPaused" // a rolling update was paused; Message holds the cause
 	EventRolloutResumed     = "RolloutResumed"
 	EventRolloutReverting   = "RolloutReverting"

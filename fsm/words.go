@@ -25,7 +25,7 @@ func EventTypes() []string {
 		EventAuthorityAdded, EventAuthorityDropped, EventTokenCreated, EventTokenDeleted, EventJoined,
 		EventJoinRefused, EventCertificateRenewed, EventRevoked, EventCallRefused, EventCallMade, EventSessionOpened,
 		EventSessionClosed, EventNamespaceCreated, EventNamespaceChanged, EventNamespaceDeleted, EventRolloutStarted,
-		EventRolloutSuperseded, EventRolloutPaused, EventRolloutResumed, EventRolloutReverting,
+		EventRolloutSuperseded, EventRolloutAwaits, EventRolloutPromoted, EventRolloutPaused, EventRolloutResumed, EventRolloutReverting,
 		EventRolloutCompleted, EventPolicyCreated, EventPolicyChanged, EventPolicyDeleted, EventPolicyBound,
 		EventPolicyUnbound, EventRoleCreated, EventRoleChanged, EventRoleDeleted, EventRoleBound, EventRoleUnbound,
 		EventAccountCreated, EventAccountRotated, EventAccountDeleted, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack,

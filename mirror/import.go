@@ -207,7 +207,7 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 		Type: w.Type, CpuMillicores: d.CPUMillicores, MemoryMib: d.MemoryMiB, DiskGb: d.DiskGB, StoragePool: d.Pool,
 		StorageDrivers: d.StorageDrivers, Tolerations: taintsOf(d.Tolerations), Group: d.Group,
 		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MacAddresses: d.MACAddresses,
-		Placement: placementOf(d.Placement), Tags: labelsOf(d.Tags),
+		Placement: placementOf(d.Placement), Tags: labelsOf(d.Tags), Surge: d.Surge,
 	}
 	if r := d.Reschedule; r != nil {
 		demand.Reschedule = &commandv1.Reschedule{Attempts: r.Attempts, Interval: r.Interval}

@@ -547,7 +547,7 @@ func ownDemand(d *fsm.Demand) OwnDemand {
 		CPUMillicores: d.CPU, MemoryMiB: d.Memory, DiskGB: d.Disk, Pool: d.Pool, StorageDrivers: d.StorageDrivers,
 		Labels: labelMap(d.Labels), Tolerations: ownTaints(d.Tolerations), Group: d.Group,
 		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority, MACAddresses: d.MACs,
-		Placement: ownPlacement(d.Placement), Tags: labelMap(d.Tags),
+		Placement: ownPlacement(d.Placement), Tags: labelMap(d.Tags), Surge: d.Surge,
 	}
 	if r := d.Reschedule; r != nil {
 		out.Reschedule = &OwnReschedule{r.Attempts, r.Interval}

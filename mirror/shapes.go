@@ -386,6 +386,7 @@ type OwnDemand struct {
 	Reschedule     *OwnReschedule    `json:"reschedule,omitempty"`
 	Tags           map[string]string `json:"tags,omitempty"`
 	Autoscale      *OwnAutoscale     `json:"autoscale,omitempty"`
+	Surge          bool              `json:"surge,omitempty"` // an extra member of a group, which exists only during an update
 }
 
 // OwnAutoscale holds the settings of the autoscaler of a group.

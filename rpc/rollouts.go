@@ -44,18 +44,19 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 		Update: &controlv1.UpdateStrategy{
 			MaxParallel: int32(r.Policy.MaxParallel), AutoRevert: r.Policy.AutoRevert,
 			MinHealthyTimeSeconds: int32(r.Policy.MinHealthy / 1e9), HealthyDeadlineSeconds: int32(r.Policy.Deadline / 1e9),
+			Order: spec.UpdateOrder(r.Policy.StartFirst), Canary: int32(r.Policy.Canary),
 		},
 		Reverting: r.Reverting, CanUndo: fsm.UndoFault(v, r) == "", By: r.By, Index: v.index, StartedAt: timestamppb.New(time.Unix(0, r.StartedAt)),
 	}
 	if r.EndedAt != 0 {
 		out.EndedAt = timestamppb.New(time.Unix(0, r.EndedAt))
 	}
-	if d := r.Next(v.Seen, v.Info().Clock); r.Phase == rollout.Running && d.Waits != "" {
+	if d := r.Next(v.Seen, v.Info().Clock); r.Active() && d.Waits != "" {
 		out.Reason = strings.TrimPrefix(out.Reason+"; waits for "+d.Waits, "; ")
 	}
 	for i := range r.Members {
 		m := &r.Members[i]
-		x := &clusterv1.RolloutMember{WorkloadId: m.ID, State: m.State(v.Seen(m.ID))}
+		x := &clusterv1.RolloutMember{WorkloadId: m.ID, State: m.State(v.Seen(m.ID)), Surge: m.Surge, Canary: m.Canary}
 		if w, ok := v.Workload(m.ID); ok {
 			if err := s.within(ctx, w); err != nil {
 				return nil, err
@@ -70,7 +71,7 @@ func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutReques
 	return out, nil
 }
 
-// SetRollout implements the call of cluster.v1 on the leader: it pauses, continues or reverts a rollout.
+// SetRollout implements the call of cluster.v1 on the leader: it pauses, continues, promotes or reverts a rollout.
 func (s *Server) SetRollout(ctx context.Context, req *clusterv1.SetRolloutRequest) (*clusterv1.SetRolloutResponse, error) {
 	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetRollout{
 		SetRollout: &commandv1.SetRollout{Group: strings.TrimSpace(req.GetGroup()), Action: req.GetAction()},

@@ -38,7 +38,7 @@ func (p *planner) preempt(w *fsm.Workload) string {
 
 // clearance finds a way to make room for a workload: the node, and the workloads to evict from it.
 func (p *planner) clearance(w *fsm.Workload, rank fsm.Rank) (best plan, ok bool) {
-	if w.Demand.Priority <= 0 {
+	if w.Demand.Priority <= 0 || w.Demand.Surge { // a member that exists only during an update evicts nothing
 		return plan{}, false
 	}
 	if avoids := p.subject(w).avoids; len(avoids) > 0 {

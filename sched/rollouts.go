@@ -6,7 +6,7 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// rollOut proposes the next step of each running update. Its cost grows with the number of members of the
+// rollOut proposes the next step of each update that runs or waits for its promotion. Its cost grows with the number of members of the
 // groups that are being updated. Workloads that this step already moves count as unavailable members.
 func (p *planner) rollOut() {
 	p.State.Rolling(func(r *rollout.Rollout) bool {
@@ -19,7 +19,7 @@ func (p *planner) rollOut() {
 			Head: &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: p.Epoch.Incarnation, Term: p.Epoch.Term}, At: p.Now, By: "leader"},
 			Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: &commandv1.AdvanceRollout{
 				Group: r.Group, IfRollout: &commandv1.Generation{Incarnation: r.Incarnation, Sequence: r.Sequence},
-				Settled: d.Settled, Take: d.Take, Complete: d.Complete, Failure: d.Failure, Revert: d.Revert,
+				Settled: d.Settled, Take: d.Take, Complete: d.Complete, Failure: d.Failure, Revert: d.Revert, AwaitPromotion: d.Await,
 			}},
 		})
 		return true
@@ -27,7 +27,7 @@ func (p *planner) rollOut() {
 }
 
 // heldByRollout reports whether a workload must not leave a draining or tainted node yet, because the update
-// of its group already has MaxParallel unavailable members.
+// of its group already has as many unavailable members as it permits.
 func (p *planner) heldByRollout(w *fsm.Workload) bool {
 	if w.Demand.Group == "" {
 		return false

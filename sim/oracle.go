@@ -116,6 +116,11 @@ func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 				w.violate("acknowledged", p.GetId(), "", "an apply was accepted as %+v, but the state has %+v", res.Items, x)
 			}
 		}
+		for _, p := range b.PutWorkloads.GetSurge() {
+			if x, ok := after.Workload(p.GetId()); ok && x.Demand.Surge && x.Desired != fsm.DesiredDeleted {
+				listed[x.ID], o.wanted[x.ID] = true, want{x.Content, x.Desired} // a surge member of the update before
+			}
+		}
 		if g := b.PutWorkloads.GetGroupOf(); g != "" {
 			for _, id := range keys(o.wanted) {
 				if id[0] == 'g' && !listed[id] {
@@ -372,7 +377,9 @@ func (w *world) unrest() (rule, why, workload, node string) {
 	}
 	w.kept(s)
 	s.Rolling(func(r *rollout.Rollout) bool {
-		bad("rollout", "", "", "the update of %s has not ended: %+v", r.Group, r.Members)
+		if r.Phase != rollout.AwaitPromotion { // nobody promotes it
+			bad("rollout", "", "", "the update of %s has not ended: %+v", r.Group, r.Members)
+		}
 		return true
 	})
 	for _, m := range w.machines {

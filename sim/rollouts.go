@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"fmt"
+
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 )
@@ -13,7 +15,10 @@ func (w *world) policy() *commandv1.UpdatePolicy {
 	if !w.has(Rollouts) {
 		return nil
 	}
-	u := &commandv1.UpdatePolicy{MaxParallel: int32(w.parallel()), MinHealthy: 3 * sec, HealthyDeadline: 40 * sec, AutoRevert: w.chance(500)}
+	u := &commandv1.UpdatePolicy{
+		MaxParallel: int32(w.parallel()), MinHealthy: 3 * sec, HealthyDeadline: 40 * sec, AutoRevert: w.chance(500),
+		StartFirst: w.chance(500), Canary: int32(w.rng.IntN(2)),
+	}
 	if w.cfg.Sabotage == AllAtOnce {
 		u.MaxParallel = 9
 	}
@@ -26,7 +31,7 @@ func (w *world) roll() {
 	case n < 5:
 		w.ask("update group g", w.groupOf(2+w.rng.IntN(3)), nil)
 	case n < 8:
-		action := pick(&w.clock, []string{"pause", "resume", "resume", "undo"})
+		action := pick(&w.clock, []string{"pause", "resume", "resume", "undo", "promote", "promote", "abort"})
 		w.ask("rollout "+action, func(c *commandv1.Command) {
 			c.Body = &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "g", Action: action}}
 		}, nil)
@@ -34,6 +39,16 @@ func (w *world) roll() {
 		m := pick(&w.clock, w.machines)
 		on := w.chance(500)
 		w.ask("drain "+m.id, drain(m.id, on), nil)
+	}
+}
+
+// surges adds surge members to a put that starts first, with the specification of its last member.
+func (w *world) surges(b *commandv1.PutWorkloads) {
+	n := len(b.GetWorkloads())
+	for i := range fsm.SurgeCount(b.GetUpdate(), n) {
+		p := b.GetWorkloads()[n-1].CloneVT()
+		p.Id, p.Desired, p.Demand.Surge = fmt.Sprintf("g-%d", n+i), string(fsm.DesiredRunning), true
+		b.Surge = append(b.Surge, p)
 	}
 }
 
@@ -82,7 +97,7 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 		switch {
 		case !ok || x.Desired != fsm.DesiredRunning || x.Available():
 			delete(o.missing, id)
-		case known && was.Available() && was.Content != x.Content:
+		case known && was.Available() && was.Content != x.Content && !(was.Demand.Surge && !x.Demand.Surge): // not a surge member that becomes a member
 			if c.GetPutWorkloads().GetUpdate() != nil {
 				w.violate("rollout", id, "", "an apply changes the member before it has its turn")
 			}
@@ -115,7 +130,7 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 			}
 		}
 	}
-	// The same step may create a member again that was deleted.
+	// The same step may make a surge member, or create a member again that was deleted.
 	if steps {
 		after.Group("g", func(x *fsm.Workload) bool {
 			if _, ok := o.wanted[x.ID]; !ok {

@@ -270,6 +270,7 @@ func (w *world) groupOf(n int) func(*commandv1.Command) {
 		b.Workloads = append(b.Workloads, w.put("g-0", "g"))
 	}
 	b.Update = w.policy()
+	w.surges(b)
 	return func(c *commandv1.Command) { c.Body = &commandv1.Command_PutWorkloads{PutWorkloads: b} }
 }
 

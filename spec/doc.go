@@ -62,7 +62,7 @@
 //	namespace: shop              # default is "default"
 //	count: 3                     # web-0, web-1, web-2 in group web
 //	update: {max_parallel: 1, min_healthy_time: 10s, healthy_deadline: 5m, auto_revert: false} # for a
-//	                             # count; without it all members change at once
+//	                             # count; without it all members change at once; order: start-first, canary: 1
 //	reschedule: {attempts: 3, interval: 1h} # moves off nodes that cannot run the workload
 //	priority: 0                  # -1000 to 1000, higher first
 //	health_check: {http: /ready, port: 80, interval: 10s} # or tcp: true, or command: [...]; timeout,

@@ -142,6 +142,7 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 		desired, s.Cron.Suspend = fsm.DesiredStopped, false // the record has the desired state; a suspended cron is stopped
 	}
 	ids, put := []string{id}, &commandv1.PutWorkloads{}
+	surge := 0 // the last ids are those of the surge members
 	if n, ok := membersOf(s); ok {
 		if s.Autoscale != nil {
 			n = sized(n, s.Autoscale, defaults.Members)
@@ -157,6 +158,10 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 		ids = members(id, n)
 		// Each member is stored as a workload of its own, without `count`.
 		put.Update, put.ListDeleted = updatePolicy(s.GetUpdate()), true
+		if desired == fsm.DesiredRunning && s.Update != nil {
+			surge = fsm.SurgeCount(put.GetUpdate(), n)
+			ids = members(id, n+surge)
+		}
 		s.Count, s.Group, s.Update, put.GroupOf = nil, id, nil, id
 		if s.Job != nil {
 			s.Job.Completions = nil
@@ -183,6 +188,11 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 	}
 	demand := demandWith(id, s, loaded) // all members may share one demand, because commands are never modified
 	size := len(files.GetData())
+	own, extra := ids[:len(ids)-surge], demand
+	if surge > 0 {
+		extra = demand.CloneVT()
+		extra.Surge = true
+	}
 	for i, member := range ids {
 		plain := s
 		if i < len(ids)-1 {
@@ -201,12 +211,18 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 		if size += len(stored); size > MaxCommand {
 			return Prepared{}, tooLarge(len(ids), len(stored)*len(ids)+len(files.GetData()))
 		}
-		put.Workloads = append(put.Workloads, &commandv1.WorkloadPut{
+		p := &commandv1.WorkloadPut{
 			Id: member, Spec: stored, Content: content, CallerRevision: req.GetRevisionId(),
 			Demand: demand, Desired: string(desired), Namespace: namespace, DiscardData: req.GetDiscardData(),
 			MaxAttempts: maxAttempts(plain),
 			Bundle:      files.GetDigest(),
-		})
+		}
+		if i < len(own) {
+			put.Workloads = append(put.Workloads, p)
+		} else {
+			p.Demand = extra
+			put.Surge = append(put.Surge, p)
+		}
 	}
 	cmd := putCommand(put)
 	// The exact size takes as long to compute as the encoding, so it is computed only near the limit.
@@ -215,7 +231,7 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 			return Prepared{}, tooLarge(len(ids), n)
 		}
 	}
-	return Prepared{Command: cmd, IDs: ids, Content: content}, nil
+	return Prepared{Command: cmd, IDs: own, Content: content}, nil
 }
 
 func putCommand(put *commandv1.PutWorkloads) *commandv1.Command {

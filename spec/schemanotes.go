@@ -82,6 +82,8 @@ func notes() map[string]note {
 		"spec.update.max_parallel":               {what: "Number of copies that may be unavailable during an update; default 1.", low: 0, high: MaxCount},
 		"spec.update.min_healthy_time_seconds":   {what: "Time that an updated copy must be healthy before the next one is updated; default 10 s.", example: "10s"},
 		"spec.update.healthy_deadline_seconds":   {what: "Time limit for an updated copy to become healthy; default 5 min. If a copy misses it, the update pauses.", example: "5m"},
+		"spec.update.order":                      {what: "Order in which copies are replaced: start-first runs extra copies, as many as max_parallel, before it stops a copy of the former version, and deletes them at the end; stop-first runs none. Default stop-first. start-first is not for exclusive workloads, virtual machines and workloads with local data.", words: updateOrders},
+		"spec.update.canary":                     {what: "Number of copies that are updated first. The update then waits for persysctl rollout promote or abort. With start-first they are extra copies, at most count; with stop-first less than count. Default 0: the update does not wait.", low: 0, high: MaxCount},
 		"spec.update.auto_revert":                {what: "If an update fails, roll back to the previous specification instead of pausing."},
 		"spec.resources.cpu_millicores":          {what: "CPU cores, such as 0.25 or 250m; as cpu_millicores a whole number of millicores.", example: "250m"},
 		"spec.resources.memory_mb":               {what: "Memory, such as 128Mi or 1Gi; as memory_mb a whole number of MiB.", example: "128Mi"},

@@ -1,6 +1,8 @@
 package spec
 
 import (
+	"strconv"
+	"strings"
 	"time"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -13,6 +15,14 @@ const (
 	defaultDeadline   = 300
 )
 
+// Orders of an update.
+const (
+	stopFirst  = "stop-first"
+	startFirst = "start-first"
+)
+
+var updateOrders = []string{stopFirst, startFirst}
+
 // update reads the update strategy of a workload, such as `update: {max_parallel: 1, min_healthy_time: 10s}`.
 func (d *decoder) update(n *node, here where) *controlv1.UpdateStrategy {
 	u := &controlv1.UpdateStrategy{}
@@ -22,6 +32,8 @@ func (d *decoder) update(n *node, here where) *controlv1.UpdateStrategy {
 		{"min_healthy_time min_healthy_time_seconds", w + ".min_healthy_time_seconds", d.seconds(&u.MinHealthyTimeSeconds)},
 		{"healthy_deadline healthy_deadline_seconds", w + ".healthy_deadline_seconds", d.seconds(&u.HealthyDeadlineSeconds)},
 		{"auto_revert", w + ".auto_revert", func(_ string, n *node, at where) { u.AutoRevert = d.boolean(n, at) }},
+		{"order", w + ".order", func(_ string, n *node, at where) { u.Order = d.str(n, at) }},
+		{"canary", w + ".canary", func(_ string, n *node, at where) { u.Canary = int32(d.integer(n, at, 32)) }},
 	})
 	return u
 }
@@ -42,6 +54,49 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 	if p := updatePolicy(u); p.GetHealthyDeadline() <= p.GetMinHealthy() {
 		e.addf(at+".healthy_deadline_seconds", "", "must be more than min_healthy_time, %d s", p.GetMinHealthy()/int64(time.Second))
 	}
+	e.word(at+".order", u.GetOrder(), updateOrders)
+	e.between(at+".canary", int64(u.GetCanary()), 0, MaxCount, "")
+	first := startsFirst(u)
+	switch kind := strings.ToLower(strings.TrimSpace(s.GetKind())); {
+	case !first:
+	case kind != "" && kind != KindService:
+		e.add(at+".order", "must be stop-first for a workload of kind "+kind+": start-first is for the copies of a count", u.GetOrder())
+	case s.GetExclusive():
+		e.add(at+".order", "must be stop-first for an exclusive workload, which never runs twice at once", u.GetOrder())
+	case s.GetType() == TypeVM:
+		e.add(at+".order", "must be stop-first for virtual machines, whose disks and addresses only one machine can have", u.GetOrder())
+	case len(DemandOf("", s).GetLocalData()) > 0:
+		e.add(at+".order", "must be stop-first for a workload with local data, which an extra copy does not have", u.GetOrder())
+	}
+	if u.GetCanary() <= 0 {
+		return
+	}
+	count, of := int(s.GetCount()), "count"
+	if s.Autoscale != nil {
+		count, of = int(s.GetAutoscale().GetMin()), "autoscale.min"
+	}
+	switch {
+	case OnEveryNode(s):
+		e.add(at+".canary", "is for the copies of a count", strconv.Itoa(int(u.GetCanary())))
+	case count == 0: // no copy runs
+	case first && int(u.GetCanary()) > count:
+		e.addf(at+".canary", strconv.Itoa(int(u.GetCanary())), "must be at most %s, %d: as many extra copies run until the promotion", of, count)
+	case !first && int(u.GetCanary()) >= count:
+		e.addf(at+".canary", strconv.Itoa(int(u.GetCanary())), "must be less than %s, %d: otherwise all copies are updated before the promotion", of, count)
+	}
+}
+
+// startsFirst reports whether an update runs extra copies before it replaces a copy.
+func startsFirst(u *controlv1.UpdateStrategy) bool {
+	return strings.EqualFold(strings.TrimSpace(u.GetOrder()), startFirst)
+}
+
+// UpdateOrder returns the order of an update as a word; empty for the default.
+func UpdateOrder(first bool) string {
+	if first {
+		return startFirst
+	}
+	return ""
 }
 
 // updatePolicy converts an update strategy to its message for the log. nil means that all members are updated
@@ -57,7 +112,7 @@ func updatePolicy(u *controlv1.UpdateStrategy) *commandv1.UpdatePolicy {
 		return int64(v)
 	}
 	return &commandv1.UpdatePolicy{
-		MaxParallel: int32(or(u.GetMaxParallel(), 1)), AutoRevert: u.GetAutoRevert(),
+		MaxParallel: int32(or(u.GetMaxParallel(), 1)), AutoRevert: u.GetAutoRevert(), StartFirst: startsFirst(u), Canary: u.GetCanary(),
 		MinHealthy:      or(u.GetMinHealthyTimeSeconds(), defaultMinHealthy) * int64(time.Second),
 		HealthyDeadline: or(u.GetHealthyDeadlineSeconds(), defaultDeadline) * int64(time.Second),
 	}

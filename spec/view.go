@@ -49,6 +49,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		Health:                 w.Actual.Health,
 		Namespace:              w.In(),
 		Autoscale:              autoscaleView(w.Demand.Autoscale),
+		Surge:                  w.Demand.Surge,
 	}
 	if kind := KindOf(w); kind != KindService {
 		v.Kind = kind

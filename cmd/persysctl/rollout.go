@@ -18,7 +18,8 @@ func (c *cli) rolloutCommand() *cobra.Command {
 		Use: "rollout", Short: "Follow and control the rolling update of a group",
 		Long: `Follow and control the rolling update of a group, which changes a few members at a time.
 A group has one if its specification has a count and "update". The update pauses when a
-member does not become healthy in time; with auto_revert it is reverted instead.`,
+member does not become healthy in time; with auto_revert it is reverted instead. With
+canary it waits, once the canaries are healthy, until it is promoted or aborted.`,
 		Args: args(0, 0), RunE: help,
 	}
 	var wait waiting
@@ -45,11 +46,13 @@ member does not become healthy in time; with auto_revert it is reverted instead.
 			return err
 		}),
 	}
-	wait.flags(status.Flags(), "the update has ended")
+	wait.flags(status.Flags(), "the update has ended or waits for its promotion")
 	parent.AddCommand(status)
 	for _, a := range []struct{ action, did, short string }{
 		{"pause", "paused", "Pause the update; updated members stay updated"},
 		{"resume", "resumed", "Resume an update that is paused"},
+		{"promote", "promoted", "Update the other members too, after the canaries of an update"},
+		{"abort", "going back", "Revert an update that has not ended"},
 		{"undo", "going back", "Revert the update, including a changed count"},
 	} {
 		parent.AddCommand(&cobra.Command{
@@ -79,14 +82,20 @@ func (c *cli) rollout(ctx context.Context, group string) (*clusterv1.GetRolloutR
 // showRollout prints the state of a rolling update and of each member of its group.
 func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 	u := r.GetUpdate()
-	then := "the update pauses"
+	then, how := "the update pauses", fmt.Sprintf("at most %d unavailable", u.GetMaxParallel())
+	if u.GetOrder() != "" {
+		how = fmt.Sprintf("%s, %d at a time", u.GetOrder(), u.GetMaxParallel())
+	}
+	if n := u.GetCanary(); n > 0 {
+		how += fmt.Sprintf(", canary %d", n)
+	}
 	if u.GetAutoRevert() {
 		then = "the update is reverted"
 	}
 	writeLines(c.out, []string{
 		rolloutLine(r),
 		fmt.Sprintf("started %s by %s", c.ago(r.GetStartedAt()), cmp.Or(r.GetBy(), "an unknown user")),
-		fmt.Sprintf("at most %d unavailable; each healthy for %s within %s, else %s", u.GetMaxParallel(), time.Duration(u.GetMinHealthyTimeSeconds())*time.Second, time.Duration(u.GetHealthyDeadlineSeconds())*time.Second, then),
+		fmt.Sprintf("%s; each healthy for %s within %s, else %s", how, time.Duration(u.GetMinHealthyTimeSeconds())*time.Second, time.Duration(u.GetHealthyDeadlineSeconds())*time.Second, then),
 		"",
 	})
 	t := screen.NewTable(screen.Column{Title: "WORKLOAD", Gives: 1, Least: 10, Keeps: screen.Middle}, screen.Column{Title: "UPDATE"}, screen.Column{Title: "STATUS"},
@@ -99,7 +108,14 @@ func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 		case "Updating":
 			s = screen.Warn
 		}
-		t.Add(screen.Text(m.GetWorkloadId()), screen.Styled(m.GetState(), s), screen.Text(cmp.Or(m.GetStatus(), screen.None)), screen.Text(cmp.Or(m.GetNodeId(), screen.None)),
+		state := m.GetState()
+		if m.GetSurge() {
+			state += ", extra"
+		}
+		if m.GetCanary() {
+			state += ", canary"
+		}
+		t.Add(screen.Text(m.GetWorkloadId()), screen.Styled(state, s), screen.Text(cmp.Or(m.GetStatus(), screen.None)), screen.Text(cmp.Or(m.GetNodeId(), screen.None)),
 			screen.Text(cmp.Or(m.GetRevisionId(), screen.None)), screen.Text(cmp.Or(screen.Clean(m.GetReason()), screen.None)))
 	}
 	c.print(t)
@@ -107,17 +123,20 @@ func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
 
 // rolloutLine describes the state of a rolling update in one line.
 func rolloutLine(r *clusterv1.GetRolloutResponse) string {
-	done := 0
+	done, all := 0, 0
 	for _, m := range r.GetMembers() {
-		if m.GetState() == "Updated" {
+		if m.GetSurge() {
+			continue
+		}
+		if all++; m.GetState() == "Updated" {
 			done++
 		}
 	}
-	what := map[string]string{"Running": "is being updated", "Paused": "is paused", "Completed": "is updated"}[r.GetPhase()]
+	what := map[string]string{"Running": "is being updated", "AwaitPromotion": "waits for its promotion", "Paused": "is paused", "Completed": "is updated"}[r.GetPhase()]
 	if r.GetReverting() {
 		what = map[string]string{"Running": "goes back", "Paused": "is paused on its way back", "Completed": "went back"}[r.GetPhase()]
 	}
-	line := fmt.Sprintf("%s %s, %d of %d done", r.GetGroup(), cmp.Or(what, r.GetPhase()), done, len(r.GetMembers()))
+	line := fmt.Sprintf("%s %s, %d of %d done", r.GetGroup(), cmp.Or(what, r.GetPhase()), done, all)
 	if why := screen.Clean(r.GetReason()); why != "" {
 		line += ": " + why
 	}
@@ -127,7 +146,8 @@ func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 // rolloutLook is the interval at which --wait reads the state of a rolling update.
 const rolloutLook = 300 * time.Millisecond
 
-// awaitRollout waits until the rolling update of a group has ended, and prints its progress.
+// awaitRollout waits until the rolling update of a group has ended or waits for its promotion, and prints its
+// progress.
 func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Generation, late <-chan time.Time) error {
 	hint, last := "persysctl rollout status "+group, ""
 	look := time.NewTicker(rolloutLook)
@@ -145,6 +165,9 @@ func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Gene
 			}
 			return failf(exitFailed, hint, "the update of %s was superseded by another apply", group)
 		case r.GetPhase() == "Completed":
+			return nil
+		case r.GetPhase() == "AwaitPromotion":
+			fmt.Fprintln(c.err, line) // names the next command
 			return nil
 		case r.GetPhase() == "Paused":
 			return failf(exitFailed, hint, "%s", line)

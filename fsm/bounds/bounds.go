@@ -73,6 +73,43 @@ func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 	return ""
 }
 
+// SurgeFault describes the first invalid surge member of a put, and a put that marks other workloads as surge
+// members; "" if there is none.
+func SurgeFault(b *commandv1.PutWorkloads) string {
+	for _, p := range b.GetWorkloads() {
+		if p.GetDemand().GetSurge() {
+			return "workload " + p.GetId() + ": demand.surge: is only for the list surge"
+		}
+	}
+	puts := b.GetSurge()
+	switch {
+	case len(puts) == 0:
+		return ""
+	case b.GetGroupOf() == "" || !b.GetUpdate().GetStartFirst() || len(b.GetWorkloads()) == 0:
+		return "surge: is only for the update of a group with start_first"
+	case len(puts) > MaxCount:
+		return fmt.Sprintf("surge: has %d members, at most %d", len(puts), MaxCount)
+	}
+	if fault := PutsFault(puts, b.GetGroupOf()); fault != "" {
+		return "surge: " + fault
+	}
+	for _, p := range puts {
+		d := p.GetDemand()
+		switch {
+		case !d.GetSurge() || p.GetDesired() != "Running":
+			return "surge: workload " + p.GetId() + ": demand.surge must be set, and desired be Running"
+		case d.GetExclusive() || len(d.GetLocalData()) > 0 || len(d.GetMacAddresses()) > 0 || d.GetJob() != nil || d.GetTemplate() != nil:
+			return "surge: workload " + p.GetId() + ": start_first is not for workloads that are exclusive, have local data or fixed addresses, or are jobs or templates"
+		}
+		for _, own := range b.GetWorkloads() {
+			if own.GetId() == p.GetId() {
+				return "surge: workload " + p.GetId() + ": is there twice"
+			}
+		}
+	}
+	return ""
+}
+
 // MaxBundle is the maximum size of a sealed bundle in bytes. It has room for an archive of 512 KiB, which
 // sealing makes larger, and fits into a command and into a record of the mirror.
 const MaxBundle = 768 << 10
@@ -107,6 +144,8 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 		return fmt.Sprintf("demand.group: %q does not match %s", d.GetGroup(), IDRule)
 	case group != "" && p.GetIfRevision() != "":
 		return fmt.Sprintf("if_revision: %.64q, the members of a group have revisions of their own", p.GetIfRevision())
+	case group == "" && d.GetSurge():
+		return "demand.surge: is only for the update of a group"
 	case group != "" && d.GetGroup() != group:
 		return fmt.Sprintf("demand.group: is %q, but the command is for group %q", d.GetGroup(), group)
 	}

@@ -4,6 +4,11 @@
 // contain the present state of the members. The functions get that state from the records of the workloads,
 // by a callback of type Look. The leader calls Next and proposes its result. The state machine checks every
 // proposal with Allows, so that a late or wrong proposal cannot make too many members unavailable.
+//
+// An update with the order start-first has surge members (ADR 58): extra members with the new specification. A
+// surge member that does not run counts as unavailable like any other, and as many members may be unavailable as
+// there are surge members. So the surge members are made first, and the number of available members never falls
+// below the number of the group's own members.
 package rollout
 
 import (
@@ -19,9 +24,11 @@ type Phase string
 
 // The phases of an update. Only a running update changes members.
 const (
-	Running   Phase = "Running"
-	Paused    Phase = "Paused"
-	Completed Phase = "Completed"
+	Running Phase = "Running"
+	// AwaitPromotion: the canaries have settled, and the update waits until a user promotes or aborts it.
+	AwaitPromotion Phase = "AwaitPromotion"
+	Paused         Phase = "Paused"
+	Completed      Phase = "Completed"
 )
 
 // Policy is the update policy that the user set for a group. Times are in nanoseconds.
@@ -30,6 +37,16 @@ type Policy struct {
 	MinHealthy  int64 // a changed member counts as settled after it was available for this time
 	Deadline    int64 // a changed member must settle within this time
 	AutoRevert  bool  // after a failure, return the group to its former specifications instead of pausing
+	StartFirst  bool  // surge members run before a member is changed
+	Canary      int   // number of members that are changed before the update waits for its promotion; 0 = it does not wait
+}
+
+// SurgeCount returns how many surge members an update of a group with this number of members makes.
+func (p Policy) SurgeCount(members int) int {
+	if !p.StartFirst {
+		return 0
+	}
+	return max(min(p.MaxParallel, members), p.Canary)
 }
 
 // Rollout is the record of the last member-by-member update of one group. A published Rollout is never
@@ -50,6 +67,7 @@ type Rollout struct {
 	Former    []*commandv1.WorkloadPut
 	FormerRan bool
 	Reverting bool // this update is a revert: it returns the group to its former specifications
+	Promoted  bool // members that are no canaries may be changed
 	// Unix nanoseconds. ProgressAt is the time at which a member was last changed or settled.
 	StartedAt, ProgressAt, EndedAt int64
 	By                             string
@@ -66,6 +84,10 @@ type Member struct {
 	// gets the new specification, and again when its agent has carried out the order.
 	TakenAt int64
 	Settled bool // the member has been available with the new specification for MinHealthy
+	// Surge marks an extra member, which is deleted when the update ends. While it does not exist yet, Content is
+	// empty.
+	Surge  bool
+	Canary bool // the member is changed before the promotion
 }
 
 // Seen is what an update needs to know about the present state of a member.
@@ -83,11 +105,12 @@ type Seen struct {
 // Look returns the present state of a member by its workload id.
 type Look func(id string) Seen
 
-// Decision is the next step of an update. If Failure, Complete, Settled and Take are all unset,
+// Decision is the next step of an update. If Failure, Complete, Await, Settled and Take are all unset,
 // there is nothing to do until WakeAt or until a member changes.
 type Decision struct {
 	Settled, Take []string
 	Complete      bool
+	Await         bool // the canaries have settled: wait for the promotion
 	Failure       string
 	Revert        bool
 	WakeAt        int64  // when to look again, Unix nanoseconds; 0 = only after a change of a member
@@ -96,8 +119,14 @@ type Decision struct {
 
 // Idle reports whether the decision has nothing to propose.
 func (d *Decision) Idle() bool {
-	return len(d.Settled) == 0 && len(d.Take) == 0 && !d.Complete && d.Failure == ""
+	return len(d.Settled) == 0 && len(d.Take) == 0 && !d.Complete && !d.Await && d.Failure == ""
 }
+
+// Active reports whether the planner has to look at the update.
+func (r *Rollout) Active() bool { return r.Phase == Running || r.Phase == AwaitPromotion }
+
+// gated reports whether only canaries may be changed.
+func (r *Rollout) gated() bool { return r.Policy.Canary > 0 && !r.Promoted && !r.Reverting }
 
 // Clone returns a copy that may be changed.
 func (r *Rollout) Clone() *Rollout {
@@ -110,7 +139,7 @@ func (r *Rollout) Clone() *Rollout {
 // or changed the member, so that the update skips it.
 func (m *Member) State(s Seen) string {
 	switch {
-	case !s.There || s.Content != m.Content:
+	case s.Content != m.Content || !s.There && !(m.Surge && m.Put != nil):
 		return "Left"
 	case s.Stopped:
 		return "Stopped"
@@ -151,13 +180,18 @@ func (r *Rollout) CanRevert() bool {
 
 // Next returns the next step of the update. Every unavailable member counts against MaxParallel, whatever
 // the cause, so an update also waits for members that are unavailable because of a drain or a lost node.
-// Unavailable members are updated first, because changing them makes no other member unavailable.
+// Unavailable members are updated first, because changing them makes no other member unavailable. With surge
+// members, as many members may be unavailable as there are surge members.
 func (r *Rollout) Next(look Look, now int64) (d Decision) {
-	if r.Phase != Running {
+	switch r.Phase {
+	case Running:
+	case AwaitPromotion:
+		return r.watch(look, now)
+	default:
 		return d
 	}
 	c := r.count(look)
-	left := 0 // changed members that have not settled
+	left, open := 0, c.todo // left counts the changed members that have not settled; open, the group's own members that are not done
 	for _, m := range c.updating {
 		s, due := look(m.ID), m.TakenAt+r.Policy.Deadline
 		switch stable := s.Since + r.Policy.MinHealthy; {
@@ -168,23 +202,29 @@ func (r *Rollout) Next(look Look, now int64) (d Decision) {
 			d.Failure = m.ID + " was given up: " + s.GivenUp
 		case s.Working != "":
 			d.Waits = m.ID + ": " + s.Working
-			left++
-			continue
 		case due <= now:
-			d.Failure = fmt.Sprintf("%s was not healthy for %d s within %d s", m.ID, r.Policy.MinHealthy/1e9, r.Policy.Deadline/1e9)
-			if s.Why != "" && !s.Available {
-				d.Failure = fmt.Sprintf("%s: %s (for %d s)", m.ID, s.Why, r.Policy.Deadline/1e9)
-			}
+			d.Failure = r.late(m, s)
 		default:
 			d.Waits = m.ID + " to be healthy for " + fmt.Sprint(r.Policy.MinHealthy/1e9) + " s"
+			if m.Surge && !s.Available && s.Why != "" {
+				d.Waits += " (" + s.Why + ")"
+			}
 			d.wake(due)
 			if s.Available {
 				d.wake(stable)
 			}
-			left++
-			continue
 		}
-		d.Revert = r.CanRevert()
+		if d.Failure != "" {
+			d.Revert = r.CanRevert()
+			return d
+		}
+		left++
+		if !m.Surge {
+			open++
+		}
+	}
+	if open == 0 {
+		d.Complete = true
 		return d
 	}
 	room, out := r.Policy.MaxParallel-left, c.out-len(d.Settled)
@@ -193,29 +233,108 @@ func (r *Rollout) Next(look Look, now int64) (d Decision) {
 		d.Take, room = append(d.Take, id), room-1
 	}
 	for _, id := range c.ready {
-		if room <= 0 || out >= r.Policy.MaxParallel {
+		if room <= 0 || out >= c.bound {
 			break
 		}
 		d.Take, room, out = append(d.Take, id), room-1, out+1
 	}
-	waiting := len(c.stopped)+len(c.down)+len(c.ready) > 0
-	d.Complete = !waiting && left == 0
-	if waiting && left == 0 && len(d.Take) == 0 && len(d.Settled) == 0 {
-		d.Waits = fmt.Sprintf("%s to be available again: at most %d may be missing", c.missed, r.Policy.MaxParallel)
-		due := r.ProgressAt + r.Policy.Deadline
-		switch s := look(c.missed); {
+	if c.todo == 0 || left > 0 || len(d.Take) > 0 {
+		return d
+	}
+	if r.gated() && len(c.stopped)+len(c.down)+len(c.ready) == 0 {
+		d.Await = true
+		return d
+	}
+	if len(d.Settled) > 0 {
+		return d
+	}
+	if c.bound == 0 {
+		d.Failure = "no extra member of " + r.Group + " is left, because users changed, stopped or deleted them: apply the specification again"
+		d.Revert = r.CanRevert()
+		return d
+	}
+	d.Waits = fmt.Sprintf("%s to be available again: at most %d may be missing", c.missed, c.bound)
+	if c.own > 0 {
+		d.Waits = fmt.Sprintf("%s to be available again: start-first keeps %d members available", c.missed, c.own)
+	}
+	due := r.ProgressAt + r.Policy.Deadline
+	switch s := look(c.missed); {
+	case s.Working != "":
+		d.Waits += ": " + s.Working
+	case due <= now:
+		d.Failure, d.Revert = "waited too long for "+d.Waits, c.ours && r.CanRevert()
+		if s.Why != "" {
+			d.Failure += ": " + s.Why
+		}
+	default:
+		d.wake(due)
+	}
+	return d
+}
+
+// Awaits reports whether the canaries have settled and other members wait for the promotion.
+func (r *Rollout) Awaits(look Look) bool {
+	c := r.count(look)
+	return r.gated() && c.todo > 0 && len(c.stopped)+len(c.down)+len(c.ready)+len(c.updating) == 0
+}
+
+// watch returns the next step of an update that waits for its promotion: it fails if a canary does.
+func (r *Rollout) watch(look Look, now int64) (d Decision) {
+	d.Waits = fmt.Sprintf("its promotion: persysctl rollout promote %s, or abort", r.Group)
+	for i := range r.Members {
+		m := &r.Members[i]
+		s := look(m.ID)
+		if !m.Canary || m.State(s) != "Updated" || s.Available {
+			continue
+		}
+		d.Waits = m.ID + ", a canary, to be available again"
+		switch due := max(s.Since, r.ProgressAt) + r.Policy.Deadline; {
+		case s.GivenUp != "":
+			d.Failure = m.ID + " was given up: " + s.GivenUp
 		case s.Working != "":
 			d.Waits += ": " + s.Working
 		case due <= now:
-			d.Failure, d.Revert = "waited too long for "+d.Waits, c.ours && r.CanRevert()
-			if s.Why != "" {
-				d.Failure += ": " + s.Why
-			}
+			d.Failure = r.late(m, s)
 		default:
 			d.wake(due)
 		}
+		if d.Failure != "" {
+			d.Revert = r.CanRevert()
+			return d
+		}
 	}
 	return d
+}
+
+// late describes the failure of a member that missed its deadline.
+func (r *Rollout) late(m *Member, s Seen) string {
+	if s.Why == "" || s.Available {
+		return fmt.Sprintf("%s was not healthy for %d s within %d s", m.ID, r.Policy.MinHealthy/1e9, r.Policy.Deadline/1e9)
+	}
+	return fmt.Sprintf("%s: %s (for %d s)", m.ID, s.Why, r.Policy.Deadline/1e9)
+}
+
+// Unpromotable returns why a user cannot promote the update now, or "".
+func (r *Rollout) Unpromotable(look Look) string {
+	switch {
+	case r.Policy.Canary == 0:
+		return "the update of " + r.Group + " has no canaries: it needs `canary` in its `update`"
+	case r.Phase == Completed:
+		return "the update of " + r.Group + " has ended"
+	case r.Reverting:
+		return "the update of " + r.Group + " goes back to the former specifications"
+	case r.Phase == Paused:
+		return "the update of " + r.Group + " is paused: persysctl rollout resume " + r.Group
+	case r.Phase == Running:
+		return "the canaries of " + r.Group + " have not settled yet: persysctl rollout status " + r.Group
+	}
+	for i := range r.Members {
+		m := &r.Members[i]
+		if s := look(m.ID); m.Canary && m.State(s) == "Updated" && !s.Available {
+			return m.ID + ", a canary, is not available: wait until it is, or persysctl rollout abort " + r.Group
+		}
+	}
+	return ""
 }
 
 func (d *Decision) wake(at int64) {
@@ -235,8 +354,8 @@ func (r *Rollout) Allows(look Look, take []string) string {
 			continue
 		case slices.Contains(c.ready, id):
 			out++
-			if out > r.Policy.MaxParallel {
-				return fmt.Sprintf("%s would be one more than the %d members of %s that may be unavailable", id, r.Policy.MaxParallel, r.Group)
+			if out > c.bound {
+				return fmt.Sprintf("%s would be one more than the %d members of %s that may be unavailable", id, c.bound, r.Group)
 			}
 		case !slices.Contains(c.down, id):
 			return fmt.Sprintf("%s does not wait for its turn in the update of %s", id, r.Group)
@@ -248,10 +367,14 @@ func (r *Rollout) Allows(look Look, take []string) string {
 	return ""
 }
 
-// Holds reports whether an available member must not be made unavailable, because MaxParallel
-// members are unavailable already.
+// Holds reports whether an available member must not be made unavailable, because as many members as the update
+// permits are unavailable already.
 func (r *Rollout) Holds(look Look, id string) bool {
-	return r.Phase == Running && look(id).Available && r.count(look).out >= r.Policy.MaxParallel
+	if !r.Active() || !look(id).Available {
+		return false
+	}
+	c := r.count(look)
+	return c.out >= c.bound
 }
 
 // counted holds the members of the group, counted by their present state.
@@ -259,24 +382,41 @@ type counted struct {
 	updating             []*Member // changed members that have not settled
 	stopped, down, ready []string  // members that wait for their turn, by condition: stopped by request, unavailable, available
 	out                  int       // number of members that are unavailable or have not settled
+	bound                int       // number of members that may be unavailable
+	todo                 int       // number of the group's own members that wait for their turn, or for the promotion
+	own                  int       // with surge members: number of the group's own members that are not stopped
 	missed               string    // id of the first member counted in out
 	ours                 bool      // the unavailable member has its new specification already
 }
 
 func (r *Rollout) count(look Look) (c counted) {
+	surge, own := 0, 0
 	for i := range r.Members {
 		m := &r.Members[i]
 		s := look(m.ID)
-		if !s.There {
-			continue
-		}
 		waits := m.Put != nil && s.Content == m.Content
 		updating := m.Put == nil && s.Content == m.Content && !m.Settled
+		if m.Surge {
+			// A revert does not wait for surge members that do not run: they have the specification that failed.
+			if m.State(s) == "Left" || s.Stopped || r.Reverting && !s.Available {
+				continue
+			}
+			surge++
+		} else if !s.There {
+			continue
+		}
+		if waits && !m.Surge {
+			c.todo++
+		}
+		waits = waits && (m.Canary || !r.gated())
 		if s.Stopped {
 			if waits {
 				c.stopped = append(c.stopped, m.ID)
 			}
 			continue
+		}
+		if !m.Surge {
+			own++
 		}
 		if !s.Available || updating {
 			c.out++
@@ -292,6 +432,12 @@ func (r *Rollout) count(look Look) (c counted) {
 		case waits:
 			c.down = append(c.down, m.ID)
 		}
+	}
+	switch {
+	case surge > 0:
+		c.bound, c.own = surge, own
+	case !r.Policy.StartFirst || r.Reverting:
+		c.bound = r.Policy.MaxParallel
 	}
 	return c
 }

@@ -32,13 +32,25 @@ func members(text string) (*Rollout, Look) {
 		case "updated":
 			m.Settled = true
 		case "updating":
+		case "surge": // a surge member that was made
+			m.Surge = true
+		case "surged": // a surge member that has settled
+			m.Surge, m.Settled = true, true
+		case "extra": // a surge member that does not exist yet
+			m.Content, m.Put, m.TakenAt, m.Surge, s = "", &commandv1.WorkloadPut{Id: id, Content: "new"}, 0, true, Seen{}
 		default:
 			panic(f)
 		}
+		if strings.HasSuffix(is, "!") { // a canary
+			m.Canary, is = true, strings.TrimSuffix(is, "!")
+			r.Policy.Canary++
+		}
+		r.Policy.StartFirst = r.Policy.StartFirst || m.Surge
 		switch is {
 		case "up":
 			s.Available = true
 		case "down":
+		case "none":
 		case "stopped":
 			s.Stopped = true
 		case "given-up":
@@ -72,6 +84,9 @@ func (d Decision) line() string {
 	if d.Failure != "" {
 		out = append(out, "fail: "+d.Failure)
 	}
+	if d.Await {
+		out = append(out, "await")
+	}
 	if d.Revert {
 		out = append(out, "revert")
 	}
@@ -104,11 +119,42 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 		{"stopped members do not hold up the rollout", "a:updating,stopped b:updated,up", 100, "complete"},
 		{"a member that a caller changed is skipped", "a:waiting,other b:updated,up", 100, "complete"},
 		{"a deleted member is skipped", "a:waiting,gone b:updating,gone", 100, "complete"},
+
+		{"start-first: the surge member is made first", "a:waiting,up b:waiting,up x:extra,none", 100, "take x"},
+		{"start-first: no member is changed before the surge member has settled", "a:waiting,up b:waiting,up x:surge,up", 101, "wait until 110 for x to be healthy for 10 s"},
+		{"start-first: then the first member is changed", "a:waiting,up b:waiting,up x:surge,up", 110, "settle x; take a"},
+		{"start-first: a settled surge member that is down holds up the rollout", "a:waiting,up b:waiting,up x:surged,down", 110,
+			"wait until 160 for x to be available again: start-first keeps 2 members available"},
+		{"start-first: a surge member that is down beyond the deadline fails the update", "a:waiting,up b:waiting,up x:surged,down", 160,
+			"fail: waited too long for x to be available again: start-first keeps 2 members available; revert"},
+		{"start-first: a member that is down is changed first", "a:waiting,up b:waiting,down x:extra,none", 100, "take b"},
+		{"start-first: the surge member is given up", "a:waiting,up x:surge,given-up", 101, "fail: x was given up: RetriesExhausted; revert"},
+		{"start-first: an update without surge members that are left fails", "a:waiting,up x:surged,gone", 101,
+			"fail: no extra member of web is left, because users changed, stopped or deleted them: apply the specification again; revert"},
+		{"start-first: a stopped surge member replaces no member", "a:waiting,up b:waiting,up x:surged,up y:surged,stopped", 100, "take a"},
+		{"start-first: an id that another workload has is left alone", "a:waiting,up x:extra,other", 100,
+			"fail: no extra member of web is left, because users changed, stopped or deleted them: apply the specification again; revert"},
+		{"start-first: the rollout completes without waiting for surge members", "a:updating,up x:surged,down", 110, "settle a; complete"},
+		{"start-first: no surge member is made if no member waits", "a:waiting,other x:extra,none", 100, "complete"},
+
+		{"canary: the canary is changed first", "a:waiting,up b:waiting,up!", 100, "take b"},
+		{"canary: the others wait until it has settled", "a:waiting,up b:updating,up!", 101, "wait until 110 for b to be healthy for 10 s"},
+		{"canary: then the update waits for its promotion", "a:waiting,up b:updating,up!", 110, "settle b; await"},
+		{"canary: a member that is down waits for the promotion", "a:waiting,down b:updated,up!", 110, "await"},
+		{"canary: a stopped member waits for the promotion", "a:waiting,stopped b:updated,up!", 110, "await"},
+		{"canary: a canary that misses its deadline fails the update", "a:waiting,up b:updating,down!", 160, "fail: b was not healthy for 10 s within 60 s; revert"},
+		{"canary: an update without other members completes", "a:updated,up b:updated,up!", 110, "complete"},
+		{"canary: a canary that a user deleted does not hold up the rollout", "a:waiting,up b:waiting,gone!", 110, "await"},
+		{"canary, start-first: only the canaries are made", "a:waiting,up b:waiting,up x:extra,none! y:extra,none", 100, "take x"},
+		{"canary, start-first: the other surge members wait for the promotion", "a:waiting,up b:waiting,up x:surged,up! y:extra,none", 100, "await"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, look := members(c.group)
 			if got := r.Next(look, c.at*second).line(); got != c.want {
 				t.Errorf("Next decides\n     %s\nwant %s", got, c.want)
+			}
+			if r.Phase, r.Promoted = Running, true; strings.HasPrefix(c.name, "canary") && r.Next(look, 100*second).Await {
+				t.Error("a promoted update waits for its promotion")
 			}
 			r.Phase = Paused
 			if d := r.Next(look, c.at*second); !d.Idle() || d.WakeAt != 0 {
@@ -116,6 +162,219 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPromotedUpdateGoesOn: the step after the promotion changes the members that are no canaries.
+func TestPromotedUpdateGoesOn(t *testing.T) {
+	for group, want := range map[string]string{
+		"a:waiting,up b:updated,up!":               "take a",
+		"a:waiting,up b:waiting,up x:surged,up!":   "take a",
+		"a:waiting,up x:surged,up! y:extra,none":   "take y",
+		"a:waiting,down b:waiting,up c:surged,up!": "take a",
+	} {
+		r, look := members(group)
+		r.Promoted = true
+		if got := r.Next(look, 100*second).line(); got != want {
+			t.Errorf("%s: Next decides %s, want %s", group, got, want)
+		}
+	}
+}
+
+// TestAwaitedPromotion: while an update waits for its promotion, its canaries are watched.
+func TestAwaitedPromotion(t *testing.T) {
+	const waits = "wait until 0 for its promotion: persysctl rollout promote web, or abort"
+	for _, c := range []struct {
+		name, group string
+		at          int64
+		want        string
+		refused     string // why a promotion is refused
+	}{
+		{"healthy canaries", "a:waiting,up b:updated,up!", 999, waits, ""},
+		{"another member is down", "a:waiting,down b:updated,up!", 999, waits, ""},
+		{"a canary that a user deleted", "a:waiting,up b:updated,gone!", 999, waits, ""},
+		{"a canary that is down", "a:waiting,up b:updated,down!", 159, "wait until 160 for b, a canary, to be available again",
+			"b, a canary, is not available: wait until it is, or persysctl rollout abort web"},
+		{"a canary that is down for too long", "a:waiting,up b:updated,down!", 160, "fail: b was not healthy for 10 s within 60 s; revert",
+			"b, a canary, is not available: wait until it is, or persysctl rollout abort web"},
+		{"a canary that is given up", "a:waiting,up x:surged,given-up!", 101, "fail: x was given up: RetriesExhausted; revert",
+			"x, a canary, is not available: wait until it is, or persysctl rollout abort web"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, look := members(c.group)
+			r.Phase = AwaitPromotion
+			if got := r.Next(look, c.at*second).line(); got != c.want {
+				t.Errorf("Next decides\n     %s\nwant %s", got, c.want)
+			}
+			if got := r.Unpromotable(look); got != c.refused {
+				t.Errorf("a promotion is refused with %q, want %q", got, c.refused)
+			}
+		})
+	}
+}
+
+// TestRevertWithSurgeMembers: surge members that are available stand in for members during a revert. The revert
+// does not wait for those that are not.
+func TestRevertWithSurgeMembers(t *testing.T) {
+	for group, want := range map[string]string{
+		"a:waiting,up b:updated,up x:surged,up":                  "take a",
+		"a:waiting,up b:waiting,down x:surged,up":                "take b",
+		"a:waiting,up b:waiting,up x:surged,down":                "take a",
+		"a:updated,up b:updated,up x:surged,up":                  "complete",
+		"a:updating,down b:waiting,up x:surged,down y:surged,up": "wait until 160 for a to be healthy for 10 s",
+		"a:updated,down b:waiting,up x:surged,up":                "wait until 160 for a to be available again: start-first keeps 2 members available",
+		"a:updated,up b:waiting,up! c:waiting,up x:surged,up":    "take b",
+	} {
+		r, look := members(group)
+		r.Reverting = true
+		if got := r.Next(look, 100*second).line(); got != want {
+			t.Errorf("%s: Next decides\n     %s\nwant %s", group, got, want)
+		}
+	}
+}
+
+func TestSurgeCount(t *testing.T) {
+	for _, c := range []struct {
+		first                             bool
+		parallel, canary, members, surges int
+	}{
+		{false, 2, 1, 5, 0}, {true, 1, 0, 5, 1}, {true, 2, 0, 5, 2}, {true, 9, 0, 5, 5}, {true, 1, 3, 5, 3}, {true, 2, 1, 5, 2}, {true, 1, 1, 0, 1},
+	} {
+		p := Policy{MaxParallel: c.parallel, StartFirst: c.first, Canary: c.canary}
+		if got := p.SurgeCount(c.members); got != c.surges {
+			t.Errorf("%+v with %d members has %d surge members, want %d", p, c.members, got, c.surges)
+		}
+	}
+}
+
+// TestStartFirstKeepsAllMembersAvailable updates a random group in which nothing fails by itself: instances start at
+// random times, users pause, resume, promote and abort. At every step as many members are available as the group
+// has, the update ends, and no surge member is left.
+func TestStartFirstKeepsAllMembersAvailable(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		n, now := rapid.IntRange(1, 6).Draw(rt, "members"), 100*second
+		r := &Rollout{Group: "web", Phase: Running, ProgressAt: now, Policy: Policy{
+			MaxParallel: rapid.IntRange(1, 4).Draw(rt, "parallel"), MinHealthy: 10 * second, Deadline: 9999 * second,
+			StartFirst: true, Canary: rapid.IntRange(0, n).Draw(rt, "canary"),
+		}}
+		surges := r.Policy.SurgeCount(n)
+		seen := map[string]*Seen{}
+		for i := range n + surges {
+			id := fmt.Sprint("web-", i)
+			m := Member{ID: id, Put: &commandv1.WorkloadPut{Id: id, Content: "new"}, Surge: i >= n, Canary: i >= n && i < n+r.Policy.Canary}
+			seen[id] = &Seen{}
+			if !m.Surge {
+				m.Content = "old"
+				seen[id] = &Seen{There: true, Content: "old", Available: true, Since: now}
+			}
+			r.Members = append(r.Members, m)
+		}
+		look := func(id string) Seen { return *seen[id] }
+		step := func() {
+			d := r.Next(look, now)
+			if d.Failure != "" {
+				rt.Fatalf("the update failed: %s", d.Failure)
+			}
+			for i := range r.Members {
+				if m := &r.Members[i]; slices.Contains(d.Settled, m.ID) {
+					m.Settled, r.ProgressAt = true, now
+				}
+			}
+			if why := r.Allows(look, d.Take); why != "" {
+				rt.Fatalf("Allows must permit what Next proposed (%s), but refused: %s", d.line(), why)
+			}
+			for i := range r.Members {
+				m := &r.Members[i]
+				if m.Put == nil || !slices.Contains(d.Take, m.ID) {
+					continue
+				}
+				if r.gated() && !m.Canary {
+					rt.Fatalf("%s is changed before the promotion", m.ID)
+				}
+				m.Content, m.TakenAt, r.ProgressAt = m.Put.GetContent(), now, now
+				m.Put = nil
+				*seen[m.ID] = Seen{There: true, Content: m.Content, Since: now}
+			}
+			switch {
+			case d.Complete:
+				r.Phase = Completed
+				r.Members = slices.DeleteFunc(r.Members, func(m Member) bool {
+					if m.Surge {
+						*seen[m.ID] = Seen{}
+					}
+					return m.Surge
+				})
+			case d.Await:
+				r.Phase = AwaitPromotion
+			}
+		}
+		abort := func() { // what package fsm does for an abort
+			r.Reverting, r.Phase = true, Running
+			r.Members = slices.DeleteFunc(r.Members, func(m Member) bool {
+				drop := m.Surge && !look(m.ID).Available
+				if drop {
+					*seen[m.ID] = Seen{}
+				}
+				return drop
+			})
+			for i := range r.Members {
+				switch m := &r.Members[i]; {
+				case m.Surge:
+					m.Settled = true
+				case m.Put == nil:
+					m.Put, m.Settled = &commandv1.WorkloadPut{Id: m.ID, Content: "old"}, false
+				default:
+					m.Put, m.Settled = nil, true
+				}
+			}
+		}
+		for round := 0; r.Phase != Completed; round++ {
+			if round > 400 {
+				rt.Fatalf("the update has not ended: %+v, next %s", r, r.Next(look, now).line())
+			}
+			now += int64(rapid.IntRange(0, 12).Draw(rt, "later")) * second
+			for i := range n + surges {
+				id := fmt.Sprint("web-", i)
+				if s := seen[id]; s.There && !s.Available && rapid.IntRange(0, 2).Draw(rt, id) > 0 {
+					s.Available, s.Since = true, now
+				}
+			}
+			switch what := rapid.IntRange(0, 40).Draw(rt, "user"); {
+			case r.Phase == Paused:
+				r.Phase = Running
+			case r.Phase == AwaitPromotion && what > 10 && r.Unpromotable(look) == "":
+				r.Phase, r.Promoted = Running, true
+			case what == 0:
+				r.Phase = Paused
+			case what == 1 && !r.Reverting:
+				abort()
+			}
+			step()
+			up, extra := 0, 0
+			for i := range n + surges {
+				if s := seen[fmt.Sprint("web-", i)]; s.Available {
+					up++
+				}
+				if s := seen[fmt.Sprint("web-", i)]; s.There && i >= n {
+					extra++
+				}
+			}
+			if up < n {
+				rt.Fatalf("%d members are available, want at least %d", up, n)
+			}
+			if extra > surges || r.Phase == Completed && extra > 0 {
+				rt.Fatalf("there are %d surge members in phase %s, at most %d may be", extra, r.Phase, surges)
+			}
+		}
+		want := "new"
+		if r.Reverting {
+			want = "old"
+		}
+		for i := range n {
+			if s := seen[fmt.Sprint("web-", i)]; s.Content != want {
+				rt.Fatalf("web-%d has content %s, want %s", i, s.Content, want)
+			}
+		}
+	})
 }
 
 func TestNextTakesAsManyAsMaxParallel(t *testing.T) {

@@ -11165,7 +11165,7 @@ type GetRolloutResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	Id    *v1.Generation         `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// Phase of the rollout: Running, Paused or Completed.
+	// Phase of the rollout: Running, AwaitPromotion, Paused or Completed.
 	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
 	// Why the rollout is paused, or what it waits for; empty otherwise.
 	Reason  string             `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -11305,10 +11305,14 @@ type RolloutMember struct {
 	// State of the member: Waiting, Updating, Updated, Stopped, or Left (changed or deleted separately).
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// Status of the workload.
-	Status        string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
-	NodeId        string `protobuf:"bytes,4,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	RevisionId    string `protobuf:"bytes,5,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
-	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Status     string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	NodeId     string `protobuf:"bytes,4,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	RevisionId string `protobuf:"bytes,5,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
+	Reason     string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// An extra member, which is deleted when the rollout ends.
+	Surge bool `protobuf:"varint,1413,opt,name=surge,proto3" json:"surge,omitempty"`
+	// The member is updated before the promotion.
+	Canary        bool `protobuf:"varint,1414,opt,name=canary,proto3" json:"canary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11385,10 +11389,24 @@ func (x *RolloutMember) GetReason() string {
 	return ""
 }
 
+func (x *RolloutMember) GetSurge() bool {
+	if x != nil {
+		return x.Surge
+	}
+	return false
+}
+
+func (x *RolloutMember) GetCanary() bool {
+	if x != nil {
+		return x.Canary
+	}
+	return false
+}
+
 type SetRolloutRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// What to do with the rollout: pause, resume or undo.
+	// What to do with the rollout: pause, resume, promote, abort or undo.
 	Action        string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -13111,7 +13129,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\bended_at\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x0e\n" +
 	"\x02by\x18\v \x01(\tR\x02by\x12\x14\n" +
-	"\x05index\x18\f \x01(\x04R\x05index\"\xb0\x01\n" +
+	"\x05index\x18\f \x01(\x04R\x05index\"\xe0\x01\n" +
 	"\rRolloutMember\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x14\n" +
@@ -13120,7 +13138,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\anode_id\x18\x04 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vrevision_id\x18\x05 \x01(\tR\n" +
 	"revisionId\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"`\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x15\n" +
+	"\x05surge\x18\x85\v \x01(\bR\x05surge\x12\x17\n" +
+	"\x06canary\x18\x86\v \x01(\bR\x06canary\"`\n" +
 	"\x11SetRolloutRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
 	"\x06action\x18\x02 \x01(\tR\x06action\x12\x1d\n" +

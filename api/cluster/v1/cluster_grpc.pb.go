@@ -218,7 +218,7 @@ type ClusterClient interface {
 	CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*CheckAccessResponse, error)
 	// GetRollout returns the last member-by-member update of a group.
 	GetRollout(ctx context.Context, in *GetRolloutRequest, opts ...grpc.CallOption) (*GetRolloutResponse, error)
-	// SetRollout pauses, resumes or undoes a rollout.
+	// SetRollout pauses, resumes, promotes, aborts or undoes a rollout.
 	SetRollout(ctx context.Context, in *SetRolloutRequest, opts ...grpc.CallOption) (*SetRolloutResponse, error)
 	// StartRun starts one run of a cron or of a parameterized job.
 	StartRun(ctx context.Context, in *StartRunRequest, opts ...grpc.CallOption) (*StartRunResponse, error)
@@ -1048,7 +1048,7 @@ type ClusterServer interface {
 	CheckAccess(context.Context, *CheckAccessRequest) (*CheckAccessResponse, error)
 	// GetRollout returns the last member-by-member update of a group.
 	GetRollout(context.Context, *GetRolloutRequest) (*GetRolloutResponse, error)
-	// SetRollout pauses, resumes or undoes a rollout.
+	// SetRollout pauses, resumes, promotes, aborts or undoes a rollout.
 	SetRollout(context.Context, *SetRolloutRequest) (*SetRolloutResponse, error)
 	// StartRun starts one run of a cron or of a parameterized job.
 	StartRun(context.Context, *StartRunRequest) (*StartRunResponse, error)

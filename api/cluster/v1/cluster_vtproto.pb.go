@@ -3839,6 +3839,8 @@ func (m *RolloutMember) CloneVT() *RolloutMember {
 	r.NodeId = m.NodeId
 	r.RevisionId = m.RevisionId
 	r.Reason = m.Reason
+	r.Surge = m.Surge
+	r.Canary = m.Canary
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -14588,6 +14590,30 @@ func (m *RolloutMember) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Canary {
+		i--
+		if m.Canary {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x58
+		i--
+		dAtA[i] = 0xb0
+	}
+	if m.Surge {
+		i--
+		if m.Surge {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x58
+		i--
+		dAtA[i] = 0xa8
+	}
 	if len(m.Reason) > 0 {
 		i -= len(m.Reason)
 		copy(dAtA[i:], m.Reason)
@@ -19565,6 +19591,12 @@ func (m *RolloutMember) SizeVT() (n int) {
 	l = len(m.Reason)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Surge {
+		n += 3
+	}
+	if m.Canary {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -47472,6 +47504,46 @@ func (m *RolloutMember) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Reason = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 1413:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Surge", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Surge = bool(v != 0)
+		case 1414:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Canary", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Canary = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -1579,7 +1579,9 @@ type Demand struct {
 	// Set for the members of a group whose size the leader chooses.
 	Autoscale *Autoscale `protobuf:"bytes,358,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
 	// How often the workload may be moved because its node cannot run it; absent = the default.
-	Reschedule    *Reschedule `protobuf:"bytes,350,opt,name=reschedule,proto3" json:"reschedule,omitempty"`
+	Reschedule *Reschedule `protobuf:"bytes,350,opt,name=reschedule,proto3" json:"reschedule,omitempty"`
+	// The workload is an extra member of a group, which exists only during an update that starts new members first.
+	Surge         bool `protobuf:"varint,361,opt,name=surge,proto3" json:"surge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1780,6 +1782,13 @@ func (x *Demand) GetReschedule() *Reschedule {
 		return x.Reschedule
 	}
 	return nil
+}
+
+func (x *Demand) GetSurge() bool {
+	if x != nil {
+		return x.Surge
+	}
+	return false
 }
 
 // Autoscale is how the leader chooses the number of members of a group.
@@ -3705,7 +3714,9 @@ type PutWorkloads struct {
 	// The result also lists the members that the command deletes.
 	ListDeleted bool `protobuf:"varint,290,opt,name=list_deleted,json=listDeleted,proto3" json:"list_deleted,omitempty"`
 	// With group_of: the command is refused if the group has another number of members by now. Absent = any number.
-	IfCount       *uint32 `protobuf:"varint,358,opt,name=if_count,json=ifCount,proto3,oneof" json:"if_count,omitempty"`
+	IfCount *uint32 `protobuf:"varint,358,opt,name=if_count,json=ifCount,proto3,oneof" json:"if_count,omitempty"`
+	// With update.start_first: the extra members that the update may make, with demand.surge.
+	Surge         []*WorkloadPut `protobuf:"bytes,361,rep,name=surge,proto3" json:"surge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3796,6 +3807,13 @@ func (x *PutWorkloads) GetIfCount() uint32 {
 	return 0
 }
 
+func (x *PutWorkloads) GetSurge() []*WorkloadPut {
+	if x != nil {
+		return x.Surge
+	}
+	return nil
+}
+
 // UpdatePolicy is the policy by which the members of a group are changed.
 type UpdatePolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3806,7 +3824,12 @@ type UpdatePolicy struct {
 	MinHealthy      int64 `protobuf:"varint,2,opt,name=min_healthy,json=minHealthy,proto3" json:"min_healthy,omitempty"`
 	HealthyDeadline int64 `protobuf:"varint,3,opt,name=healthy_deadline,json=healthyDeadline,proto3" json:"healthy_deadline,omitempty"`
 	// After a failure, restore the former members of the group instead of pausing.
-	AutoRevert    bool `protobuf:"varint,4,opt,name=auto_revert,json=autoRevert,proto3" json:"auto_revert,omitempty"`
+	AutoRevert bool `protobuf:"varint,4,opt,name=auto_revert,json=autoRevert,proto3" json:"auto_revert,omitempty"`
+	// Extra members run with the new specification before a member is changed.
+	StartFirst bool `protobuf:"varint,361,opt,name=start_first,json=startFirst,proto3" json:"start_first,omitempty"`
+	// Number of members that are changed first. The update then waits until a user promotes or aborts it. 0 = it does
+	// not wait.
+	Canary        int32 `protobuf:"varint,362,opt,name=canary,proto3" json:"canary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3869,6 +3892,20 @@ func (x *UpdatePolicy) GetAutoRevert() bool {
 	return false
 }
 
+func (x *UpdatePolicy) GetStartFirst() bool {
+	if x != nil {
+		return x.StartFirst
+	}
+	return false
+}
+
+func (x *UpdatePolicy) GetCanary() int32 {
+	if x != nil {
+		return x.Canary
+	}
+	return 0
+}
+
 // AdvanceRollout is the next step of an update, chosen by the leader.
 type AdvanceRollout struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3882,10 +3919,12 @@ type AdvanceRollout struct {
 	Complete bool `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
 	// Cause of a failure: the update pauses or, with revert, restores the former
 	// members.
-	Failure       string `protobuf:"bytes,6,opt,name=failure,proto3" json:"failure,omitempty"`
-	Revert        bool   `protobuf:"varint,7,opt,name=revert,proto3" json:"revert,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Failure string `protobuf:"bytes,6,opt,name=failure,proto3" json:"failure,omitempty"`
+	Revert  bool   `protobuf:"varint,7,opt,name=revert,proto3" json:"revert,omitempty"`
+	// All canaries have settled: the update waits for its promotion.
+	AwaitPromotion bool `protobuf:"varint,361,opt,name=await_promotion,json=awaitPromotion,proto3" json:"await_promotion,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *AdvanceRollout) Reset() {
@@ -3967,11 +4006,18 @@ func (x *AdvanceRollout) GetRevert() bool {
 	return false
 }
 
-// SetRollout pauses, resumes or undoes an update, at the request of a user.
+func (x *AdvanceRollout) GetAwaitPromotion() bool {
+	if x != nil {
+		return x.AwaitPromotion
+	}
+	return false
+}
+
+// SetRollout pauses, resumes, promotes, aborts or undoes an update, at the request of a user.
 type SetRollout struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// pause, resume or undo.
+	// pause, resume, promote, abort or undo.
 	Action        string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -9962,7 +10008,7 @@ type RolloutRecord struct {
 	Group  string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	Id     *Generation            `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	Policy *UpdatePolicy          `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Running, Paused or Completed.
+	// Running, AwaitPromotion, Paused or Completed.
 	Phase   string           `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
 	Reason  string           `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	Members []*RolloutMember `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`
@@ -9973,10 +10019,12 @@ type RolloutRecord struct {
 	// The update restores former.
 	Reverting bool `protobuf:"varint,9,opt,name=reverting,proto3" json:"reverting,omitempty"`
 	// Unix nanoseconds.
-	StartedAt     int64  `protobuf:"varint,10,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	ProgressAt    int64  `protobuf:"varint,11,opt,name=progress_at,json=progressAt,proto3" json:"progress_at,omitempty"`
-	EndedAt       int64  `protobuf:"varint,12,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	By            string `protobuf:"bytes,13,opt,name=by,proto3" json:"by,omitempty"`
+	StartedAt  int64  `protobuf:"varint,10,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	ProgressAt int64  `protobuf:"varint,11,opt,name=progress_at,json=progressAt,proto3" json:"progress_at,omitempty"`
+	EndedAt    int64  `protobuf:"varint,12,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	By         string `protobuf:"bytes,13,opt,name=by,proto3" json:"by,omitempty"`
+	// Members that are no canaries may be changed, too.
+	Promoted      bool `protobuf:"varint,361,opt,name=promoted,proto3" json:"promoted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10102,6 +10150,13 @@ func (x *RolloutRecord) GetBy() string {
 	return ""
 }
 
+func (x *RolloutRecord) GetPromoted() bool {
+	if x != nil {
+		return x.Promoted
+	}
+	return false
+}
+
 type RolloutMember struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -10112,7 +10167,11 @@ type RolloutMember struct {
 	// Time at which the member got the new specification, Unix nanoseconds.
 	TakenAt int64 `protobuf:"varint,4,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
 	// The member has been available with the new specification for min_healthy.
-	Settled       bool `protobuf:"varint,5,opt,name=settled,proto3" json:"settled,omitempty"`
+	Settled bool `protobuf:"varint,5,opt,name=settled,proto3" json:"settled,omitempty"`
+	// The member is an extra one, which is deleted when the update ends.
+	Surge bool `protobuf:"varint,361,opt,name=surge,proto3" json:"surge,omitempty"`
+	// The member is changed before the promotion.
+	Canary        bool `protobuf:"varint,362,opt,name=canary,proto3" json:"canary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10178,6 +10237,20 @@ func (x *RolloutMember) GetTakenAt() int64 {
 func (x *RolloutMember) GetSettled() bool {
 	if x != nil {
 		return x.Settled
+	}
+	return false
+}
+
+func (x *RolloutMember) GetSurge() bool {
+	if x != nil {
+		return x.Surge
+	}
+	return false
+}
+
+func (x *RolloutMember) GetCanary() bool {
+	if x != nil {
+		return x.Canary
 	}
 	return false
 }
@@ -12180,7 +12253,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Port\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x19\n" +
-	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xbd\b\n" +
+	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xd4\b\n" +
 	"\x06Demand\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12%\n" +
 	"\x0ecpu_millicores\x18\x02 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
@@ -12212,7 +12285,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\tautoscale\x18\xe6\x02 \x01(\v2\x1c.persys.command.v1.AutoscaleR\tautoscale\x12>\n" +
 	"\n" +
 	"reschedule\x18\xde\x02 \x01(\v2\x1d.persys.command.v1.RescheduleR\n" +
-	"reschedule\"A\n" +
+	"reschedule\x12\x15\n" +
+	"\x05surge\x18\xe9\x02 \x01(\bR\x05surge\"A\n" +
 	"\tAutoscale\x12\x10\n" +
 	"\x03min\x18\x01 \x01(\rR\x03min\x12\x10\n" +
 	"\x03max\x18\x02 \x01(\rR\x03max\x12\x10\n" +
@@ -12353,7 +12427,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"ifRevision\"4\n" +
 	"\x06Bundle\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"\xdd\x02\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"\x94\x03\n" +
 	"\fPutWorkloads\x12<\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\tworkloads\x12\x19\n" +
 	"\bgroup_of\x18\x02 \x01(\tR\agroupOf\x128\n" +
@@ -12362,15 +12436,19 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04each\x18\x98\x01 \x01(\bR\x04each\x124\n" +
 	"\abundles\x18\xf0\x01 \x03(\v2\x19.persys.command.v1.BundleR\abundles\x12\"\n" +
 	"\flist_deleted\x18\xa2\x02 \x01(\bR\vlistDeleted\x12\x1f\n" +
-	"\bif_count\x18\xe6\x02 \x01(\rH\x00R\aifCount\x88\x01\x01B\v\n" +
-	"\t_if_count\"\x9e\x01\n" +
+	"\bif_count\x18\xe6\x02 \x01(\rH\x00R\aifCount\x88\x01\x01\x125\n" +
+	"\x05surge\x18\xe9\x02 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\x05surgeB\v\n" +
+	"\t_if_count\"\xd9\x01\n" +
 	"\fUpdatePolicy\x12!\n" +
 	"\fmax_parallel\x18\x01 \x01(\x05R\vmaxParallel\x12\x1f\n" +
 	"\vmin_healthy\x18\x02 \x01(\x03R\n" +
 	"minHealthy\x12)\n" +
 	"\x10healthy_deadline\x18\x03 \x01(\x03R\x0fhealthyDeadline\x12\x1f\n" +
 	"\vauto_revert\x18\x04 \x01(\bR\n" +
-	"autoRevert\"\xe0\x01\n" +
+	"autoRevert\x12 \n" +
+	"\vstart_first\x18\xe9\x02 \x01(\bR\n" +
+	"startFirst\x12\x17\n" +
+	"\x06canary\x18\xea\x02 \x01(\x05R\x06canary\"\x8a\x02\n" +
 	"\x0eAdvanceRollout\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12<\n" +
 	"\n" +
@@ -12379,7 +12457,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04take\x18\x04 \x03(\tR\x04take\x12\x1a\n" +
 	"\bcomplete\x18\x05 \x01(\bR\bcomplete\x12\x18\n" +
 	"\afailure\x18\x06 \x01(\tR\afailure\x12\x16\n" +
-	"\x06revert\x18\a \x01(\bR\x06revert\":\n" +
+	"\x06revert\x18\a \x01(\bR\x06revert\x12(\n" +
+	"\x0fawait_promotion\x18\xe9\x02 \x01(\bR\x0eawaitPromotion\":\n" +
 	"\n" +
 	"SetRollout\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
@@ -12878,7 +12957,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04head\x18\x04 \x01(\fR\x04head\"Z\n" +
 	"\x10AuditEntryRecord\x12\x10\n" +
 	"\x03log\x18\x01 \x01(\tR\x03log\x124\n" +
-	"\x05event\x18\x02 \x01(\v2\x1e.persys.command.v1.EventRecordR\x05event\"\xd7\x03\n" +
+	"\x05event\x18\x02 \x01(\v2\x1e.persys.command.v1.EventRecordR\x05event\"\xf4\x03\n" +
 	"\rRolloutRecord\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12-\n" +
 	"\x02id\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\x02id\x127\n" +
@@ -12896,13 +12975,16 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vprogress_at\x18\v \x01(\x03R\n" +
 	"progressAt\x12\x19\n" +
 	"\bended_at\x18\f \x01(\x03R\aendedAt\x12\x0e\n" +
-	"\x02by\x18\r \x01(\tR\x02by\"\xa0\x01\n" +
+	"\x02by\x18\r \x01(\tR\x02by\x12\x1b\n" +
+	"\bpromoted\x18\xe9\x02 \x01(\bR\bpromoted\"\xd0\x01\n" +
 	"\rRolloutMember\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x120\n" +
 	"\x03put\x18\x03 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x19\n" +
 	"\btaken_at\x18\x04 \x01(\x03R\atakenAt\x12\x18\n" +
-	"\asettled\x18\x05 \x01(\bR\asettled\"h\n" +
+	"\asettled\x18\x05 \x01(\bR\asettled\x12\x15\n" +
+	"\x05surge\x18\xe9\x02 \x01(\bR\x05surge\x12\x17\n" +
+	"\x06canary\x18\xea\x02 \x01(\bR\x06canary\"h\n" +
 	"\x0fRevisionsRecord\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x129\n" +
 	"\trevisions\x18\x02 \x03(\v2\x1b.persys.command.v1.RevisionR\trevisions\"\xb2\x01\n" +
@@ -13351,112 +13433,113 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	35,  // 91: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
 	38,  // 92: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
 	36,  // 93: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	2,   // 94: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	35,  // 95: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	45,  // 96: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 97: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 98: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	49,  // 99: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	51,  // 100: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 101: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	55,  // 102: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 103: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	57,  // 104: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 105: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	59,  // 106: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,   // 107: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	61,  // 108: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 109: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	63,  // 110: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 111: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	66,  // 112: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	25,  // 113: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	67,  // 114: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	71,  // 115: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	5,   // 116: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	88,  // 117: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 118: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 119: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	92,  // 120: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	94,  // 121: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 122: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 123: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	96,  // 124: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	96,  // 125: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	97,  // 126: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	98,  // 127: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	35,  // 128: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	36,  // 129: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	102, // 130: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 131: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	106, // 132: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	105, // 133: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 134: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	127, // 135: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	128, // 136: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	130, // 137: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	131, // 138: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	133, // 139: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	136, // 140: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	70,  // 141: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	80,  // 142: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	124, // 143: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	84,  // 144: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	125, // 145: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	132, // 146: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	122, // 147: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	96,  // 148: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	123, // 149: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	120, // 150: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	118, // 151: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	115, // 152: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	36,  // 153: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	116, // 154: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	117, // 155: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	112, // 156: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	113, // 157: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	114, // 158: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	86,  // 159: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	88,  // 160: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	89,  // 161: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	105, // 162: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 163: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	136, // 164: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 165: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	38,  // 166: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	119, // 167: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	35,  // 168: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	35,  // 169: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	121, // 170: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	103, // 171: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	82,  // 172: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	85,  // 173: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	35,  // 174: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 175: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	67,  // 176: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 177: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	94,  // 178: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	32,  // 179: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	30,  // 180: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	19,  // 181: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	20,  // 182: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	129, // 183: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	46,  // 184: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	49,  // 185: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	51,  // 186: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 187: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 188: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 189: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 190: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	134, // 191: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	135, // 192: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 193: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 194: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	195, // [195:195] is the sub-list for method output_type
-	195, // [195:195] is the sub-list for method input_type
-	195, // [195:195] is the sub-list for extension type_name
-	195, // [195:195] is the sub-list for extension extendee
-	0,   // [0:195] is the sub-list for field type_name
+	35,  // 94: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 95: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	35,  // 96: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	45,  // 97: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 98: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 99: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	49,  // 100: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	51,  // 101: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 102: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	55,  // 103: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 104: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	57,  // 105: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 106: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	59,  // 107: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,   // 108: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	61,  // 109: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 110: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	63,  // 111: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 112: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	66,  // 113: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	25,  // 114: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	67,  // 115: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	71,  // 116: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	5,   // 117: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	88,  // 118: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 119: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 120: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	92,  // 121: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	94,  // 122: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 123: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 124: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	96,  // 125: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	96,  // 126: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	97,  // 127: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	98,  // 128: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	35,  // 129: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	36,  // 130: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	102, // 131: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 132: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	106, // 133: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	105, // 134: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 135: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	127, // 136: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	128, // 137: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	130, // 138: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	131, // 139: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	133, // 140: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	136, // 141: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	70,  // 142: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	80,  // 143: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	124, // 144: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	84,  // 145: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	125, // 146: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	132, // 147: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	122, // 148: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	96,  // 149: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	123, // 150: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	120, // 151: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	118, // 152: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	115, // 153: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	36,  // 154: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	116, // 155: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	117, // 156: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	112, // 157: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	113, // 158: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	114, // 159: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	86,  // 160: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	88,  // 161: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	89,  // 162: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	105, // 163: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 164: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	136, // 165: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 166: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	38,  // 167: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	119, // 168: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	35,  // 169: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	35,  // 170: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	121, // 171: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	103, // 172: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	82,  // 173: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	85,  // 174: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	35,  // 175: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 176: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	67,  // 177: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 178: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	94,  // 179: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	32,  // 180: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	30,  // 181: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	19,  // 182: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	20,  // 183: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	129, // 184: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	46,  // 185: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	49,  // 186: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	51,  // 187: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 188: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 189: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 190: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 191: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	134, // 192: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	135, // 193: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 194: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 195: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	196, // [196:196] is the sub-list for method output_type
+	196, // [196:196] is the sub-list for method input_type
+	196, // [196:196] is the sub-list for extension type_name
+	196, // [196:196] is the sub-list for extension extendee
+	0,   // [0:196] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }

@@ -754,6 +754,7 @@ func (m *Demand) CloneVT() *Demand {
 	r.Placement = m.Placement.CloneVT()
 	r.Autoscale = m.Autoscale.CloneVT()
 	r.Reschedule = m.Reschedule.CloneVT()
+	r.Surge = m.Surge
 	if rhs := m.StorageDrivers; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -1443,6 +1444,13 @@ func (m *PutWorkloads) CloneVT() *PutWorkloads {
 		tmpVal := *rhs
 		r.IfCount = &tmpVal
 	}
+	if rhs := m.Surge; rhs != nil {
+		tmpContainer := make([]*WorkloadPut, len(rhs))
+		for k, v := range rhs {
+			tmpContainer[k] = v.CloneVT()
+		}
+		r.Surge = tmpContainer
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1463,6 +1471,8 @@ func (m *UpdatePolicy) CloneVT() *UpdatePolicy {
 	r.MinHealthy = m.MinHealthy
 	r.HealthyDeadline = m.HealthyDeadline
 	r.AutoRevert = m.AutoRevert
+	r.StartFirst = m.StartFirst
+	r.Canary = m.Canary
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1484,6 +1494,7 @@ func (m *AdvanceRollout) CloneVT() *AdvanceRollout {
 	r.Complete = m.Complete
 	r.Failure = m.Failure
 	r.Revert = m.Revert
+	r.AwaitPromotion = m.AwaitPromotion
 	if rhs := m.Settled; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -3602,6 +3613,7 @@ func (m *RolloutRecord) CloneVT() *RolloutRecord {
 	r.ProgressAt = m.ProgressAt
 	r.EndedAt = m.EndedAt
 	r.By = m.By
+	r.Promoted = m.Promoted
 	if rhs := m.Members; rhs != nil {
 		tmpContainer := make([]*RolloutMember, len(rhs))
 		for k, v := range rhs {
@@ -3637,6 +3649,8 @@ func (m *RolloutMember) CloneVT() *RolloutMember {
 	r.Put = m.Put.CloneVT()
 	r.TakenAt = m.TakenAt
 	r.Settled = m.Settled
+	r.Surge = m.Surge
+	r.Canary = m.Canary
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -6246,6 +6260,18 @@ func (m *Demand) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x92
 	}
+	if m.Surge {
+		i--
+		if m.Surge {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x16
+		i--
+		dAtA[i] = 0xc8
+	}
 	if m.Autoscale != nil {
 		size, err := m.Autoscale.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -8152,6 +8178,20 @@ func (m *PutWorkloads) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Surge) > 0 {
+		for iNdEx := len(m.Surge) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.Surge[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x16
+			i--
+			dAtA[i] = 0xca
+		}
+	}
 	if m.IfCount != nil {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(*m.IfCount))
 		i--
@@ -8270,6 +8310,25 @@ func (m *UpdatePolicy) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Canary != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Canary))
+		i--
+		dAtA[i] = 0x16
+		i--
+		dAtA[i] = 0xd0
+	}
+	if m.StartFirst {
+		i--
+		if m.StartFirst {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x16
+		i--
+		dAtA[i] = 0xc8
+	}
 	if m.AutoRevert {
 		i--
 		if m.AutoRevert {
@@ -8327,6 +8386,18 @@ func (m *AdvanceRollout) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.AwaitPromotion {
+		i--
+		if m.AwaitPromotion {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x16
+		i--
+		dAtA[i] = 0xc8
 	}
 	if m.Revert {
 		i--
@@ -14171,6 +14242,18 @@ func (m *RolloutRecord) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Promoted {
+		i--
+		if m.Promoted {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x16
+		i--
+		dAtA[i] = 0xc8
+	}
 	if len(m.By) > 0 {
 		i -= len(m.By)
 		copy(dAtA[i:], m.By)
@@ -14310,6 +14393,30 @@ func (m *RolloutMember) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Canary {
+		i--
+		if m.Canary {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x16
+		i--
+		dAtA[i] = 0xd0
+	}
+	if m.Surge {
+		i--
+		if m.Surge {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x16
+		i--
+		dAtA[i] = 0xc8
 	}
 	if m.Settled {
 		i--
@@ -17172,6 +17279,9 @@ func (m *Demand) SizeVT() (n int) {
 		l = m.Autoscale.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.Surge {
+		n += 3
+	}
 	if m.Placement != nil {
 		l = m.Placement.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
@@ -17888,6 +17998,12 @@ func (m *PutWorkloads) SizeVT() (n int) {
 	if m.IfCount != nil {
 		n += 2 + protohelpers.SizeOfVarint(uint64(*m.IfCount))
 	}
+	if len(m.Surge) > 0 {
+		for _, e := range m.Surge {
+			l = e.SizeVT()
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -17909,6 +18025,12 @@ func (m *UpdatePolicy) SizeVT() (n int) {
 	}
 	if m.AutoRevert {
 		n += 2
+	}
+	if m.StartFirst {
+		n += 3
+	}
+	if m.Canary != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.Canary))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -17949,6 +18071,9 @@ func (m *AdvanceRollout) SizeVT() (n int) {
 	}
 	if m.Revert {
 		n += 2
+	}
+	if m.AwaitPromotion {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -20422,6 +20547,9 @@ func (m *RolloutRecord) SizeVT() (n int) {
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.Promoted {
+		n += 3
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -20449,6 +20577,12 @@ func (m *RolloutMember) SizeVT() (n int) {
 	}
 	if m.Settled {
 		n += 2
+	}
+	if m.Surge {
+		n += 3
+	}
+	if m.Canary {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -25457,6 +25591,26 @@ func (m *Demand) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Surge", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Surge = bool(v != 0)
 		case 370:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Placement", wireType)
@@ -30154,6 +30308,40 @@ func (m *PutWorkloads) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.IfCount = &v
+		case 361:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Surge", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Surge = append(m.Surge, &WorkloadPut{})
+			if err := m.Surge[len(m.Surge)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -30282,6 +30470,45 @@ func (m *UpdatePolicy) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.AutoRevert = bool(v != 0)
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field StartFirst", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.StartFirst = bool(v != 0)
+		case 362:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Canary", wireType)
+			}
+			m.Canary = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Canary |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -30537,6 +30764,26 @@ func (m *AdvanceRollout) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Revert = bool(v != 0)
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field AwaitPromotion", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.AwaitPromotion = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -45146,6 +45393,26 @@ func (m *RolloutRecord) UnmarshalVT(dAtA []byte) error {
 			}
 			m.By = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Promoted", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Promoted = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -45336,6 +45603,46 @@ func (m *RolloutMember) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Settled = bool(v != 0)
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Surge", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Surge = bool(v != 0)
+		case 362:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Canary", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Canary = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -54522,6 +54829,26 @@ func (m *Demand) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Surge", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Surge = bool(v != 0)
 		case 370:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Placement", wireType)
@@ -59413,6 +59740,40 @@ func (m *PutWorkloads) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.IfCount = &v
+		case 361:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Surge", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Surge = append(m.Surge, &WorkloadPut{})
+			if err := m.Surge[len(m.Surge)-1].UnmarshalVTUnsafe(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -59541,6 +59902,45 @@ func (m *UpdatePolicy) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.AutoRevert = bool(v != 0)
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field StartFirst", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.StartFirst = bool(v != 0)
+		case 362:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Canary", wireType)
+			}
+			m.Canary = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Canary |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -59812,6 +60212,26 @@ func (m *AdvanceRollout) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.Revert = bool(v != 0)
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field AwaitPromotion", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.AwaitPromotion = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -75085,6 +75505,26 @@ func (m *RolloutRecord) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.By = stringValue
 			iNdEx = postIndex
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Promoted", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Promoted = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -75283,6 +75723,46 @@ func (m *RolloutMember) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.Settled = bool(v != 0)
+		case 361:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Surge", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Surge = bool(v != 0)
+		case 362:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Canary", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Canary = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -3130,7 +3130,13 @@ type UpdateStrategy struct {
 	// be more than min_healthy_time.
 	HealthyDeadlineSeconds int32 `protobuf:"varint,3,opt,name=healthy_deadline_seconds,json=healthyDeadlineSeconds,proto3" json:"healthy_deadline_seconds,omitempty"`
 	// If a member fails, roll the group back; otherwise the update pauses.
-	AutoRevert    bool `protobuf:"varint,4,opt,name=auto_revert,json=autoRevert,proto3" json:"auto_revert,omitempty"`
+	AutoRevert bool `protobuf:"varint,4,opt,name=auto_revert,json=autoRevert,proto3" json:"auto_revert,omitempty"`
+	// Order in which members are replaced: stop-first (the default) or start-first, which runs extra members
+	// with the new specification before it replaces a member.
+	Order string `protobuf:"bytes,1410,opt,name=order,proto3" json:"order,omitempty"`
+	// Number of members that are updated first, after which the update waits for a promotion; 0 means that it
+	// does not wait.
+	Canary        int32 `protobuf:"varint,1411,opt,name=canary,proto3" json:"canary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3191,6 +3197,20 @@ func (x *UpdateStrategy) GetAutoRevert() bool {
 		return x.AutoRevert
 	}
 	return false
+}
+
+func (x *UpdateStrategy) GetOrder() string {
+	if x != nil {
+		return x.Order
+	}
+	return ""
+}
+
+func (x *UpdateStrategy) GetCanary() int32 {
+	if x != nil {
+		return x.Canary
+	}
+	return 0
 }
 
 // Health check of a running workload, made by the agent. An unhealthy workload is removed from DNS;
@@ -6605,7 +6625,9 @@ type WorkloadView struct {
 	// Time of the schedule for which the run was created.
 	ScheduledAt *timestamppb.Timestamp `protobuf:"bytes,1324,opt,name=scheduled_at,json=scheduledAt,proto3" json:"scheduled_at,omitempty"`
 	// Of a member of a group whose size the leader chooses.
-	Autoscale     *AutoscaleStatus `protobuf:"bytes,1392,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
+	Autoscale *AutoscaleStatus `protobuf:"bytes,1392,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
+	// The workload is an extra member of its group, which exists only during an update with order start-first.
+	Surge         bool `protobuf:"varint,1412,opt,name=surge,proto3" json:"surge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6911,6 +6933,13 @@ func (x *WorkloadView) GetAutoscale() *AutoscaleStatus {
 		return x.Autoscale
 	}
 	return nil
+}
+
+func (x *WorkloadView) GetSurge() bool {
+	if x != nil {
+		return x.Surge
+	}
+	return false
 }
 
 // One task of an agent.
@@ -8322,13 +8351,15 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"finishedAt\x12+\n" +
 	"\x04exit\x18\x03 \x01(\v2\x17.persys.control.v1.ExitR\x04exit\x12\x17\n" +
 	"\anode_id\x18\x04 \x01(\tR\x06nodeId\x12\x18\n" +
-	"\amessage\x18\x05 \x01(\tR\amessage\"\xc7\x01\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\"\xf7\x01\n" +
 	"\x0eUpdateStrategy\x12!\n" +
 	"\fmax_parallel\x18\x01 \x01(\x05R\vmaxParallel\x127\n" +
 	"\x18min_healthy_time_seconds\x18\x02 \x01(\x05R\x15minHealthyTimeSeconds\x128\n" +
 	"\x18healthy_deadline_seconds\x18\x03 \x01(\x05R\x16healthyDeadlineSeconds\x12\x1f\n" +
 	"\vauto_revert\x18\x04 \x01(\bR\n" +
-	"autoRevert\"\x9b\x02\n" +
+	"autoRevert\x12\x15\n" +
+	"\x05order\x18\x82\v \x01(\tR\x05order\x12\x17\n" +
+	"\x06canary\x18\x83\v \x01(\x05R\x06canary\"\x9b\x02\n" +
 	"\vHealthCheck\x12\x12\n" +
 	"\x04http\x18\x01 \x01(\tR\x04http\x12\x10\n" +
 	"\x03tcp\x18\x02 \x01(\bR\x03tcp\x12\x18\n" +
@@ -8731,7 +8762,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bworkload\x18\x01 \x01(\v2\x1f.persys.control.v1.WorkloadViewR\bworkload\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xdc\r\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xf3\r\n" +
 	"\fWorkloadView\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -8786,7 +8817,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\fscheduled_at\x18\xac\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\vscheduledAt\x12A\n" +
 	"\tautoscale\x18\xf0\n" +
-	" \x01(\v2\".persys.control.v1.AutoscaleStatusR\tautoscale\x1a9\n" +
+	" \x01(\v2\".persys.control.v1.AutoscaleStatusR\tautoscale\x12\x15\n" +
+	"\x05surge\x18\x84\v \x01(\bR\x05surge\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa5\x02\n" +

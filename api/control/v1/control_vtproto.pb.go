@@ -877,6 +877,8 @@ func (m *UpdateStrategy) CloneVT() *UpdateStrategy {
 	r.MinHealthyTimeSeconds = m.MinHealthyTimeSeconds
 	r.HealthyDeadlineSeconds = m.HealthyDeadlineSeconds
 	r.AutoRevert = m.AutoRevert
+	r.Order = m.Order
+	r.Canary = m.Canary
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1933,6 +1935,7 @@ func (m *WorkloadView) CloneVT() *WorkloadView {
 	r.Owner = m.Owner
 	r.ScheduledAt = (*timestamppb.Timestamp)((*timestamppb1.Timestamp)(m.ScheduledAt).CloneVT())
 	r.Autoscale = m.Autoscale.CloneVT()
+	r.Surge = m.Surge
 	if rhs := m.Addresses; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -5079,6 +5082,22 @@ func (m *UpdateStrategy) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Canary != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Canary))
+		i--
+		dAtA[i] = 0x58
+		i--
+		dAtA[i] = 0x98
+	}
+	if len(m.Order) > 0 {
+		i -= len(m.Order)
+		copy(dAtA[i:], m.Order)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Order)))
+		i--
+		dAtA[i] = 0x58
+		i--
+		dAtA[i] = 0x92
 	}
 	if m.AutoRevert {
 		i--
@@ -8442,6 +8461,18 @@ func (m *WorkloadView) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Surge {
+		i--
+		if m.Surge {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x58
+		i--
+		dAtA[i] = 0xa0
+	}
 	if m.Autoscale != nil {
 		size, err := m.Autoscale.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -10973,6 +11004,13 @@ func (m *UpdateStrategy) SizeVT() (n int) {
 	if m.AutoRevert {
 		n += 2
 	}
+	l = len(m.Order)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Canary != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.Canary))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -12493,6 +12531,9 @@ func (m *WorkloadView) SizeVT() (n int) {
 	if m.Autoscale != nil {
 		l = m.Autoscale.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Surge {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -20692,6 +20733,57 @@ func (m *UpdateStrategy) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.AutoRevert = bool(v != 0)
+		case 1410:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Order", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Order = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 1411:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Canary", wireType)
+			}
+			m.Canary = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Canary |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -31526,6 +31618,26 @@ func (m *WorkloadView) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1412:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Surge", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Surge = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

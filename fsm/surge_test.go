@@ -1,0 +1,304 @@
+package fsm
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
+)
+
+// surging makes an update of n members start first: it adds the surge members and the canaries.
+func surging(c Command, canary int) Command {
+	b := c.GetPutWorkloads()
+	b.Update.StartFirst, b.Update.Canary = true, int32(canary)
+	n := len(b.Workloads)
+	for i := range SurgeCount(b.Update, n) {
+		p := b.Workloads[0].CloneVT()
+		p.Id = fmt.Sprintf("web-%d", n+i)
+		p.Demand.Surge = true
+		b.Surge = append(b.Surge, p)
+	}
+	return c
+}
+
+// canaries sets the number of canaries of an update that stops first.
+func canaries(c Command, n int) Command {
+	c.GetPutWorkloads().Update.Canary = int32(n)
+	return c
+}
+
+// extras returns the ids of the surge members that are not being deleted.
+func (w *world) extras() string {
+	var out []string
+	w.s.Workloads("", func(x *Workload) bool {
+		if x.Demand.Surge && x.Desired != DesiredDeleted {
+			out = append(out, x.ID)
+		}
+		return true
+	})
+	return strings.Join(out, " ")
+}
+
+// surgingWorld returns a world where web runs with 3 members in version 1, and a start-first update to version 2
+// has made its surge members.
+func surgingWorld(t *testing.T, parallel, canary int, reverts bool) *world {
+	w := rollingWorld(t)
+	w.ok(surging(group(2, 3, parallel, reverts), canary))
+	w.step()
+	return w
+}
+
+func TestStartFirst(t *testing.T) {
+	w := surgingWorld(t, 1, 0, false)
+	is(t, "the surge member is made, and no member is changed", w.versions(), "1 1 1 2 Running")
+	is(t, "it is no member of the count", Count(Members(w.s, "web")), 3)
+	is(t, "its id", w.extras(), "web-3")
+	again := w.ok(surging(group(2, 3, 1, false), 0))
+	is(t, "if the same specification is applied again, the update continues unchanged", again.Items[0].Unchanged, true)
+	is(t, "and keeps its surge member", w.extras(), "web-3")
+	w.proceed()
+	is(t, "after the surge member has settled a member is changed", w.versions(), "2 1 1 2 Running")
+	for range 3 {
+		w.proceed()
+	}
+	w.step()
+	is(t, "the update ends without surge members", w.versions(), "2 2 2 2 Completed")
+	is(t, "the surge member is being deleted", w.extras(), "")
+	is(t, "the record of the ended update lists no surge member", len(w.rolled().Members), 3)
+	w.ok(gone("web-3", "a", nil))
+	is(t, "the record of the surge member is gone once its node has removed it", w.versions(), "2 2 2 Completed")
+	is(t, "an update without a change makes no surge member", w.ok(surging(group(2, 3, 1, false), 0)).Items[0].Unchanged, true)
+	is(t, "versions", w.versions(), "2 2 2 Completed")
+}
+
+// TestNoSurgeMemberIsLeft: whatever ends or replaces an update, no surge member is left behind.
+func TestNoSurgeMemberIsLeft(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(w *world)
+		want string // surge members that are left
+	}{
+		{"abort", func(w *world) { w.ok(rolloutAction("abort")); w.step() }, ""},
+		{"undo", func(w *world) { w.ok(rolloutAction("undo")); w.step() }, ""},
+		{"a failure with auto_revert", func(w *world) { w.ok(w.retry("web-3", 5, 0, true)); w.step(); w.step() }, ""},
+		{"another update that stops first", func(w *world) { w.ok(group(3, 3, 1, false)) }, ""},
+		{"another update without an update policy", func(w *world) { w.ok(group(3, 3, 0, false)) }, ""},
+		{"another update that starts first keeps its surge member", func(w *world) { w.ok(surging(group(3, 3, 1, false), 0)) }, "web-3"},
+		{"the former specification", func(w *world) { w.ok(surging(group(1, 3, 1, false), 0)); w.step() }, ""},
+		{"more members", func(w *world) { w.ok(surging(group(2, 5, 1, false), 0)) }, ""},
+		{"fewer members", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)) }, ""},
+		{"fewer members, later", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)); w.step() }, "web-2"},
+		{"a deletion of the group", func(w *world) {
+			w.ok(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{GroupOf: "web"}}})
+		}, ""},
+		{"deletions of all members", func(w *world) {
+			w.ok(rolloutAction("pause"))
+			for i := range 3 {
+				w.ok(remove(fmt.Sprintf("web-%d", i), true))
+			}
+		}, ""},
+		{"a deletion of the surge member", func(w *world) { w.ok(remove("web-3", false)) }, ""},
+		{"a pause keeps it", func(w *world) { w.ok(rolloutAction("pause")) }, "web-3"},
+		{"a snapshot keeps it", func(w *world) {
+			read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(w.t, w.s)))
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			mustEqualStates(w.t, "out of a snapshot", read, w.s)
+		}, "web-3"},
+		{"a restore", func(w *world) { w.s = restoring(w.t, w.s, w.s) }, ""},
+		{"a restore of an earlier backup", func(w *world) { w.s = restoring(w.t, rollingWorld(w.t.(*testing.T)).s, w.s) }, ""},
+		{"a restore into a new cluster", func(w *world) { w.s = restoring(w.t, w.s, New()) }, ""},
+		{"a recovery of the last replica keeps it", func(w *world) { w.s = w.s.Recovered("r0", RestoreInfo{At: w.now}) }, "web-3"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := surgingWorld(t, 1, 0, true)
+			w.everybodyRuns()
+			c.do(w)
+			is(t, "surge members", w.extras(), c.want)
+			if err := w.s.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func restoring(t testing.TB, backup, present State) State {
+	t.Helper()
+	s, err := Restored(backup, present, RestoreInfo{At: present.Info().Clock + second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestRestoreRemovesSurgeMembers: after a restore, the nodes of surge members are told to remove them.
+func TestRestoreRemovesSurgeMembers(t *testing.T) {
+	w := surgingWorld(t, 1, 0, true)
+	w.everybodyRuns()
+	s := restoring(t, rollingWorld(t).s, w.s)
+	found := false
+	s.Residuals("a", func(r *Residual) bool { found = found || r.Workload == "web-3"; return true })
+	is(t, "node a has to remove web-3", found, true)
+	_, known := s.Workload("web-3")
+	is(t, "web-3 has no record", known, false)
+}
+
+func TestCanary(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(canaries(group(2, 3, 1, true), 1))
+	w.do(advance(GenerationPB(RolloutID(w.rolled())), &commandv1.AdvanceRollout{AwaitPromotion: true}))
+	is(t, "an update does not wait for its promotion because a command says so", w.rolled().Phase, rollout.Running)
+	is(t, "an update cannot be promoted before its canaries have settled", w.do(rolloutAction("promote")).Reason,
+		"the canaries of web have not settled yet: persysctl rollout status web")
+	w.step()
+	w.proceed()
+	is(t, "the update waits for its promotion", w.versions(), "2 1 1 AwaitPromotion")
+	is(t, "an event says so", w.eventOf(EventRolloutAwaits).Message, "web")
+	w.proceed()
+	is(t, "no member is changed meanwhile", w.versions(), "2 1 1 AwaitPromotion")
+	is(t, "the group is not scaled meanwhile", w.do(scaling(3, 4)).Reason,
+		"web has an update that waits for its promotion: scale it when the update has ended (persysctl rollout status web), or apply a specification with another count")
+	again := w.ok(canaries(group(2, 3, 1, true), 1))
+	is(t, "the same apply again changes nothing", again.Items[1].Unchanged, true)
+	is(t, "and does not promote", w.versions(), "2 1 1 AwaitPromotion")
+	read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustEqualStates(t, "out of a snapshot", read, w.s)
+	is(t, "a resume changes nothing", w.do(rolloutAction("resume")).Kind, AlreadyDone)
+	w.ok(w.says("web-0", "Failed"))
+	is(t, "an update is not promoted while a canary is down", w.do(rolloutAction("promote")).Reason,
+		"web-0, a canary, is not available: wait until it is, or persysctl rollout abort web")
+	w.everybodyRuns()
+	w.ok(rolloutAction("promote"))
+	is(t, "an event reports the promotion", w.eventOf(EventRolloutPromoted).Message, "web")
+	is(t, "a second promotion changes nothing", w.do(rolloutAction("promote")).Kind, AlreadyDone)
+	longer := canaries(group(2, 3, 1, true), 1)
+	longer.GetPutWorkloads().Update.HealthyDeadline = minute
+	w.ok(longer)
+	w.step()
+	is(t, "the other members follow, also if only the policy is applied again", w.versions(), "2 2 1 Running")
+	w.proceed()
+	w.proceed()
+	is(t, "the update ends", w.versions(), "2 2 2 Completed")
+	is(t, "an ended update is not promoted", w.do(rolloutAction("promote")).Reason, "the update of web has ended")
+	is(t, "an ended update is not aborted", w.do(rolloutAction("abort")).Reason, "the update of web has ended: persysctl rollout undo web")
+
+	w.ok(canaries(group(3, 3, 1, true), 1))
+	w.step()
+	w.proceed()
+	w.ok(rolloutAction("pause"))
+	is(t, "a paused update is not promoted", w.do(rolloutAction("promote")).Reason, "the update of web is paused: persysctl rollout resume web")
+	w.ok(rolloutAction("resume"))
+	w.step()
+	is(t, "a resumed update waits again", w.versions(), "3 2 2 AwaitPromotion")
+	w.ok(rolloutAction("abort"))
+	is(t, "an abort is a revert", w.rolled().Reason, "aborted by request")
+	w.step()
+	is(t, "the canary goes back", w.versions(), "2 2 2 Running back")
+	w.proceed()
+	w.step()
+	is(t, "the revert does not wait for a promotion", w.versions(), "2 2 2 Completed back")
+	is(t, "a group without canaries is not promoted", func() string {
+		w.ok(group(4, 3, 1, true))
+		return w.do(rolloutAction("promote")).Reason
+	}(), "the update of web has no canaries: it needs `canary` in its `update`")
+}
+
+// TestCanaryFails: a canary that fails while the update waits for its promotion fails the update like any member.
+func TestCanaryFails(t *testing.T) {
+	for reverts, want := range map[bool]string{false: "2 1 1 Paused", true: "2 1 1 Running back"} {
+		w := rollingWorld(t)
+		w.ok(canaries(group(2, 3, 1, reverts), 1))
+		w.step()
+		w.proceed()
+		w.ok(w.says("web-0", "Failed"))
+		w.step()
+		is(t, "before its deadline", w.versions(), "2 1 1 AwaitPromotion")
+		w.wait(30 * second)
+		w.step()
+		is(t, fmt.Sprintf("after its deadline, auto_revert %v", reverts), w.versions(), want)
+	}
+}
+
+// TestSurgingCanary: with start-first the canaries are extra members, and an abort changes no other member.
+func TestSurgingCanary(t *testing.T) {
+	w := surgingWorld(t, 1, 2, false)
+	is(t, "one canary at a time", w.versions(), "1 1 1 2 Running")
+	w.proceed()
+	w.proceed()
+	is(t, "the update waits with both canaries", w.versions(), "1 1 1 2 2 AwaitPromotion")
+	w.ok(rolloutAction("abort"))
+	w.step()
+	is(t, "the canaries are deleted", w.extras(), "")
+	is(t, "no member was changed", strings.HasPrefix(w.versions(), "1 1 1 "), true)
+	is(t, "phase", w.rolled().Phase, rollout.Completed)
+}
+
+// TestRevertOfAStartFirstUpdate: available surge members stay until the members have their former specifications.
+func TestRevertOfAStartFirstUpdate(t *testing.T) {
+	w := surgingWorld(t, 1, 0, true)
+	w.proceed()
+	is(t, "one member is changed", w.versions(), "2 1 1 2 Running")
+	w.ok(w.says("web-0", "Failed"))
+	w.wait(30 * second)
+	w.step()
+	is(t, "the update goes back and keeps the surge member", w.extras()+": "+w.versions(), "web-3: 2 1 1 2 Running back")
+	w.step()
+	w.proceed()
+	is(t, "the member has its former specification, and the surge member is deleted", w.extras()+": "+w.versions(), ": 1 1 1 2 Completed back")
+}
+
+// TestSurgeMemberHasNoRoom: a quota that has no room for a surge member pauses the update. No member is changed.
+func TestSurgeMemberHasNoRoom(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(putNamespace(DefaultNamespace, limits(350, 0, 0, 0)))
+	w.ok(surging(group(2, 3, 1, false), 0))
+	w.step()
+	is(t, "the update pauses", w.versions(), "1 1 1 Paused")
+	if why := w.rolled().Reason; !strings.Contains(why, "over the quota") || !strings.Contains(why, "no room for an extra member of web") {
+		t.Errorf("the rollout paused with reason %q, want one that says that the extra member is over the quota", why)
+	}
+	w.ok(putNamespace(DefaultNamespace, limits(400, 0, 0, 0)))
+	w.ok(rolloutAction("resume"))
+	w.step()
+	is(t, "with more quota it goes on", w.versions(), "1 1 1 2 Running")
+}
+
+func TestSurgeFaults(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(b *commandv1.PutWorkloads)
+		want   string
+	}{
+		"no surge members":          {func(b *commandv1.PutWorkloads) { b.Surge = nil }, "update.start_first: the command has no surge members"},
+		"stop-first":                {func(b *commandv1.PutWorkloads) { b.Update.StartFirst = false }, "surge: is only for the update of a group with start_first"},
+		"an unmarked surge member":  {func(b *commandv1.PutWorkloads) { b.Surge[0].Demand.Surge = false }, "demand.surge must be set"},
+		"a marked member":           {func(b *commandv1.PutWorkloads) { b.Workloads[0].Demand.Surge = true }, "demand.surge: is only for the list surge"},
+		"a member twice":            {func(b *commandv1.PutWorkloads) { b.Surge[0].Id = "web-1" }, "is there twice"},
+		"another group":             {func(b *commandv1.PutWorkloads) { b.Surge[0].Demand.Group = "api" }, "the command is for group"},
+		"an exclusive surge member": {func(b *commandv1.PutWorkloads) { b.Surge[0].Demand.Exclusive = true }, "start_first is not for workloads that are exclusive"},
+		"a negative canary":         {func(b *commandv1.PutWorkloads) { b.Update.Canary = -1 }, "update.canary: -1 is negative"},
+		"an id that is taken": {func(b *commandv1.PutWorkloads) { b.Surge[0].Id = "other" },
+			"workload other exists, and start-first needs its id for an extra member of web: delete it, or set order: stop-first"},
+	} {
+		w := rollingWorld(t)
+		w.ok(put("other"))
+		c2 := surging(group(2, 3, 1, false), 0)
+		c.change(c2.GetPutWorkloads())
+		if err := w.do(c2).Err(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got error %v, want %q", name, err, c.want)
+		}
+		is(t, name+": versions", w.versions(), "1 1 1")
+	}
+	w := rollingWorld(t)
+	if err := w.do(put("alone", func(p *commandv1.WorkloadPut) {
+		p.Demand = &commandv1.Demand{Type: "container", Surge: true}
+	})).Err(); err == nil {
+		t.Error("a workload outside of a group must not be a surge member")
+	}
+}

@@ -1,0 +1,79 @@
+package spec
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestUpdateOrderAndCanary: start-first and canary are refused where they cannot work. The error names the line.
+func TestUpdateOrderAndCanary(t *testing.T) {
+	const web = "id: web\nresources: {cpu: 10m}\ncontainer: {image: nginx}\n"
+	for _, c := range []struct{ name, doc, want string }{
+		{"start-first", web + "count: 3\nupdate: {order: start-first}", ""},
+		{"stop-first", web + "count: 3\nupdate: {order: stop-first}", ""},
+		{"another order", web + "count: 3\nupdate: {order: both}", "5|update.order: must be one of stop-first, start-first"},
+		{"without a count", web + "update: {order: start-first}", "4|update: is for the copies of a count"},
+		{"exclusive", web + "count: 3\nexclusive: true\nupdate: {order: start-first}", "6|update.order: must be stop-first for an exclusive workload"},
+		{"system", web + "kind: system\nupdate: {order: start-first}", "5|update.order: must be stop-first for a workload of kind system"},
+		{"job", web + "kind: job\ncount: 3\nupdate: {order: start-first}", "6|update.order: must be stop-first for a workload of kind job"},
+		{"cron", web + "kind: cron\ncron: {schedule: \"@daily\"}\nupdate: {order: start-first}", "6|update.order: must be stop-first for a workload of kind cron"},
+		{"a virtual machine", "id: web\ncount: 2\nresources: {cpu: 1, memory: 1Gi}\nvm: {os_image: http://example.com/a.qcow2}\nupdate: {order: start-first}",
+			"5|update.order: must be stop-first for virtual machines"},
+		{"local data", "id: web\ncount: 3\nupdate: {order: start-first}\ncompose: {inline: \"{services: {a: {image: a, volumes: ['data:/data']}}, volumes: {data: {}}}\"}",
+			"3|update.order: must be stop-first for a workload with local data"},
+		{"canary", web + "count: 3\nupdate: {canary: 2}", ""},
+		{"no canary", web + "count: 1\nupdate: {canary: 0}", ""},
+		{"a negative canary", web + "count: 3\nupdate: {canary: -1}", "5|update.canary: must be 0 to 1000"},
+		{"canary = count", web + "count: 3\nupdate: {canary: 3}", "5|update.canary: must be less than count, 3"},
+		{"canary = count, start-first", web + "count: 3\nupdate: {canary: 3, order: start-first}", ""},
+		{"canary > count, start-first", web + "count: 3\nupdate: {canary: 4, order: start-first}", "5|update.canary: must be at most count, 3"},
+		{"canary with a count of 0", web + "count: 0\nupdate: {canary: 1}", ""},
+		{"canary = autoscale.min", web + "autoscale: {min: 2, max: 4, cpu: 70}\nupdate: {canary: 2}", "5|update.canary: must be less than autoscale.min, 2"},
+		{"canary, system", web + "kind: system\nupdate: {canary: 1}", "5|update.canary: is for the copies of a count"},
+	} {
+		line, text, _ := strings.Cut(c.want, "|")
+		_, err := Documents("web.yaml", []byte(c.doc), Options{})
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%s: got error %v", c.name, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), "web.yaml:"+line+":") || !strings.Contains(err.Error(), text)):
+			t.Errorf("%s: got error %v\nwant %s", c.name, err, c.want)
+		}
+	}
+}
+
+// TestSurgePuts: a start-first update brings the specifications of its extra members along, as new members with
+// ids beyond the count.
+func TestSurgePuts(t *testing.T) {
+	for doc, want := range map[string]string{
+		"count: 3\nupdate: {order: start-first}":                             "web-3",
+		"count: 3\nupdate: {order: start-first, max_parallel: 2, canary: 1}": "web-3 web-4",
+		"count: 1\nupdate: {order: Start-First, max_parallel: 2}":            "web-1",
+		"count: 3\nupdate: {order: start-first, canary: 3}":                  "web-3 web-4 web-5",
+		"count: 3\nupdate: {canary: 1}":                                      "",
+		"count: 0\nupdate: {order: start-first}":                             "",
+		"count: 3\ndesired_state: stopped\nupdate: {order: start-first}":     "",
+	} {
+		docs, err := Documents("web.yaml", []byte("id: web\nresources: {cpu: 10m}\ncontainer: {image: nginx}\n"+doc), Options{})
+		if err != nil {
+			t.Errorf("%s: %v", doc, err)
+			continue
+		}
+		p, err := Prepare(docs[0].Request, nil)
+		if err != nil {
+			t.Errorf("%s: %v", doc, err)
+			continue
+		}
+		b := p.Command.GetPutWorkloads()
+		var ids []string
+		for _, s := range b.GetSurge() {
+			ids = append(ids, s.GetId())
+			if own := b.GetWorkloads()[0]; !s.GetDemand().GetSurge() || own.GetDemand().GetSurge() || s.GetContent() != own.GetContent() || s.GetDesired() != "Running" {
+				t.Errorf("%s: the extra member is %v, the first member %v", doc, s, own)
+			}
+		}
+		if got := strings.Join(ids, " "); got != want || len(p.IDs) != len(b.GetWorkloads()) {
+			t.Errorf("%s: extra members %q and ids %v, want %q", doc, got, p.IDs, want)
+		}
+	}
+}
