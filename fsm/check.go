@@ -239,6 +239,7 @@ func (c *checker) derived() {
 	sameTree(c, "pending", a.pending, b.pending, equal)
 	sameTree(c, "unacked", a.unacked, b.unacked, equal)
 	sameTree(c, "retryDue", a.retryDue, b.retryDue, equal)
+	sameTree(c, "byPreemption", a.byPreemption, b.byPreemption, equal)
 	sameTree(c, "residualsOf", a.residualsOf, b.residualsOf, equal)
 	sameTree(c, "ports", a.ports, b.ports, equal)
 	sameTree(c, "tombstonesByAge", a.tombstonesByAge, b.tombstonesByAge, equal)

@@ -278,6 +278,10 @@ func (e *encoder) workload(w *Workload) {
 		e.str("preempted by")
 		e.str(w.PreemptedBy)
 	}
+	if w.PreemptedAt != 0 {
+		e.str("preempted at")
+		e.i64(w.PreemptedAt)
+	}
 	if w.Bundle != "" {
 		e.str("bundle")
 		e.str(w.Bundle)

@@ -663,6 +663,7 @@ var scenarios = []struct {
 	{"89-autoscale", autoscaleScenario},
 	{"83-system-workloads", systemScenario},
 	{"90-node-pools", nodePoolsScenario},
+	{"91-preemption-times", preemptionTimesScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -52,6 +52,9 @@ func (t *Tx) reindex(old, w *Workload) {
 	if before.Retry.NextAt != after.Retry.NextAt {
 		move(t, &t.r.retryDue, ownRetryDue, keyIf(before.Retry.NextAt > 0, before, retryKey), keyIf(after.Retry.NextAt > 0, after, retryKey))
 	}
+	if before.PreemptedAt != after.PreemptedAt {
+		move(t, &t.r.byPreemption, ownByPreemption, keyIf(before.PreemptedAt > 0, before, preemptionKey), keyIf(after.PreemptedAt > 0, after, preemptionKey))
+	}
 	if sameClaims(before, after) {
 		return
 	}

@@ -187,6 +187,7 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 		}
 		if by != nil {
 			w.PreemptedBy = by.ID
+			w.PreemptedAt = max(w.PreemptedAt, min(e.GetPreemptedAt(), t.r.info.Clock))
 			left.Details = []Label{{"preempted_by", by.ID}, {"preempted_by_namespace", by.In()}}
 		}
 		t.putWorkload(old, &w)

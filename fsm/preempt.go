@@ -68,6 +68,16 @@ func (t *Tx) preempts(e *commandv1.Eviction, v *Workload) (by *Workload, why str
 	return by, ""
 }
 
+func preemptionKey(w *Workload) string { return timeKey(w.PreemptedAt, w.ID) }
+
+// Preempted scans the workloads whose last preemption was after the given time, the earliest first.
+func (s State) Preempted(after int64, fn func(*Workload) bool) {
+	s.r.byPreemption.Ascend(timeKey(max(after, 0)+1, ""), func(k string, _ struct{}) bool {
+		w, ok := s.r.workloads.Get(k[8:])
+		return !ok || fn(w)
+	})
+}
+
 // preempted writes the event that v was evicted so that workload by gets its place.
 func (t *Tx) preempted(v, by *Workload) {
 	t.eventOf(by, Event{

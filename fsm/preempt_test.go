@@ -17,7 +17,9 @@ func priority(n int32) func(*commandv1.WorkloadPut) {
 
 // preempt returns the command that evicts workload id so that workload by gets its place.
 func (w *world) preempt(id, by string) Command {
-	return evict(&commandv1.Eviction{Workload: id, IfGeneration: w.generation(id), Code: CodePreempted, Message: "makes room for " + by, PreemptedBy: by})
+	return evict(&commandv1.Eviction{
+		Workload: id, IfGeneration: w.generation(id), Code: CodePreempted, Message: "makes room for " + by, PreemptedBy: by, PreemptedAt: w.now,
+	})
 }
 
 // TestApplyJudgesEveryPreemption: the state machine judges every preemption.
@@ -76,6 +78,7 @@ func TestApplyJudgesEveryPreemption(t *testing.T) {
 			is(t, "audit", strings.Join(kept, " "), EventWorkloadEvicted+" "+EventPreemption)
 			w.ok(report(&commandv1.WorkloadReport{Workload: "low", Node: "n", Generation: GenerationPB(low.Generation), Gone: true}))
 			w.bind("low", "n")
+			is(t, "the time of the preemption is kept", w.workload("low").PreemptedAt > 0 && w.workload("low").PreemptedAt == low.PreemptedAt, true)
 			is(t, "a workload that was preempted and has a node again", w.workload("low").PreemptedBy, "")
 		})
 	}
@@ -121,4 +124,44 @@ func TestMaxPriority(t *testing.T) {
 	is(t, "the same again", w.do(putNamespace("a", maxPriority(50))).Kind, AlreadyDone)
 	refused(t, w.do(putNamespace("a", maxPriority(1001))), Invalid, "max_priority: 1001 is not in 0..1000")
 	refused(t, w.do(putNamespace("a", maxPriority(-1))), Invalid, "max_priority")
+}
+
+// TestTimesOfPreemptions: the state lists the workloads that were preempted after a time, and a restored record keeps it.
+func TestTimesOfPreemptions(t *testing.T) {
+	w := formed(t, "n")
+	for i, id := range []string{"c", "a", "b"} {
+		w.place(id, "n")
+		w.run(id)
+		w.ok(put("high", priority(5)))
+		w.now += int64(i) * minute
+		w.ok(w.preempt(id, "high"))
+	}
+	list := func(after int64) (out []string) {
+		w.s.Preempted(after, func(x *Workload) bool {
+			out = append(out, x.ID)
+			return true
+		})
+		return out
+	}
+	first := w.workload("c").PreemptedAt
+	is(t, "all, the earliest first", strings.Join(list(0), " "), "c a b")
+	is(t, "those after the first", strings.Join(list(first), " "), "a b")
+	is(t, "those after now", len(list(w.now)), 0)
+	w.ok(remove("a", true))
+	is(t, "without a deleted one", strings.Join(list(0), " "), "c b")
+	if err := w.s.Check(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func preemptionTimesScenario(w *world) {
+	w.do(register("n"))
+	w.do(put("low"))
+	w.do(w.assign("low", "n"))
+	w.do(w.says("low", "Running"))
+	w.do(put("high", priority(5)))
+	w.do(w.preempt("low", "high"))
+	w.do(gone("low", "n", nil))
+	w.do(w.assign("low", "n"))
+	w.do(w.preempt("low", "high"))
 }

@@ -385,7 +385,7 @@ func (g *stream) command(s State) Command {
 	case 25, 26:
 		c = evict(&commandv1.Eviction{
 			Workload: id, IfGeneration: g.generation(s, id), Code: g.pick("cause", "Draining", "Preempted", CodeFailedOnNode), Gone: g.n("gone", 0, 3) == 0,
-			PreemptedBy: g.workload(),
+			PreemptedBy: g.workload(), PreemptedAt: int64(g.n("preempted at", -1, 2)) * g.now,
 		})
 	case 27:
 		c = &commandv1.Command{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: []*commandv1.Retry{{

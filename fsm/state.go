@@ -64,6 +64,7 @@ type root struct {
 	pending         *set              // index of workloads that wait for a placement; keys from pendingKey
 	unacked         *set              // index of placed workloads whose order is not acknowledged; keys are ids
 	retryDue        *set              // index of scheduled retries; keys from retryKey
+	byPreemption    *set              // index of workloads by the time of their last preemption; keys from preemptionKey
 	residualsOf     *set              // index of residuals by workload; keys are workload/node
 	ports           *table[portClaim] // claims to host ports; keys begin with portKey
 	alloc           *table[*Alloc]    // reserved resources, keyed by node id
@@ -124,6 +125,7 @@ func New() State {
 		pending:         tree[string, struct{}](),
 		unacked:         tree[string, struct{}](),
 		retryDue:        tree[string, struct{}](),
+		byPreemption:    tree[string, struct{}](),
 		residualsOf:     tree[string, struct{}](),
 		ports:           tree[string, portClaim](),
 		alloc:           tree[string, *Alloc](),
@@ -348,10 +350,12 @@ func pendingKey(w *Workload) string {
 }
 
 // retryKey returns a key that sorts by Retry.NextAt, which is positive, then id.
-func retryKey(w *Workload) string {
-	b := make([]byte, 8, 8+len(w.ID))
-	binary.BigEndian.PutUint64(b, uint64(w.Retry.NextAt))
-	return string(append(b, w.ID...))
+func retryKey(w *Workload) string { return timeKey(w.Retry.NextAt, w.ID) }
+
+func timeKey(at int64, id string) string {
+	b := make([]byte, 8, 8+len(id))
+	binary.BigEndian.PutUint64(b, uint64(at))
+	return string(append(b, id...))
 }
 
 func retryTime(key string) int64 { return int64(binary.BigEndian.Uint64([]byte(key[:8]))) }

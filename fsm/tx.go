@@ -326,6 +326,7 @@ const (
 	ownBundles
 	ownByMAC
 	ownByRule
+	ownByPreemption
 	ownRoles
 	ownBindings
 	ownAccounts

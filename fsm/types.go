@@ -410,6 +410,8 @@ type Workload struct {
 	// PreemptedBy is the id of the workload for which this workload was evicted from PreviousNode; ""
 	// once this workload has a node again.
 	PreemptedBy string
+	// PreemptedAt is the time of the last preemption of this workload, Unix nanoseconds; 0 = none is recorded.
+	PreemptedAt int64
 	// Adopted is the revision under which Node runs an imported workload since the time of legacy v1
 	// schedulers. It counts as the revision of Content until the specification changes or the workload
 	// leaves Node. "" for other workloads.

@@ -64,6 +64,9 @@ type View interface {
 	Total() Total
 	NamespacesOf(user string) []string
 
+	// Preempted scans the workloads whose last preemption was after the given time, in Unix nanoseconds, the
+	// earliest first; see preempt.go.
+	Preempted(after int64, fn func(*Workload) bool)
 	// RankOf returns the rank of a workload for preemption; see preempt.go.
 	RankOf(w *Workload) Rank
 

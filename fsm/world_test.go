@@ -414,7 +414,7 @@ func contents(s State, name string) any {
 	r := s.r
 	sets := map[string]*set{
 		"byNode": r.byNode, "byGroup": r.byGroup, "byOwner": r.byOwner, "pending": r.pending, "unacked": r.unacked,
-		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "tombstonesByAge": r.tombstonesByAge,
+		"retryDue": r.retryDue, "byPreemption": r.byPreemption, "residualsOf": r.residualsOf, "tombstonesByAge": r.tombstonesByAge,
 		"byUser": r.byUser, "byLabel": r.byLabel, "byMAC": r.byMAC, "byRule": r.byRule, "rolling": r.rolling,
 	}
 	if m, ok := sets[name]; ok {

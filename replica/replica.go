@@ -229,6 +229,9 @@ func (r *Replica) openServer() error {
 		ApplyTimeout:     int64(cfg.ApplyTimeout),
 		VMApplyTimeout:   int64(cfg.VMApplyTimeout),
 		DeleteTimeout:    int64(cfg.DeleteTimeout),
+
+		PreemptionCooldown: int64(cfg.PreemptionCooldown),
+		PreemptionBudget:   cfg.PreemptionBudget,
 	}
 	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys, append(r.traces.DialOptions(),
 		grpc.WithChainUnaryInterceptor(r.metrics.agentUnary), grpc.WithChainStreamInterceptor(r.metrics.agentStream))...)

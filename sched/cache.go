@@ -48,6 +48,7 @@ type Cache struct {
 
 	verdicts map[string]verdict // for each pending workload that fits on no node: when that was found
 	open     workQueue          // workloads to evaluate: they changed or have no valid verdict; some may not be pending
+	limited  deadlines          // pending workloads that may not preempt yet: when they are evaluated again
 	openAt   uint64             // version of the cache at which every pending workload outside of open was evaluated
 }
 
@@ -250,6 +251,7 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 		c.workloads.add(ch.Key)
 	}
 	c.open.add(ch.Key)
+	c.limited.set(ch.Key, 0)
 	for _, w := range [...]*fsm.Workload{ch.OldWorkload(), ch.NewWorkload()} {
 		if w != nil && w.Node != "" {
 			c.touch(w.Node, w.Demand)

@@ -39,6 +39,12 @@ func (t Tuning) withDefaults() Tuning {
 	if t.MaxAttempts <= 0 {
 		t.MaxAttempts = 5
 	}
+	if t.PreemptionCooldown <= 0 {
+		t.PreemptionCooldown = 300 * second
+	}
+	if t.PreemptionBudget <= 0 {
+		t.PreemptionBudget = 100
+	}
 	if t.MaxCommands <= 0 {
 		t.MaxCommands = 4096
 	}
@@ -92,6 +98,8 @@ type planner struct {
 	over  map[string]bool // jobs that this step ends or whose records it deletes
 	held  map[string]bool // workloads that must get no order in this step; see moves.go
 	rooms map[string]room // results of the method roomFor, by workload
+
+	preemptions preemptions
 
 	states   []*commandv1.NodeState
 	evicted  []*commandv1.Eviction

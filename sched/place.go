@@ -138,6 +138,7 @@ func (c *Cache) promise(v fsm.View, who subject, d *fsm.Demand, s int32) {
 // placed or would preempt, all pending workloads are evaluated.
 func (p *planner) place() {
 	c := p.c
+	p.retryPreemptions()
 	tried := map[string]bool{}
 	if c.openAt == c.version && !p.placeOpen(tried) {
 		return
@@ -218,6 +219,7 @@ func (p *planner) placeOne(w *fsm.Workload) {
 	if known && old.said {
 		return
 	}
+	c.limited.set(w.ID, 0)
 	if at := deadlineOfJob(w); at != 0 && at <= p.Now || p.done[w.ID] {
 		return // this step ends the job, or deletes the member of a system workload
 	}
@@ -251,6 +253,7 @@ func (p *planner) placeOne(w *fsm.Workload) {
 	summary := p.summary(w) // compute the summary first, because preempt changes the counts
 	if w.Demand.Priority > 0 {
 		summary += prefixed("; ", p.preempt(w))
+		c.limited.set(w.ID, p.preemptions.again)
 	}
 	summary += displaced(w)
 	same := w.Reason.Code == fsm.CodeUnplaced && w.Reason.Message == summary

@@ -22,7 +22,9 @@ const roomPatience = 120 * second
 func (p *planner) preempt(w *fsm.Workload) string {
 	best, ok := p.clearance(w, p.State.RankOf(w))
 	if !ok {
-		return ""
+		waits := p.limitText(w)
+		p.wake(p.preemptions.again)
+		return waits
 	}
 	waits := p.waitsFor(w, best)
 	for _, v := range best.victims {
@@ -30,7 +32,9 @@ func (p *planner) preempt(w *fsm.Workload) string {
 		if !p.evict(v, fsm.CodePreempted, message, false) {
 			break
 		}
-		p.evicted[len(p.evicted)-1].PreemptedBy = w.ID
+		e := p.evicted[len(p.evicted)-1]
+		e.PreemptedBy, e.PreemptedAt = w.ID, p.Now
+		p.preemptions.made++
 	}
 	p.keepRoom(w.Demand, best.slot)
 	return waits
@@ -38,6 +42,7 @@ func (p *planner) preempt(w *fsm.Workload) string {
 
 // clearance finds a way to make room for a workload: the node, and the workloads to evict from it.
 func (p *planner) clearance(w *fsm.Workload, rank fsm.Rank) (best plan, ok bool) {
+	p.preemptions.again, p.preemptions.most = 0, 0
 	if w.Demand.Priority <= 0 || w.Demand.Surge { // a member that exists only during an update evicts nothing
 		return plan{}, false
 	}
@@ -110,6 +115,9 @@ func (p *planner) outlook(w *fsm.Workload) string {
 	if ok {
 		return p.waitsFor(w, best)
 	}
+	if limit := p.limitText(w); limit != "" {
+		return limit
+	}
 	if best, ok = p.clearance(w, rank.Everywhere()); !ok {
 		return ""
 	}
@@ -125,6 +133,7 @@ func (p *planner) makeRoom(w *fsm.Workload) (node NodeID, evicted []string) {
 	if !ok {
 		return "", nil
 	}
+	p.preemptions.made += len(best.victims)
 	for _, v := range best.victims {
 		p.mark(v.ID)
 		left := amounts(v.Demand)
@@ -260,7 +269,7 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 	}
 	var lower []*fsm.Workload
 	p.State.WorkloadsOn(n.ID, func(v *fsm.Workload) bool {
-		if rank.Above(v) && v.Preemptible(n) && !p.done[v.ID] {
+		if rank.Above(v) && v.Preemptible(n) && !p.done[v.ID] && !p.cooling(v) {
 			lower = append(lower, v)
 		}
 		return true
@@ -322,6 +331,9 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 		} else {
 			free(v.Demand, +1)
 		}
+	}
+	if !p.allows(len(victims)) {
+		return plan{}, false
 	}
 	return plan{slot: s, victims: victims}, true
 }

@@ -28,8 +28,12 @@ type Tuning struct {
 	ApplyTimeout     int64 // default 45 s: time limit from the acceptance of an order to running or stopped, for containers and Compose projects; 0 = no limit
 	VMApplyTimeout   int64 // default 4 min: as ApplyTimeout, for virtual machines; 0 = no limit
 	DeleteTimeout    int64 // default 1 min: a workload whose delete takes longer gets the reason DeleteTimeout; 0 = never
-	Seed             uint64
-	MaxCommands      int // maximum number of command items in one step; 0 = 4096
+	// PreemptionCooldown is how long a workload that was preempted is not preempted again (default 5 min). Within
+	// this time, at most PreemptionBudget workloads are preempted in the whole cluster (default 100).
+	PreemptionCooldown int64
+	PreemptionBudget   int
+	Seed               uint64
+	MaxCommands        int // maximum number of command items in one step; 0 = 4096
 }
 
 // Liveness says which nodes are alive, as known from their heartbeats. The leader keeps this knowledge in

@@ -5292,7 +5292,9 @@ type Eviction struct {
 	// The node runs no instance of the workload any more, so the eviction leaves no residual.
 	Gone bool `protobuf:"varint,5,opt,name=gone,proto3" json:"gone,omitempty"`
 	// With code Preempted: the workload that takes its place.
-	PreemptedBy   string `protobuf:"bytes,202,opt,name=preempted_by,json=preemptedBy,proto3" json:"preempted_by,omitempty"`
+	PreemptedBy string `protobuf:"bytes,202,opt,name=preempted_by,json=preemptedBy,proto3" json:"preempted_by,omitempty"`
+	// With code Preempted: Unix nanoseconds of the preemption. The planner counts the preemptions since a time.
+	PreemptedAt   int64 `protobuf:"varint,368,opt,name=preempted_at,json=preemptedAt,proto3" json:"preempted_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5367,6 +5369,13 @@ func (x *Eviction) GetPreemptedBy() string {
 		return x.PreemptedBy
 	}
 	return ""
+}
+
+func (x *Eviction) GetPreemptedAt() int64 {
+	if x != nil {
+		return x.PreemptedAt
+	}
+	return 0
 }
 
 type Evict struct {
@@ -11005,6 +11014,8 @@ type WorkloadRecord struct {
 	DiscardData bool `protobuf:"varint,201,opt,name=discard_data,json=discardData,proto3" json:"discard_data,omitempty"`
 	// Workload for which this workload was evicted from previous_node; empty once this workload has a node again.
 	PreemptedBy string `protobuf:"bytes,202,opt,name=preempted_by,json=preemptedBy,proto3" json:"preempted_by,omitempty"`
+	// Unix nanoseconds of its last preemption; 0 = none is recorded.
+	PreemptedAt int64 `protobuf:"varint,369,opt,name=preempted_at,json=preemptedAt,proto3" json:"preempted_at,omitempty"`
 	// Revision under which the node has run the workload since the time of legacy v1 schedulers.
 	// It counts as the present revision until the specification changes or the workload leaves
 	// the node.
@@ -11279,6 +11290,13 @@ func (x *WorkloadRecord) GetPreemptedBy() string {
 		return x.PreemptedBy
 	}
 	return ""
+}
+
+func (x *WorkloadRecord) GetPreemptedAt() int64 {
+	if x != nil {
+		return x.PreemptedAt
+	}
+	return 0
 }
 
 func (x *WorkloadRecord) GetAdopted() string {
@@ -12562,14 +12580,15 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rif_generation\x18\x03 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\"I\n" +
 	"\x06Assign\x12?\n" +
-	"\vassignments\x18\x01 \x03(\v2\x1d.persys.command.v1.AssignmentR\vassignments\"\xd0\x01\n" +
+	"\vassignments\x18\x01 \x03(\v2\x1d.persys.command.v1.AssignmentR\vassignments\"\xf4\x01\n" +
 	"\bEviction\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
 	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12\x12\n" +
 	"\x04gone\x18\x05 \x01(\bR\x04gone\x12\"\n" +
-	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\"B\n" +
+	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\x12\"\n" +
+	"\fpreempted_at\x18\xf0\x02 \x01(\x03R\vpreemptedAt\"B\n" +
 	"\x05Evict\x129\n" +
 	"\tevictions\x18\x01 \x03(\v2\x1b.persys.command.v1.EvictionR\tevictions\"\xe6\x01\n" +
 	"\x05Retry\x12\x1a\n" +
@@ -13055,7 +13074,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0egossip_version\x18[ \x01(\x04R\rgossipVersion\x12\x1e\n" +
 	"\n" +
 	"mirror_pin\x18\xfa\x01 \x01(\x04R\tmirrorPin\x12*\n" +
-	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\"\xc5\f\n" +
+	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\"\xe9\f\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -13095,7 +13114,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x11may_outlive_lease\x18S \x01(\bR\x0fmayOutliveLease\x121\n" +
 	"\x04data\x18\xc8\x01 \x03(\v2\x1c.persys.command.v1.LocalDataR\x04data\x12\"\n" +
 	"\fdiscard_data\x18\xc9\x01 \x01(\bR\vdiscardData\x12\"\n" +
-	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\x12\x19\n" +
+	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\x12\"\n" +
+	"\fpreempted_at\x18\xf1\x02 \x01(\x03R\vpreemptedAt\x12\x19\n" +
 	"\aadopted\x18\xac\x02 \x01(\tR\aadopted\x12\x1c\n" +
 	"\tjob_since\x18\xc0\x02 \x01(\x03R\bjobSince\x12<\n" +
 	"\n" +

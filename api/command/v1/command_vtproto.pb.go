@@ -1959,6 +1959,7 @@ func (m *Eviction) CloneVT() *Eviction {
 	r.Message = m.Message
 	r.Gone = m.Gone
 	r.PreemptedBy = m.PreemptedBy
+	r.PreemptedAt = m.PreemptedAt
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -3887,6 +3888,7 @@ func (m *WorkloadRecord) CloneVT() *WorkloadRecord {
 	r.MayOutliveLease = m.MayOutliveLease
 	r.DiscardData = m.DiscardData
 	r.PreemptedBy = m.PreemptedBy
+	r.PreemptedAt = m.PreemptedAt
 	r.Adopted = m.Adopted
 	r.JobSince = m.JobSince
 	r.JobResult = m.JobResult.CloneVT()
@@ -9696,6 +9698,13 @@ func (m *Eviction) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.PreemptedAt != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.PreemptedAt))
+		i--
+		dAtA[i] = 0x17
+		i--
+		dAtA[i] = 0x80
+	}
 	if len(m.PreemptedBy) > 0 {
 		i -= len(m.PreemptedBy)
 		copy(dAtA[i:], m.PreemptedBy)
@@ -15082,6 +15091,13 @@ func (m *WorkloadRecord) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.PreemptedAt != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.PreemptedAt))
+		i--
+		dAtA[i] = 0x17
+		i--
+		dAtA[i] = 0x88
+	}
 	if len(m.FailedOn) > 0 {
 		for iNdEx := len(m.FailedOn) - 1; iNdEx >= 0; iNdEx-- {
 			size, err := m.FailedOn[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
@@ -18571,6 +18587,9 @@ func (m *Eviction) SizeVT() (n int) {
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.PreemptedAt != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.PreemptedAt))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -20995,6 +21014,9 @@ func (m *WorkloadRecord) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.PreemptedAt != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.PreemptedAt))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -33936,6 +33958,25 @@ func (m *Eviction) UnmarshalVT(dAtA []byte) error {
 			}
 			m.PreemptedBy = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 368:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PreemptedAt", wireType)
+			}
+			m.PreemptedAt = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.PreemptedAt |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -48406,6 +48447,25 @@ func (m *WorkloadRecord) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 369:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PreemptedAt", wireType)
+			}
+			m.PreemptedAt = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.PreemptedAt |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -63544,6 +63604,25 @@ func (m *Eviction) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.PreemptedBy = stringValue
 			iNdEx = postIndex
+		case 368:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PreemptedAt", wireType)
+			}
+			m.PreemptedAt = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.PreemptedAt |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -78635,6 +78714,25 @@ func (m *WorkloadRecord) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 369:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PreemptedAt", wireType)
+			}
+			m.PreemptedAt = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.PreemptedAt |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
