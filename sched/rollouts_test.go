@@ -63,11 +63,17 @@ func (w *groupWorld) group(name, count string, version int, update *commandv1.Up
 		w.t.Fatal(err)
 	}
 	put := &commandv1.PutWorkloads{GroupOf: name, Update: update}
-	for i := range n {
-		put.Workloads = append(put.Workloads, &commandv1.WorkloadPut{
+	extra := fsm.SurgeCount(update, n)
+	for i := range n + extra {
+		p := &commandv1.WorkloadPut{
 			Id: fmt.Sprint(name, "-", i), Spec: fmt.Append(nil, "version ", version), Content: fmt.Sprintf("c1:%064d", version), Desired: "Running",
-			Demand: &commandv1.Demand{Type: "container", CpuMillicores: 10, MemoryMib: 10, Group: name},
-		})
+			Demand: &commandv1.Demand{Type: "container", CpuMillicores: 10, MemoryMib: 10, Group: name, Surge: i >= n},
+		}
+		if i < n {
+			put.Workloads = append(put.Workloads, p)
+		} else {
+			put.Surge = append(put.Surge, p)
+		}
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: put}})
 }
@@ -121,13 +127,14 @@ func (w *groupWorld) play(word string) {
 		w.do(&commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: f[1], Action: what}}})
 	}
 	switch f[0] {
-	case "update": // "update web 3 to 2 by 1 [back]": three members of web to version 2, one at a time
+	case "update": // "update web 3 to 2 by 1 [back] [first] [canary]": three members of web to version 2, one at a time
 		var version, parallel int
 		if _, err := fmt.Sscan(f[4]+" "+f[6], &version, &parallel); err != nil {
 			w.t.Fatal(err)
 		}
 		w.group(f[1], f[2], version, &commandv1.UpdatePolicy{
-			MaxParallel: int32(parallel), MinHealthy: 10 * second, HealthyDeadline: 60 * second, AutoRevert: len(f) > 7,
+			MaxParallel: int32(parallel), MinHealthy: 10 * second, HealthyDeadline: 60 * second, AutoRevert: slices.Contains(f, "back"),
+			StartFirst: slices.Contains(f, "first"), Canary: int32(strings.Count(word, "canary")),
 		})
 	case "step":
 		steps, _ := w.next()
@@ -157,7 +164,7 @@ func (w *groupWorld) play(word string) {
 		w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: f[1]}}})
 	case "leaves":
 		w.leaving[f[1]] = true
-	case "pause", "resume", "undo":
+	case "pause", "resume", "undo", "promote", "abort":
 		action(f[0])
 	default:
 		w.t.Fatalf("the script has the unknown word %q", word)
@@ -192,6 +199,7 @@ func (w *groupWorld) line() string {
 			{"settle", len(b.GetSettled()) > 0, strings.Join(b.GetSettled(), ",")},
 			{"take", len(b.GetTake()) > 0, strings.Join(b.GetTake(), ",")},
 			{"complete", b.GetComplete(), ""},
+			{"await", b.GetAwaitPromotion(), ""},
 			{"fail", b.GetFailure() != "", "(" + b.GetFailure() + ")"},
 			{"revert", b.GetRevert(), ""},
 		} {
@@ -262,6 +270,21 @@ func TestRolloutSteps(t *testing.T) {
 		{"another update supersedes a running update", web21 + "step; update web 3 to 3 by 2", "web: take web-0,web-1"},
 		{"a completed update needs no step", "update web 1 to 2 by 1; step; runs web-0; later 10; step; later 999", ""},
 
+		{"start-first makes the extra member first", "update web 3 to 2 by 1 first", "web: take web-3"},
+		{"start-first changes no member before the extra member has settled", "update web 3 to 2 by 1 first; step; runs web-3; later 3", "wake up in 7 s"},
+		{"start-first changes a member once the extra member has settled", "update web 3 to 2 by 1 first; step; runs web-3; later 10", "web: settle web-3 take web-0"},
+		{"an extra member that fits nowhere fails the update with that reason", "update web 3 to 2 by 1 first; step; misfit web-3; later 60",
+			"web: fail (web-3: 0/1 nodes fit: 1 memory (for 60 s))"},
+		{"an extra member that the same step moves counts as unavailable", "update web 3 to 2 by 1 first; step; runs web-3; later 10; step; runs web-0; later 10; leaves web-3",
+			"web: settle web-0"},
+		{"canaries are changed first, and then the update waits", "update web 3 to 2 by 2 canary; step; runs web-0; later 10", "web: settle web-0 await"},
+		{"an update that waits for its promotion takes no step", "update web 3 to 2 by 2 canary; step; runs web-0; later 10; step; later 999", ""},
+		{"a promoted update goes on", "update web 3 to 2 by 2 canary; step; runs web-0; later 10; step; promote web", "web: take web-1,web-2"},
+		{"an aborted update goes back", "update web 3 to 2 by 2 canary; step; runs web-0; later 10; step; abort web", "web: take web-0"},
+		{"an aborted start-first canary leaves no other member to change", "update web 3 to 2 by 1 first canary; step; runs web-3; later 10; step; abort web", "web: complete"},
+		{"a canary that fails while the update waits has a deadline", "update web 3 to 2 by 2 canary; step; runs web-0; later 10; step; fails web-0", "wake up in 60 s"},
+		{"a canary that fails for too long fails the update", "update web 3 to 2 by 2 canary back; step; runs web-0; later 10; step; fails web-0; later 60", late + " revert"},
+
 		{"each group has its own max_parallel", web21 + "update api 2 to 2 by 2", "api: take api-0,api-1; web: take web-0"},
 		{"groups settle and fail independently", web21 + "update api 2 to 2 by 1; step; runs api-0; fails web-0; later 10", "api: settle api-0 take api-1; wake up in 50 s"},
 		{"a failure of one group does not pause another", web21 + "step; fails web-0; later 60; update api 2 to 2 by 1", "api: take api-0; " + late},
@@ -325,6 +348,12 @@ func TestRolloutsOfObedientNodes(t *testing.T) {
 		{"a member in the middle fails", "update web 5 to 2 by 1", map[int]string{2: "web-2"}, 1, "22211 Paused"},
 		{"a failed update reverts", "update web 5 to 2 by 1 back", map[int]string{2: "web-2"}, 1, "11111 Completed"},
 		{"the revert fails too", "update web 5 to 2 by 1 back", map[int]string{1: "web-1", 2: "web-1"}, 1, "21111 Paused"},
+		{"start first", "update web 5 to 2 by 1 first", nil, 1, "22222 Completed"},
+		{"start first, two at a time", "update web 5 to 2 by 2 first", nil, 2, "22222 Completed"},
+		{"start first, the extra member fails", "update web 5 to 2 by 1 first", map[int]string{2: "web-5"}, 1, "111112 Paused"},
+		{"start first, the extra member fails, and the update reverts", "update web 5 to 2 by 1 first back", map[int]string{2: "web-5"}, 1, "11111 Completed"},
+		{"start first, a member fails, and the update reverts", "update web 5 to 2 by 1 first back", map[int]string{2: "web-2"}, 1, "11111 Completed"},
+		{"a canary", "update web 5 to 2 by 1 canary", nil, 1, "21111 AwaitPromotion"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newGroupWorld(t, "web 5")
@@ -401,6 +430,7 @@ func TestHeldByRollout(t *testing.T) {
 		{"with max_parallel 2 a second member is not held", "update web 3 to 2 by 2; fails web-0", "web-1", false},
 		{"with max_parallel 2 other members are held if the same step moves one", "update web 3 to 2 by 2; fails web-0; leaves web-2", "web-1", true},
 		{"a member that is moved already is not held", "update web 3 to 2 by 1; leaves web-1", "web-1", false},
+		{"start-first holds the members until the extra member has settled", "update web 3 to 2 by 1 first; step; runs web-3; later 10", "web-1", true},
 		{"a paused update holds no member", "update web 3 to 2 by 1; step; pause web", "web-1", false},
 		{"an update of another group holds no member", "update web 3 to 2 by 1; step", "api-0", false},
 		{"a workload without a group is not held", "update web 3 to 2 by 1; step", "single", false},

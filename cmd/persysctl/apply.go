@@ -147,8 +147,12 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 	}
 	late := time.After(o.timeout)
 	for _, group := range slices.Sorted(maps.Keys(rolling)) {
-		if err := c.awaitRollout(ctx, group, rolling[group], late); err != nil {
+		awaits, err := c.awaitRollout(ctx, group, rolling[group], late)
+		if err != nil {
 			return waited(failures.err(), err)
+		}
+		if awaits {
+			maps.DeleteFunc(goals, func(id string, _ goal) bool { return fsm.MadeByCount(group, id) })
 		}
 	}
 	return waited(failures.err(), c.awaitAll(ctx, goals, answers.GetIndex(), o.timeout, late))

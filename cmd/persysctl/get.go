@@ -197,7 +197,7 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 
 // typeText returns the type of a workload, and its kind unless it is a service.
 func typeText(w *controlv1.WorkloadView) string {
-	if kind := kindText(w); kind != spec.KindService {
+	if kind := kindShown(w); kind != spec.KindService {
 		return w.GetType() + " " + kind
 	}
 	return w.GetType()
@@ -205,6 +205,14 @@ func typeText(w *controlv1.WorkloadView) string {
 
 // kindText returns the kind of a workload.
 func kindText(w *controlv1.WorkloadView) string { return cmp.Or(w.GetKind(), spec.KindService) }
+
+// kindShown is kindText with a mark for an extra member, which exists only during an update of its group.
+func kindShown(w *controlv1.WorkloadView) string {
+	if w.GetSurge() {
+		return kindText(w) + ", extra"
+	}
+	return kindText(w)
+}
 
 // resultText returns the result of a finished job in one line.
 func (c *cli) resultText(r *controlv1.JobResult) string {

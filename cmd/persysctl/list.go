@@ -127,7 +127,7 @@ func (c *cli) empty(what, next string) {
 }
 
 func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
-	services := !slices.ContainsFunc(list, func(w *controlv1.WorkloadView) bool { return kindText(w) != spec.KindService })
+	services := !slices.ContainsFunc(list, func(w *controlv1.WorkloadView) bool { return kindShown(w) != spec.KindService })
 	t := screen.NewTable(
 		screen.Column{Title: "WORKLOAD", Gives: 1, Least: 20, Keeps: screen.Middle},
 		screen.Column{Title: "TYPE", Wide: true}, screen.Column{Title: "KIND", Wide: services},
@@ -139,7 +139,7 @@ func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
 		screen.Column{Title: "REVISION", Wide: true}, screen.Column{Title: "GENERATION", Right: true, Wide: true},
 		screen.Column{Title: "REASON", Gives: 3, Least: 14})
 	for _, w := range list {
-		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.Text(kindText(w)), screen.State(cmp.Or(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
+		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.Text(kindShown(w)), screen.State(cmp.Or(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
 			screen.Text(c.image(w.GetImageOrSource())), screen.Text(cmp.Or(w.GetNamespace(), "default")), screen.Text(w.GetGroup()), screen.Text(autoscaleCell(w.GetAutoscale())), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
 			screen.Text(w.GetRevisionId()), screen.Text(fmt.Sprint(w.GetGeneration().GetSequence())), screen.Text(c.reasonCell(w)))
 	}

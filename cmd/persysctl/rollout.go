@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,7 +33,7 @@ canary it waits, once the canaries are healthy, until it is promoted or aborted.
 			}
 			r, err := c.rollout(ctx, args[0])
 			if err == nil && wait.wait {
-				err = c.awaitRollout(ctx, args[0], r.GetId(), time.After(wait.timeout))
+				_, err = c.awaitRollout(ctx, args[0], r.GetId(), time.After(wait.timeout))
 				if again, e := c.rollout(ctx, args[0]); e == nil {
 					r = again
 				}
@@ -137,7 +138,7 @@ func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 		what = map[string]string{"Running": "goes back", "Paused": "is paused on its way back", "Completed": "went back"}[r.GetPhase()]
 	}
 	line := fmt.Sprintf("%s %s, %d of %d done", r.GetGroup(), cmp.Or(what, r.GetPhase()), done, all)
-	if why := screen.Clean(r.GetReason()); why != "" {
+	if why := strings.TrimPrefix(screen.Clean(r.GetReason()), "waits for its promotion: "); why != "" {
 		line += ": " + why
 	}
 	return line
@@ -147,30 +148,30 @@ func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 const rolloutLook = 300 * time.Millisecond
 
 // awaitRollout waits until the rolling update of a group has ended or waits for its promotion, and prints its
-// progress.
-func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Generation, late <-chan time.Time) error {
+// progress. The result is true if it waits for its promotion.
+func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Generation, late <-chan time.Time) (awaits bool, err error) {
 	hint, last := "persysctl rollout status "+group, ""
 	look := time.NewTicker(rolloutLook)
 	defer look.Stop()
 	for {
 		r, err := c.rollout(ctx, group)
 		if err != nil {
-			return err
+			return false, err
 		}
 		line := rolloutLine(r)
 		switch now := r.GetId(); {
 		case now.GetIncarnation() != id.GetIncarnation() || now.GetSequence() != id.GetSequence():
 			if r.GetReverting() {
-				return failf(exitFailed, hint, "%s", line)
+				return false, failf(exitFailed, hint, "%s", line)
 			}
-			return failf(exitFailed, hint, "the update of %s was superseded by another apply", group)
+			return false, failf(exitFailed, hint, "the update of %s was superseded by another apply", group)
 		case r.GetPhase() == "Completed":
-			return nil
+			return false, nil
 		case r.GetPhase() == "AwaitPromotion":
 			fmt.Fprintln(c.err, line) // names the next command
-			return nil
+			return true, nil
 		case r.GetPhase() == "Paused":
-			return failf(exitFailed, hint, "%s", line)
+			return false, failf(exitFailed, hint, "%s", line)
 		}
 		if line != last {
 			fmt.Fprintln(c.err, line)
@@ -179,9 +180,9 @@ func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Gene
 		select {
 		case <-look.C:
 		case <-late:
-			return failf(exitTimeout, hint, "time is up; %s", line)
+			return false, failf(exitTimeout, hint, "time is up; %s", line)
 		case <-ctx.Done():
-			return failf(exitInterrupted, hint, "interrupted; the update goes on")
+			return false, failf(exitInterrupted, hint, "interrupted; the update goes on")
 		}
 	}
 }

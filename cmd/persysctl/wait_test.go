@@ -555,6 +555,7 @@ func TestApplyWaitsForARollout(t *testing.T) {
 		{"stuck", "stuck is paused, 1 of 3 done: stuck-1 was given up: RetriesExhausted", exitFailed},
 		{"back", "back goes back, 1 of 3 done: back-1 was not healthy for 10 s within 300 s", exitFailed},
 		{"slow", "time is up; slow is being updated, 1 of 3 done", exitTimeout},
+		{"fresh", "fresh waits for its promotion, 0 of 3 done: persysctl rollout promote fresh, or abort", exitOK},
 	} {
 		t.Run(c.group, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)

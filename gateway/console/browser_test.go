@@ -499,6 +499,22 @@ func browserCases() map[string]func(*tab) {
 			p.press("Undo …")
 			p.press("Undo")
 			p.sees("The update is undone")
+			p.set(map[string]any{
+				"GET /workloads": fmt.Sprintf(`{"workloads": [`+member+`, {"workload_id": "web-1", "group": "web", "surge": true, "status": "Running", "desired_state": "Running"}]}`, 0),
+				"GET /rollouts/web": `{"group": "web", "phase": "AwaitPromotion", "reason": "waits for its promotion", "can_undo": true, "update": {"order": "start-first", "canary": 1},
+					"members": [{"workload_id": "web-0", "state": "Waiting"}, {"workload_id": "web-1", "state": "Updated", "surge": true, "canary": true}]}`,
+				"POST /rollouts/web": p.body(`{}`, `{"action":"promote"}`),
+			})
+			p.open("/nodes")
+			p.open("/groups/web")
+			p.sees("AwaitPromotion", "start-first", "Updated, extra, canary", "not Undo")
+			p.is(`document.getElementById("count").value`, "1") // an extra member is not counted
+			p.press("Promote")
+			p.sees("The update goes on")
+			p.set(map[string]any{"POST /rollouts/web": p.body(`{}`, `{"action":"abort"}`)})
+			p.press("Abort …")
+			p.press("Abort")
+			p.sees("The update goes back")
 		},
 		// The schedulers would refuse each of these changes.
 		"a reader without rights sees no buttons of changes": func(p *tab) {

@@ -14,7 +14,8 @@ const shortRevision = (id) => h("span", { class: "mono short", title: id }, (id 
  * @param {any[]} members @param {any} [update] the rollout of the group, while it is under way
  */
 export function memberTable(members, update) {
-  const turns = new Map((update?.members || []).map((m) => [m.workload_id, m.state]));
+  const turn = (m) => [m.state, m.surge && "extra", m.canary && "canary"].filter(Boolean).join(", ");
+  const turns = new Map((update?.members || []).map((m) => [m.workload_id, turn(m)]));
   const row = (w) => [
     workloadLink(w.workload_id), [ended(w), w.health && w.health !== "healthy" && " " + w.health],
     nodeLink(w.assigned_node_id), shortRevision(w.revision_id), ...(update ? [turns.get(w.workload_id) || "–"] : []),
@@ -32,7 +33,7 @@ export async function readMembers(name, signal) {
 }
 
 /** Reports whether a workload was made by the count of its group. @param {any} w */
-export const countable = (w) => !w.owner && !["job", "system"].includes(w.kind) && !!w.group
+export const countable = (w) => !w.owner && !w.surge && !["job", "system"].includes(w.kind) && !!w.group
   && w.workload_id.startsWith(w.group + "-") && /^\d+$/.test(w.workload_id.slice(w.group.length + 1));
 
 /** @param {HTMLElement} main @param {AbortSignal} signal @param {string} name */
@@ -81,15 +82,24 @@ export async function group(main, signal, name) {
     if (await confirmed(`Undo the update of ${name}?`, note, "Undo", true)) await rollout("undo", "The update is undone.");
   }
 
+  async function abort() {
+    const note = h("p", {}, "The members return to the previous specification, and extra members are deleted.");
+    if (await confirmed(`Abort the update of ${name}?`, note, "Abort", true)) await rollout("abort", "The update goes back.");
+  }
+
   function rolloutCard(r, changes) {
+    const waits = r.phase === "AwaitPromotion";
     return card("Update", facts([
       ["Phase", r.reverting ? r.phase + ", back to the previous specification" : r.phase], ["Why", r.reason],
-      ["At a time", r.update?.max_parallel && String(r.update.max_parallel)],
+      ["At a time", r.update?.max_parallel && String(r.update.max_parallel)], ["Order", r.update?.order],
+      ["Canaries", r.update?.canary && String(r.update.canary)],
       ["Began", clock(r.started_at)], ["Ended", r.ended_at && clock(r.ended_at)], ["By", r.by],
     ]), changes && h("div", { class: "actions" },
-      r.phase === "Running" && h("button", { onclick: () => rollout("pause", "The update is paused.") }, "Pause"),
+      waits && h("button", { class: "main", onclick: () => rollout("promote", "The update goes on.") }, "Promote"),
+      (r.phase === "Running" || waits) && h("button", { onclick: () => rollout("pause", "The update is paused.") }, "Pause"),
       r.phase === "Paused" && h("button", { onclick: () => rollout("resume", "The update goes on.") }, "Resume"),
-      r.can_undo && h("button", { class: "danger", onclick: undo }, "Undo …")));
+      r.can_undo && !waits && h("button", { class: "danger", onclick: undo }, "Undo …"),
+      waits && h("button", { class: "danger", onclick: abort }, "Abort …")));
   }
 
   // readRollout reads the rolling update of the group. It does not ask for one that cannot exist: the specifications
