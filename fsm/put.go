@@ -68,7 +68,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 			return res
 		}
 	}
-	if res, ok := t.surgeIDs(b); !ok {
+	if res, ok := t.admitsSurge(b); !ok {
 		return res
 	}
 	roll, res := t.rolls(b, under, back)

@@ -48,7 +48,7 @@ func (s State) Seen(id string) rollout.Seen {
 	case w.Working():
 		out.Working = w.Actual.Message
 	case w.Reason.Message != "":
-		out.Why = w.Reason.Message
+		out.Why = w.Reason.Message + w.portNote()
 	case w.Acknowledged && w.Actual.Generation == w.Generation:
 		out.Why = w.Actual.Message
 	}

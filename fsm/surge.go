@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -27,6 +28,16 @@ func (s State) surging(w *Workload) bool {
 		slices.ContainsFunc(r.Members, func(m rollout.Member) bool { return m.Surge && m.ID == w.ID })
 }
 
+// portNote is the hint for a surge member that has no node and needs host ports with fixed numbers; "" for other
+// workloads.
+func (w *Workload) portNote() string {
+	if !w.Demand.Surge || w.Node != "" || len(w.Demand.Ports) == 0 {
+		return ""
+	}
+	p := w.Demand.Ports[0]
+	return fmt.Sprintf("; an extra member needs a node where host port %d/%s is free", p.Port, p.Protocol)
+}
+
 // dropSurge deletes the surge members of a group that no update lists.
 func (t *Tx) dropSurge(group string) {
 	if group == "" {
@@ -44,17 +55,25 @@ func (t *Tx) dropSurge(group string) {
 	}
 }
 
-// surgeIDs refuses a put whose surge members need the id of another workload.
-func (t *Tx) surgeIDs(b *commandv1.PutWorkloads) (Result, bool) {
+// admitsSurge refuses a put whose surge members need the id of another workload, or have files that do not exist.
+func (t *Tx) admitsSurge(b *commandv1.PutWorkloads) (Result, bool) {
 	if len(b.GetSurge()) == 0 {
 		return Result{}, true
 	}
+	if fault := bundlesFault(t.state(), t.offered, b.GetSurge()); fault != "" {
+		return refuse(Invalid, "surge: %s", fault), false
+	}
 	in := NamespaceOf(t.state(), b.GetWorkloads()[0])
-	for _, p := range b.GetSurge() {
+	olds := make([]*Workload, len(b.GetSurge()))
+	for i, p := range b.GetSurge() {
 		w, ok := t.r.workloads.Get(p.GetId())
-		if ok && (w.Demand.Group != b.GetGroupOf() || w.In() != in || !MadeByCount(b.GetGroupOf(), w.ID)) {
+		if olds[i] = w; ok && (w.Demand.Group != b.GetGroupOf() || w.In() != in || !MadeByCount(b.GetGroupOf(), w.ID)) {
 			return refuse(Conflict, "workload %s exists, and start-first needs its id for an extra member of %s: delete it, or set order: stop-first", w.ID, b.GetGroupOf()), false
 		}
+	}
+	if d := t.orphanAmong(b.GetSurge(), olds); d != nil {
+		return refuse(Conflict, "an instance %q that the cluster does not know is on node %q, and start-first needs its id for an extra member of %s: adopt or delete it (persysctl drift), or set order: stop-first",
+			clip(d.Workload), d.Node, b.GetGroupOf()), false
 	}
 	return Result{}, true
 }

@@ -270,6 +270,50 @@ func TestSurgeMemberHasNoRoom(t *testing.T) {
 	is(t, "with more quota it goes on", w.versions(), "1 1 1 2 Running")
 }
 
+// TestSurgeMemberNeedsItsPort: the reason of a surge member without a node names its fixed host port.
+func TestSurgeMemberNeedsItsPort(t *testing.T) {
+	w := rollingWorld(t)
+	c := surging(group(2, 3, 1, false), 0)
+	b := c.GetPutWorkloads()
+	for _, p := range append(b.Workloads, b.Surge...) {
+		p.Demand.HostPorts = []*commandv1.Port{{Port: 8080, Protocol: "tcp"}}
+	}
+	w.ok(c)
+	w.step()
+	w.ok(&commandv1.Command{Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{Workloads: []*commandv1.Unplaced{
+		{Workload: "web-3", IfGeneration: w.generation("web-3"), Code: CodeUnplaced, Message: "0/1 nodes fit: 1 host ports"}}}}})
+	w.wait(30 * second)
+	w.step()
+	is(t, "reason", w.rolled().Reason, "web-3: 0/1 nodes fit: 1 host ports; an extra member needs a node where host port 8080/tcp is free (for 30 s)")
+	is(t, "no member was changed", w.versions(), "1 1 1 2 Paused")
+}
+
+// TestSurgeMembersAreNotAssembled: a state that is assembled from records has no update, so a surge member is only
+// a residual on its node.
+func TestSurgeMembersAreNotAssembled(t *testing.T) {
+	w := surgingWorld(t, 1, 0, false)
+	w.everybodyRuns()
+	a := Assemble(Origin{ClusterID: "c1", FeatureLevel: FeatureLevel})
+	if err := a.Node(nodePB(w.node("a"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"web-0", "web-3"} {
+		if err := a.Workload(workloadPB(w.workload(id))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := a.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, left := s.r.residuals.Get(pair("a", "web-3"))
+	is(t, "the node has to remove the surge member", left, true)
+	x, known := s.Workload("web-3")
+	is(t, "it is being deleted", known && x.Desired == DesiredDeleted, true)
+	x, _ = s.Workload("web-0")
+	is(t, "the member stays", x.Node, "a")
+}
+
 func TestSurgeFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(b *commandv1.PutWorkloads)
@@ -282,6 +326,8 @@ func TestSurgeFaults(t *testing.T) {
 		"a member twice":            {func(b *commandv1.PutWorkloads) { b.Surge[0].Id = "web-1" }, "is there twice"},
 		"another group":             {func(b *commandv1.PutWorkloads) { b.Surge[0].Demand.Group = "api" }, "the command is for group"},
 		"an exclusive surge member": {func(b *commandv1.PutWorkloads) { b.Surge[0].Demand.Exclusive = true }, "start_first is not for workloads that are exclusive"},
+		"files that do not exist":   {func(b *commandv1.PutWorkloads) { b.Surge[0].Bundle = strings.Repeat("a", 64) }, "surge: "},
+		"an orphan with the id":     {func(*commandv1.PutWorkloads) {}, `start-first needs its id for an extra member of web: adopt or delete it`},
 		"a negative canary":         {func(b *commandv1.PutWorkloads) { b.Update.Canary = -1 }, "update.canary: -1 is negative"},
 		"an id that is taken": {func(b *commandv1.PutWorkloads) { b.Surge[0].Id = "other" },
 			"workload other exists, and start-first needs its id for an extra member of web: delete it, or set order: stop-first"},
@@ -289,6 +335,9 @@ func TestSurgeFaults(t *testing.T) {
 		w := rollingWorld(t)
 		w.ok(put("other"))
 		c2 := surging(group(2, 3, 1, false), 0)
+		if name == "an orphan with the id" {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web-3", DriftOrphan)}))
+		}
 		c.change(c2.GetPutWorkloads())
 		if err := w.do(c2).Err(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got error %v, want %q", name, err, c.want)

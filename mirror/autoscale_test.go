@@ -9,13 +9,18 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// The settings of the autoscaler are the same after they went through a record of the mirror.
+// The settings of the autoscaler, and the mark of an extra member, are the same after they went through a record of the mirror.
 func TestAutoscaleSurvivesTheMirror(t *testing.T) {
 	want := &commandv1.Autoscale{Min: 2, Max: 6, Cpu: 70}
 	d := fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", CpuMillicores: 500, Group: "web", Autoscale: want}}).Demand
 	put, err := putOf(&Workload{ID: "web-0", Type: "container", DesiredState: "Running", Own: &OwnWorkload{Content: "c1:x", Demand: ownDemand(d)}}, nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	d = fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", Group: "web", Surge: true}}).Demand
+	surge, err := putOf(&Workload{ID: "web-1", Type: "container", DesiredState: "Running", Own: &OwnWorkload{Content: "c1:x", Demand: ownDemand(d)}}, nil)
+	if err != nil || !surge.GetDemand().GetSurge() || put.GetDemand().GetSurge() {
+		t.Errorf("the mark of an extra member is lost: %v, %v", surge, err)
 	}
 	if got := put.GetDemand().GetAutoscale(); !proto.Equal(got, want) {
 		t.Errorf("the settings are %v, expected %v", got, want)
