@@ -90,6 +90,9 @@ func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequ
 	}
 	out := s.workloadView(r, w, spec.Full)
 	out.Etag, out.RevisionNumber = w.ETag(), w.Number()
+	if w.IsSystem() {
+		out.Members = s.systemMembers(r, w)
+	}
 	return &controlv1.GetWorkloadResponse{Workload: out, Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
 }
 

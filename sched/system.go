@@ -193,15 +193,21 @@ func leavesLast(w *fsm.Workload, n *fsm.Node) bool { return w.IsMember() && n.Up
 // MembersText returns a text such as "one member on each of 3 of 5 nodes": how many nodes have a member of the given
 // system workload, or would get one.
 func MembersText(v fsm.View, of *fsm.Workload, t Tuning) string {
-	x, n, total := newNodeIndex(v, t.withDefaults()), 0, 0
+	n := 0
+	MemberNodes(v, of, t, func(*fsm.Node, *fsm.Workload) { n++ })
+	return fmt.Sprintf("one member on each of %d of %d nodes", n, v.NodeCount())
+}
+
+// MemberNodes calls fn for every node that has a member of a system workload and keeps it, or would get one; member is nil
+// if it does not exist yet.
+func MemberNodes(v fsm.View, of *fsm.Workload, t Tuning, fn func(n *fsm.Node, member *fsm.Workload)) {
+	x := newNodeIndex(v, t.withDefaults())
 	in := x.pooled[of.In()]
-	v.Nodes("", func(node *fsm.Node) bool {
-		total++
-		_, has := fsm.MemberOf(v, of.ID, node.ID)
-		if has && (!node.Up || fits(in, of.Demand, node).filter == passes) || readiness(node).filter == passes && x.static(in, of.Demand, x.slotOf[node.ID]).filter == passes {
-			n++
+	v.Nodes("", func(n *fsm.Node) bool {
+		member, has := fsm.MemberOf(v, of.ID, n.ID)
+		if has && (!n.Up || fits(in, of.Demand, n).filter == passes) || readiness(n).filter == passes && x.static(in, of.Demand, x.slotOf[n.ID]).filter == passes {
+			fn(n, member)
 		}
 		return true
 	})
-	return fmt.Sprintf("one member on each of %d of %d nodes", n, total)
 }

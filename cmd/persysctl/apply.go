@@ -217,7 +217,15 @@ func (c *cli) applied(req *controlv1.ApplyWorkloadRequest, r *controlv1.ApplyWor
 		state = "stopped"
 	}
 	for _, id := range ids {
-		if goals[id] = desiredGoal(state); spec.IsJob(req.GetSpec()) && !spec.IsTemplate(req.GetSpec()) && !spec.OnEveryNode(req.GetSpec()) && spec.DesiredState(state) == fsm.DesiredRunning {
+		if spec.OnEveryNode(req.GetSpec()) && id != req.GetWorkloadId() {
+			continue // --wait waits for the members of a system workload together with it
+		}
+		goals[id] = desiredGoal(state)
+		switch {
+		case spec.DesiredState(state) != fsm.DesiredRunning:
+		case req.GetSpec().GetAutoscale() != nil:
+			goals[id] = goalKept() // a group that a person scaled to 0 stays so
+		case spec.IsJob(req.GetSpec()) && !spec.IsTemplate(req.GetSpec()) && !spec.OnEveryNode(req.GetSpec()):
 			goals[id] = goalFinished()
 		}
 	}

@@ -59,8 +59,9 @@ type fake struct {
 	refuse    map[string]string // workload id → reason of the refusal
 	script    []scene           // what each watch of workloads sends, one scene per watch
 	stale     bool
-	rolls     int    // number of times that the state of a rollout was read
-	leaderAt  string // address of the leader, sent in trailers
+	members   []*controlv1.SystemMembers // members of the system workload "log", one value for each read; the last one stays
+	rolls     int                        // number of times that the state of a rollout was read
+	leaderAt  string                     // address of the leader, sent in trailers
 	slow      time.Duration
 
 	watches    []*clusterv1.WatchWorkloadsRequest
@@ -209,6 +210,14 @@ func (f *fake) ListWorkloads(_ context.Context, req *controlv1.ListWorkloadsRequ
 }
 
 func (f *fake) GetWorkload(_ context.Context, req *controlv1.GetWorkloadRequest) (*controlv1.GetWorkloadResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.members) > 0 && req.GetWorkloadId() == "log" {
+		w := view("log", "Running", "", "")
+		w.Kind, w.Members = "system", f.members[0]
+		f.members = f.members[min(1, len(f.members)-1):]
+		return &controlv1.GetWorkloadResponse{Workload: w, Index: 42}, nil
+	}
 	if w := f.find(req.GetWorkloadId()); w != nil {
 		return &controlv1.GetWorkloadResponse{Workload: w, Index: 42, Stale: f.stale, AgeMs: f.age()}, nil
 	}

@@ -113,6 +113,9 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 		f.Add("Last success", screen.Text(c.ago(t.GetLastSuccess())))
 		f.Add("Last failure", screen.Text(c.ago(t.GetLastFailure())))
 	}
+	if m := w.GetMembers(); m != nil {
+		f.Add("Members", screen.Text(membersText(m)))
+	}
 	if owner := w.GetOwner(); owner != "" {
 		f.Add("Run of", screen.Text(screen.Join(", for ", owner, c.momentOr(w.GetScheduledAt(), "a call"))))
 	}

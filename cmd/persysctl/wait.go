@@ -15,17 +15,19 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/spec"
 )
 
 // goal is the state of a workload for which --wait waits.
 type goal struct {
-	name string // name of the awaited state: "Running", "Stopped", "deleted", "off node-a"
-	met  func(*controlv1.WorkloadView) bool
-	gone bool // whether the goal is reached when the workload is deleted
+	name    string // name of the awaited state: "Running", "Stopped", "deleted", "off node-a"
+	met     func(*controlv1.WorkloadView) bool
+	gone    bool // whether the goal is reached when the workload is deleted
+	members bool // whether the members of a system workload have to reach its state, too
 }
 
 func goalStatus(status string) goal {
-	return goal{name: status, met: func(w *controlv1.WorkloadView) bool {
+	return goal{name: status, members: true, met: func(w *controlv1.WorkloadView) bool {
 		return w.GetStatus() == status && healthy(w) || status == "Running" && completed(w)
 	}}
 }
@@ -33,7 +35,7 @@ func goalStatus(status string) goal {
 // goalKept is reached when a workload is in its desired state. It serves for restarts, because a stopped
 // workload stays stopped when it is restarted.
 func goalKept() goal {
-	return goal{name: "in its desired state", met: func(w *controlv1.WorkloadView) bool {
+	return goal{name: "in its desired state", members: true, met: func(w *controlv1.WorkloadView) bool {
 		return w.GetStatus() == w.GetDesiredState() && healthy(w) || completed(w)
 	}}
 }
@@ -149,7 +151,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 	for _, id := range ids {
 		w.all = append(w.all, &progress{id: id, goal: goals[id]})
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	watching, cancel := context.WithCancel(ctx)
 	changes := make(chan watched)
 	ended := make(chan error, 1)
 	go func() {
@@ -157,7 +159,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 		if size <= maxWatchIDs {
 			req.WorkloadIds = ids
 		}
-		ended <- c.watch(ctx, req, ids, func(ch watched) error {
+		ended <- c.watch(watching, req, ids, func(ch watched) error {
 			id := cmp.Or(ch.gone, ch.view.GetWorkloadId())
 			if _, ours := goals[id]; id != "" && !ours {
 				return nil // this workload is not waited for; the watch sends all workloads
@@ -165,17 +167,85 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 			select {
 			case changes <- ch:
 				return nil
-			case <-ctx.Done():
-				return ctx.Err()
+			case <-watching.Done():
+				return watching.Err()
 			}
 		})
 	}()
-	err, streamEnded := w.loop(ctx, changes, ended, timeout, late)
+	err, streamEnded := w.loop(watching, changes, ended, timeout, late)
 	cancel()
 	if !streamEnded {
 		<-ended
 	}
+	for _, p := range w.all {
+		if k := kindText(p.view); err == nil && p.goal.members && p.view.GetAssignedNodeId() == "" && (k == spec.KindSystem || k == spec.KindJob) {
+			err = c.awaitMembers(ctx, p.id, timeout, late)
+		}
+	}
 	return err
+}
+
+// awaitMembers waits until the members of a system workload are in the state of that workload, and prints the
+// progress. It returns at once for other workloads.
+func (c *cli) awaitMembers(ctx context.Context, id string, timeout time.Duration, late <-chan time.Time) error {
+	hint, last := "persysctl list --group "+id, ""
+	look := time.NewTicker(rolloutLook)
+	defer look.Stop()
+	for {
+		r, err := read(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id})
+		if err != nil {
+			return err
+		}
+		m := r.GetWorkload().GetMembers()
+		if m == nil {
+			return nil
+		}
+		line := id + ": " + membersText(m)
+		if line != last {
+			fmt.Fprintln(c.err, line)
+		}
+		last = line
+		if m.GetReady() == m.GetNodes() {
+			if m.GetNodes() == 0 {
+				c.empty("", "persysctl why "+id)
+			}
+			return nil
+		}
+		if m.GetFailed() > 0 {
+			if member := m.GetWaiting()[0].GetWorkloadId(); member != "" {
+				hint = "persysctl logs " + member + " --tail 20"
+			}
+			return failf(exitFailed, hint, "%s", line)
+		}
+		select {
+		case <-look.C:
+		case <-late:
+			return failf(exitTimeout, hint, "not all members are ready after %s: %s", timeout, line)
+		case <-ctx.Done():
+			return failf(exitInterrupted, hint, "interrupted; the change itself stays")
+		}
+	}
+}
+
+// membersText describes the members of a system workload in one line.
+func membersText(m *controlv1.SystemMembers) string {
+	if m.GetNodes() == 0 {
+		return "no node matches now; nodes that match later get a member"
+	}
+	out := fmt.Sprintf("%d of %s ready", m.GetReady(), screen.Plural(int(m.GetNodes()), "member"))
+	waiting := m.GetWaiting()
+	if len(waiting) == 0 {
+		return out
+	}
+	w := waiting[0]
+	out += "; " + cmp.Or(w.GetWorkloadId(), "the member for "+w.GetNodeId()) + " is " + w.GetStatus()
+	if why := screen.Join(": ", w.GetReasonCode(), w.GetReasonMessage()); why != "" {
+		out += ": " + why
+	}
+	if more := int(m.GetNodes()-m.GetReady()) - 1; more > 0 {
+		out += fmt.Sprintf("; and %d more", more)
+	}
+	return screen.Clean(out)
 }
 
 // loop waits until all goals are reached or the wait fails. Its second result is true if the watch has ended,

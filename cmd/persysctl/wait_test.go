@@ -48,6 +48,8 @@ func TestWaitEndsAtItsGoal(t *testing.T) {
 	unplaced := "Unplaced: 0 of 2 nodes fit: 2 lack memory"
 	stopped := view("old", "Stopped", "", "UserStop: stopped by request")
 	stopped.DesiredState = "Stopped"
+	web0 := view("web-0", "Stopped", "node-a", "UserStop: stopped by request")
+	web0.DesiredState = "Stopped"
 	for _, c := range []struct {
 		name   string
 		stdin  string
@@ -89,6 +91,9 @@ func TestWaitEndsAtItsGoal(t *testing.T) {
 			told(46, view("web-0", "Running", "node-a", "Draining: moves to node-c")), told(46, view("batch", "Running", "node-a", "")), told(46, view("evil", "Failed", "", "")), synced(46),
 			told(47, view("web-0", "Pending", "", "AwaitStop: waits until node-a has stopped it")), told(48, view("web-0", "Running", "node-c", "")),
 			told(49, view("batch", "Running", "node-c", "")), gone(50, "evil"),
+		}}}, exitOK},
+		{"wait-scaled-to-0", "id: web\ncount: 1\nautoscale: {min: 1, max: 4, cpu: 70}\nresources: {cpu: 100m}\ncontainer: {image: \"hello:demo\"}\n", []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(44, web0), synced(44),
 		}}}, exitOK},
 		{"wait-completed", webYAML, []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
 			told(43, view("web", "Scheduled", "node-a", "")), synced(43), told(44, view("web", "Stopped", "node-a", "Completed: exited with code 0; its restart policy does not start it again")),
@@ -138,6 +143,43 @@ func TestWaitForAGroup(t *testing.T) {
 			if !strings.Contains(s.stderr.String(), "all 2 done") {
 				t.Errorf("--wait did not wait for both members: %s", s.stderr.String())
 			}
+		})
+	}
+}
+
+// TestWaitForTheMembersOfASystemWorkload: --wait ends when the members are ready on all nodes, and with an error when
+// one has failed for good.
+func TestWaitForTheMembersOfASystemWorkload(t *testing.T) {
+	none := &controlv1.SystemMember{NodeId: "node-c", Status: "Pending"}
+	failed := &controlv1.SystemMember{NodeId: "node-c", WorkloadId: "log-node-c", Status: "Failed", ReasonCode: "PermanentFailure", ReasonMessage: "no such image", Failed: true}
+	two := &controlv1.SystemMembers{Nodes: 3, Ready: 2, Waiting: []*controlv1.SystemMember{none}}
+	for _, c := range []struct {
+		name    string
+		members []*controlv1.SystemMembers
+		code    int
+	}{
+		{"wait-system", []*controlv1.SystemMembers{{Nodes: 3, Waiting: []*controlv1.SystemMember{none}}, two, two, {Nodes: 3, Ready: 3}}, exitOK},
+		{"wait-system-failed", []*controlv1.SystemMembers{two, {Nodes: 3, Ready: 2, Failed: 1, Waiting: []*controlv1.SystemMember{failed}}}, exitFailed},
+		{"wait-system-late", []*controlv1.SystemMembers{two}, exitTimeout},
+		{"wait-system-no-node", []*controlv1.SystemMembers{{}}, exitOK},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f, s := start(t, nil), newSession(t)
+			log := view("log", "Running", "", "")
+			log.Kind = "system"
+			f.script, f.members = []scene{{changes: []*clusterv1.WorkloadChange{told(43, log), synced(43)}}}, c.members
+			s.in = strings.NewReader("id: log\nkind: system\ncontainer: {image: \"hello:demo\"}\n")
+			args, timeout := []string{"apply", "-f", "-", "--wait"}, "20s"
+			if c.code == exitTimeout {
+				timeout = "500ms"
+			}
+			args = append(args, "--timeout", timeout)
+			code := s.run(f, args...)
+			if code != c.code {
+				t.Errorf("exit %d, want %d", code, c.code)
+			}
+			golden(t, c.name, f, s, code, args...)
 		})
 	}
 }

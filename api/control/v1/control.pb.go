@@ -6627,7 +6627,9 @@ type WorkloadView struct {
 	// Of a member of a group whose size the leader chooses.
 	Autoscale *AutoscaleStatus `protobuf:"bytes,1392,opt,name=autoscale,proto3" json:"autoscale,omitempty"`
 	// The workload is an extra member of its group, which exists only during an update with order start-first.
-	Surge         bool `protobuf:"varint,1412,opt,name=surge,proto3" json:"surge,omitempty"`
+	Surge bool `protobuf:"varint,1412,opt,name=surge,proto3" json:"surge,omitempty"`
+	// Members of a system workload; only in answers of GetWorkload.
+	Members       *SystemMembers `protobuf:"bytes,1450,opt,name=members,proto3" json:"members,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6942,6 +6944,174 @@ func (x *WorkloadView) GetSurge() bool {
 	return false
 }
 
+func (x *WorkloadView) GetMembers() *SystemMembers {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+// How far the members of a system workload are, on the nodes that match now.
+type SystemMembers struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of nodes that have a member or get one. Lost nodes and members that a user stopped do not count.
+	Nodes int32 `protobuf:"varint,1,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	// Number of members on these nodes that run the present specification and are available, or, of a job, have
+	// succeeded.
+	Ready int32 `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`
+	// Number of members that stay failed until a user acts.
+	Failed int32 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
+	// The first 10 nodes whose members are not ready, failed members first.
+	Waiting       []*SystemMember `protobuf:"bytes,4,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SystemMembers) Reset() {
+	*x = SystemMembers{}
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SystemMembers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SystemMembers) ProtoMessage() {}
+
+func (x *SystemMembers) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
+func (*SystemMembers) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *SystemMembers) GetNodes() int32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *SystemMembers) GetReady() int32 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *SystemMembers) GetFailed() int32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *SystemMembers) GetWaiting() []*SystemMember {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+// A node whose member is not ready.
+type SystemMember struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Empty before the member exists.
+	WorkloadId string `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// As in WorkloadView.
+	Status        string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	ReasonCode    string `protobuf:"bytes,4,opt,name=reason_code,json=reasonCode,proto3" json:"reason_code,omitempty"`
+	ReasonMessage string `protobuf:"bytes,5,opt,name=reason_message,json=reasonMessage,proto3" json:"reason_message,omitempty"`
+	Failed        bool   `protobuf:"varint,6,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SystemMember) Reset() {
+	*x = SystemMember{}
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SystemMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SystemMember) ProtoMessage() {}
+
+func (x *SystemMember) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
+func (*SystemMember) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *SystemMember) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *SystemMember) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *SystemMember) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *SystemMember) GetReasonCode() string {
+	if x != nil {
+		return x.ReasonCode
+	}
+	return ""
+}
+
+func (x *SystemMember) GetReasonMessage() string {
+	if x != nil {
+		return x.ReasonMessage
+	}
+	return ""
+}
+
+func (x *SystemMember) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
 // One task of an agent.
 type WorkloadAction struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -6960,7 +7130,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6972,7 +7142,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6985,7 +7155,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -7049,7 +7219,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7061,7 +7231,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7074,7 +7244,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -7140,7 +7310,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7152,7 +7322,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7165,7 +7335,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -7381,7 +7551,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7393,7 +7563,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7406,7 +7576,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -7576,7 +7746,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7588,7 +7758,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7601,7 +7771,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -7633,7 +7803,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7645,7 +7815,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7658,7 +7828,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -7704,7 +7874,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7716,7 +7886,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7729,7 +7899,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Constraint) GetKey() string {
@@ -7767,7 +7937,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7779,7 +7949,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7792,7 +7962,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Toleration) GetKey() string {
@@ -7834,7 +8004,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7846,7 +8016,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7859,7 +8029,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Taint) GetKey() string {
@@ -7914,7 +8084,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7926,7 +8096,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7939,7 +8109,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -7989,7 +8159,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8001,7 +8171,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8014,7 +8184,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -8762,7 +8932,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bworkload\x18\x01 \x01(\v2\x1f.persys.control.v1.WorkloadViewR\bworkload\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xf3\r\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xb0\x0e\n" +
 	"\fWorkloadView\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -8818,10 +8988,25 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\vscheduledAt\x12A\n" +
 	"\tautoscale\x18\xf0\n" +
 	" \x01(\v2\".persys.control.v1.AutoscaleStatusR\tautoscale\x12\x15\n" +
-	"\x05surge\x18\x84\v \x01(\bR\x05surge\x1a9\n" +
+	"\x05surge\x18\x84\v \x01(\bR\x05surge\x12;\n" +
+	"\amembers\x18\xaa\v \x01(\v2 .persys.control.v1.SystemMembersR\amembers\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa5\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\x01\n" +
+	"\rSystemMembers\x12\x14\n" +
+	"\x05nodes\x18\x01 \x01(\x05R\x05nodes\x12\x14\n" +
+	"\x05ready\x18\x02 \x01(\x05R\x05ready\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\x05R\x06failed\x129\n" +
+	"\awaiting\x18\x04 \x03(\v2\x1f.persys.control.v1.SystemMemberR\awaiting\"\xc0\x01\n" +
+	"\fSystemMember\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
+	"\vworkload_id\x18\x02 \x01(\tR\n" +
+	"workloadId\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x1f\n" +
+	"\vreason_code\x18\x04 \x01(\tR\n" +
+	"reasonCode\x12%\n" +
+	"\x0ereason_message\x18\x05 \x01(\tR\rreasonMessage\x12\x16\n" +
+	"\x06failed\x18\x06 \x01(\bR\x06failed\"\xa5\x02\n" +
 	"\x0eWorkloadAction\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1f\n" +
 	"\vaction_type\x18\x02 \x01(\tR\n" +
@@ -8963,7 +9148,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -9031,67 +9216,69 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*ListWorkloadsResponse)(nil),              // 63: persys.control.v1.ListWorkloadsResponse
 	(*GetWorkloadResponse)(nil),                // 64: persys.control.v1.GetWorkloadResponse
 	(*WorkloadView)(nil),                       // 65: persys.control.v1.WorkloadView
-	(*WorkloadAction)(nil),                     // 66: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 67: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 68: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 69: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 70: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 71: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 72: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 73: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 74: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 75: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 76: persys.control.v1.StreamError
-	nil,                                        // 77: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 78: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 79: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 80: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 81: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 82: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 83: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 84: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 85: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 86: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 87: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 88: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 89: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 90: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 91: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),                // 92: google.protobuf.Duration
+	(*SystemMembers)(nil),                      // 66: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 67: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 68: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 69: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 70: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 71: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 72: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 73: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 74: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 75: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 76: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 77: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 78: persys.control.v1.StreamError
+	nil,                                        // 79: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 80: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 81: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 82: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 83: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 84: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 85: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 86: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 87: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 88: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 89: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 90: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 91: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 92: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 93: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),                // 94: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	91,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	93,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	91,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	93,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	77,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	91,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	79,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	93,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	8,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	74,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	91,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	71,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	76,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	93,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	73,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
 	12,  // 11: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
 	53,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	91,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	93,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
 	51,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	11,  // 15: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	91,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	71,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	93,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	73,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
 	19,  // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 19: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	70,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	70,  // 21: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	72,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	72,  // 21: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
 	16,  // 22: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	91,  // 23: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	93,  // 23: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
 	34,  // 24: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
 	35,  // 25: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
 	43,  // 26: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
 	45,  // 27: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	78,  // 28: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	72,  // 29: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	79,  // 30: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	73,  // 31: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	80,  // 28: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	74,  // 29: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	81,  // 30: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	75,  // 31: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
 	33,  // 32: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
 	32,  // 33: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
 	25,  // 34: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
@@ -9100,42 +9287,42 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	23,  // 37: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
 	24,  // 38: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
 	24,  // 39: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	80,  // 40: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	82,  // 40: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
 	20,  // 41: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
 	20,  // 42: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	91,  // 43: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	91,  // 44: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	72,  // 45: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	93,  // 43: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	93,  // 44: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	74,  // 45: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
 	26,  // 46: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
 	27,  // 47: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
 	28,  // 48: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	91,  // 49: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	91,  // 50: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	91,  // 51: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	91,  // 52: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	91,  // 53: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	91,  // 54: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	91,  // 55: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	93,  // 49: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	93,  // 50: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	93,  // 51: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	93,  // 52: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	93,  // 53: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	93,  // 54: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	93,  // 55: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
 	30,  // 56: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	81,  // 57: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	83,  // 57: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
 	41,  // 58: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
 	42,  // 59: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
 	50,  // 60: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	82,  // 61: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	83,  // 62: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	84,  // 61: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	85,  // 62: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
 	37,  // 63: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
 	38,  // 64: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
 	39,  // 65: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	84,  // 66: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	85,  // 67: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	86,  // 66: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	87,  // 67: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
 	40,  // 68: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	86,  // 69: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	87,  // 70: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	92,  // 71: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	92,  // 72: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	92,  // 73: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	92,  // 74: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	88,  // 75: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	88,  // 69: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	89,  // 70: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	94,  // 71: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	94,  // 72: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	94,  // 73: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	94,  // 74: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	90,  // 75: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
 	50,  // 76: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
 	44,  // 77: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
 	47,  // 78: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
@@ -9143,91 +9330,93 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	49,  // 80: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
 	50,  // 81: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
 	46,  // 82: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	91,  // 83: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	91,  // 84: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	91,  // 85: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	93,  // 83: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	93,  // 84: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	93,  // 85: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
 	0,   // 86: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	91,  // 87: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	93,  // 87: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
 	52,  // 88: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
 	51,  // 89: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	70,  // 90: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	91,  // 91: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	72,  // 90: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	93,  // 91: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
 	42,  // 92: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
 	30,  // 93: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
 	2,   // 94: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
 	2,   // 95: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
 	60,  // 96: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
 	60,  // 97: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	91,  // 98: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	91,  // 99: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	89,  // 100: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	91,  // 101: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	74,  // 102: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	75,  // 103: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	93,  // 98: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	93,  // 99: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	91,  // 100: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	93,  // 101: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	76,  // 102: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	77,  // 103: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
 	12,  // 104: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
 	2,   // 105: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
 	2,   // 106: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
 	65,  // 107: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
 	65,  // 108: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	91,  // 109: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	91,  // 110: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	93,  // 109: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	93,  // 110: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
 	52,  // 111: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
 	51,  // 112: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	70,  // 113: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	91,  // 114: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	90,  // 115: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	72,  // 113: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	93,  // 114: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	92,  // 115: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
 	42,  // 116: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
 	19,  // 117: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	66,  // 118: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	68,  // 118: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
 	31,  // 119: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
 	29,  // 120: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	91,  // 121: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	93,  // 121: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
 	21,  // 122: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	91,  // 123: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	91,  // 124: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	91,  // 125: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 126: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	91,  // 127: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 128: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	10,  // 129: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	14,  // 130: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	17,  // 131: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	9,   // 132: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	13,  // 133: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	15,  // 134: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	18,  // 135: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	76,  // 136: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	91,  // 137: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	36,  // 138: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 139: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	10,  // 140: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	14,  // 141: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	17,  // 142: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	54,  // 143: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 144: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	56,  // 145: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	57,  // 146: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	61,  // 147: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	62,  // 148: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	67,  // 149: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	69,  // 150: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	9,   // 151: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	13,  // 152: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	15,  // 153: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	18,  // 154: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	55,  // 155: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 156: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	58,  // 157: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	59,  // 158: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	63,  // 159: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	64,  // 160: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	68,  // 161: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	69,  // 162: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	151, // [151:163] is the sub-list for method output_type
-	139, // [139:151] is the sub-list for method input_type
-	139, // [139:139] is the sub-list for extension type_name
-	139, // [139:139] is the sub-list for extension extendee
-	0,   // [0:139] is the sub-list for field type_name
+	66,  // 123: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	67,  // 124: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	93,  // 125: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	93,  // 126: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	93,  // 127: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 128: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	93,  // 129: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 130: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	10,  // 131: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	14,  // 132: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	17,  // 133: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	9,   // 134: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	13,  // 135: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	15,  // 136: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	18,  // 137: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	78,  // 138: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	93,  // 139: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	36,  // 140: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 141: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	10,  // 142: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	14,  // 143: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	17,  // 144: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	54,  // 145: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 146: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	56,  // 147: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	57,  // 148: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	61,  // 149: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	62,  // 150: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	69,  // 151: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	71,  // 152: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	9,   // 153: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	13,  // 154: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	15,  // 155: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	18,  // 156: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	55,  // 157: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 158: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	58,  // 159: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	59,  // 160: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	63,  // 161: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	64,  // 162: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	70,  // 163: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	71,  // 164: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	153, // [153:165] is the sub-list for method output_type
+	141, // [141:153] is the sub-list for method input_type
+	141, // [141:141] is the sub-list for extension type_name
+	141, // [141:141] is the sub-list for extension extendee
+	0,   // [0:141] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -9245,7 +9434,7 @@ func file_api_control_v1_control_proto_init() {
 	file_api_control_v1_control_proto_msgTypes[22].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[25].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[32].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[66].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[68].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -9262,7 +9451,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   88,
+			NumMessages:   90,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
