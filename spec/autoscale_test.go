@@ -119,3 +119,15 @@ func TestAutoscaleNeedsCPU(t *testing.T) {
 		t.Errorf("the error is %q, want one with %q", got, want)
 	}
 }
+
+// TestAutoscaleMaxFitsOneCommand: a specification that is too large for max members is refused.
+func TestAutoscaleMaxFitsOneCommand(t *testing.T) {
+	large := "id: web\nautoscale: {min: 2, max: 6, cpu: 70}\nresources: {cpu: 500m}\ncontainer: {image: a, command: [" + strings.Repeat("a", 100_000) + ", " + strings.Repeat("b", 100_000) + "]}\n"
+	_, err := Prepare(parseOne(t, large), nil)
+	if err == nil || !strings.Contains(err.Error(), "spec.autoscale.max: makes a command of") {
+		t.Errorf("6 members of 200,000 bytes each: %.200v", err)
+	}
+	if _, err := Prepare(parseOne(t, strings.Replace(large, "max: 6", "max: 4", 1)), nil); err != nil {
+		t.Errorf("4 members: %v", err)
+	}
+}

@@ -226,9 +226,13 @@ func PrepareWith(req *controlv1.ApplyWorkloadRequest, key Sealer, defaults Defau
 	}
 	cmd := putCommand(put)
 	// The exact size takes as long to compute as the encoding, so it is computed only near the limit.
-	if size > MaxCommand/4 || len(ids) > 1 {
-		if n := cmd.SizeVT(); n > MaxCommand {
+	if size > MaxCommand/4 || len(ids) > 1 || s.Autoscale != nil {
+		n := cmd.SizeVT()
+		if n > MaxCommand {
 			return Prepared{}, tooLarge(len(ids), n)
+		}
+		if full := n / len(ids) * int(s.GetAutoscale().GetMax()); full > MaxCommand {
+			return Prepared{}, maxTooLarge(s.GetAutoscale(), full)
 		}
 	}
 	return Prepared{Command: cmd, IDs: own, Content: content}, nil
@@ -253,6 +257,14 @@ func tooLarge(count, size int) error {
 	} else {
 		e.addf("spec", "", "is %d bytes with its secrets and files sealed, at most %d", size, MaxCommand)
 	}
+	return e
+}
+
+// maxTooLarge is the error for a group that could grow until a command with all its members is too large. Then no apply
+// could change the group any more.
+func maxTooLarge(a *controlv1.Autoscale, size int) error {
+	var e Errors
+	e.addf("spec.autoscale.max", strconv.Itoa(int(a.GetMax())), "makes a command of %d bytes when the group has so many members, at most %d: use a smaller max or specification", size, MaxCommand)
 	return e
 }
 
