@@ -255,6 +255,19 @@ func splitWords(s string) ([]string, error) {
 	return out, nil
 }
 
+// highPort returns the first number above 65535 among the ports of a text such as "127.0.0.1:8000-8010:80"; "" if there
+// is none. The numbers of an address have dots between them or at most four digits.
+func highPort(text string) string {
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(":-[]", r) }) {
+		if strings.Trim(word, "0123456789") == "" {
+			if _, err := strconv.ParseUint(word, 10, 16); err != nil {
+				return word
+			}
+		}
+	}
+	return ""
+}
+
 // port reads a port: "8080:80", "53:53/udp", "127.0.0.1:8080:80", "[::1]:8080:80", "80" (the engine chooses the
 // host port), a range such as "8000-8010:8000-8010", or a mapping. Compose-go reads addresses and ranges. Numbers
 // alone are read here, so that one out of bounds is reported as such, together with the other problems of the file.
@@ -281,6 +294,10 @@ func (d *decoder) port(n *node, here where) []*controlv1.Port {
 		return []*controlv1.Port{p}
 	}
 	parsed, err := composego.ParsePortConfig(ports)
+	if high := highPort(ports); err != nil && high != "" {
+		d.fail(n, here, "port "+high+" must be at most 65535", text)
+		return unread
+	}
 	if err != nil || len(parsed) > maxEntriesOf {
 		d.fail(n, here, `must be "host:container" or "container", with "/tcp" or "/udp", ranges of ports of the same length, and "ADDRESS:" before the host port; or a mapping with host, container, protocol, address and name`, text)
 		return unread
