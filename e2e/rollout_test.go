@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -233,6 +234,120 @@ func TestRolloutThatIsNeverHealthyGoesBack(t *testing.T) {
 	}
 	if now := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "sick-1", settle, running)); now.GetRevisionId() != untouched.GetRevisionId() {
 		t.Errorf("the member that was not updated has revision %s, want %s as before", now.GetRevisionId(), untouched.GetRevisionId())
+	}
+}
+
+// TestStartFirstAndCanaries: on a real engine, a start-first update of two members never leaves fewer than two that
+// answer, and no extra member is left. Then an update with a canary is promoted, and another one is aborted.
+func TestStartFirstAndCanaries(t *testing.T) {
+	e, image := theEngine(t)
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	onDocker(t, e, c)
+	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
+	file := func(version, update string) string {
+		path := filepath.Join(t.TempDir(), "web.yaml")
+		must(t, os.WriteFile(path, []byte("id: fresh\ncount: 2\nupdate: {min_healthy_time: 1s, healthy_deadline: 1m, "+update+"}\n"+
+			"resources: {cpu: 10m, memory: 16Mi}\nhealth_check: {http: /healthz, port: 8080, interval: 1s, retries: 3}\n"+
+			"container: {image: "+image+", ports: ['8080'], env: {VERSION: "+version+"}}\n"), 0o600))
+		return path
+	}
+	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+	members := func() (list []*controlv1.WorkloadView) {
+		r := got[*controlv1.ListWorkloadsResponse](t)(control.ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{Group: "fresh"}))
+		return r.GetWorkloads()
+	}
+	revisions := func() string {
+		var out []string
+		for _, w := range members() {
+			out = append(out, w.GetWorkloadId()+"@"+w.GetRevisionId())
+		}
+		slices.Sort(out)
+		return strings.Join(out, " ")
+	}
+	ctl(t, c, "apply", "-f", file("one", "order: start-first"), "--wait", "--timeout", "2m")
+
+	// Ask every member that runs, again and again, until the update has ended.
+	ended, least, extra := make(chan struct{}), 99, false
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		for {
+			select {
+			case <-ended:
+				return
+			case <-t.Context().Done():
+				return
+			default:
+			}
+			r, err := control.ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{Group: "fresh"})
+			if err != nil {
+				continue // the scheduler is busy
+			}
+			answers := 0
+			for _, w := range r.GetWorkloads() {
+				extra = extra || w.GetSurge()
+				if w.GetStatus() != "Running" || len(w.GetPorts()) == 0 {
+					continue
+				}
+				if r, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/healthz", w.GetPorts()[0].GetHostPort())); err == nil {
+					if _ = r.Body.Close(); r.StatusCode == http.StatusOK {
+						answers++
+					}
+				}
+			}
+			least = min(least, answers)
+		}
+	}()
+	before := revisions()
+	ctl(t, c, "apply", "-f", file("two", "order: start-first"), "--wait", "--timeout", "3m")
+	close(ended)
+	<-asked
+	if least < 2 || least == 99 {
+		t.Errorf("during the update %d members answered at some time, want at least 2", least)
+	}
+	if !extra {
+		t.Error("the update had no extra member")
+	}
+	alone := func(ctx context.Context) error {
+		r, err := control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{Group: "fresh"})
+		if err == nil && len(r.GetWorkloads()) != 2 {
+			err = fmt.Errorf("the group has %d members", len(r.GetWorkloads()))
+		}
+		return err
+	}
+	must(t, testbed.Poll(t.Context(), settle, "the extra member to be gone", alone))
+	after := revisions()
+	if after == before {
+		t.Errorf("the update changed nothing: %s", after)
+	}
+
+	out := got[harness.CtlResult](t)(c.Ctl(t.Context(), "apply", "-f", file("three", "order: start-first, canary: 1"), "--wait", "--timeout", "2m"))
+	if out.Code != 0 || !strings.Contains(out.Stderr, "persysctl rollout promote fresh") {
+		t.Fatalf("an apply with a canary ended with exit %d, want 0 and a text that names the next command\n%s", out.Code, out.Stderr)
+	}
+	if status := ctl(t, c, "rollout", "status", "fresh"); !strings.Contains(status, "Updated, extra, canary") {
+		t.Errorf("the status does not show the canary:\n%s", status)
+	}
+	if now := revisions(); !strings.HasPrefix(now, after+" fresh-2@") {
+		t.Errorf("before the promotion the members are %s, want those of before and one more: %s", now, after)
+	}
+	ctl(t, c, "rollout", "promote", "fresh")
+	ctl(t, c, "rollout", "status", "fresh", "--wait", "--timeout", "2m")
+	must(t, testbed.Poll(t.Context(), settle, "the canary to be gone", alone))
+	promoted := revisions()
+	if promoted == after {
+		t.Errorf("the promotion changed nothing: %s", promoted)
+	}
+
+	ctl(t, c, "apply", "-f", file("four", "canary: 1"), "--wait", "--timeout", "2m")
+	if now := revisions(); now == promoted {
+		t.Errorf("the canary has the former specification: %s", now)
+	}
+	ctl(t, c, "rollout", "abort", "fresh")
+	ctl(t, c, "rollout", "status", "fresh", "--wait", "--timeout", "2m")
+	if now := revisions(); now != promoted {
+		t.Errorf("after the abort the members are %s, want %s", now, promoted)
 	}
 }
 
