@@ -95,7 +95,7 @@ func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why 
 		return nil, why
 	}
 	beat := c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op
-	if !s.refusals.note(c.caller, beat, func(n int) { s.recordRest(c, n) }) {
+	if !s.refusals.note(c.caller, beat, func(n int, together bool) { s.recordRest(c, n, together) }) {
 		return nil, why
 	}
 	to, known := s.replica.Leader()
@@ -127,16 +127,20 @@ func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why 
 	return nil, why
 }
 
-// recordRest records how many refusals of a caller were not recorded one by one.
-func (s *Server) recordRest(c *call, n int) {
+// recordRest records how many refusals of a caller were not recorded one by one. If together is set, the number
+// is that of all callers that were not counted separately, and the record names no caller.
+func (s *Server) recordRest(c *call, n int, together bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), execLastWord)
 	defer cancel()
-	by, via := c.by()
-	err := s.record(ctx, &clusterv1.RecordSessionRequest{
-		Type: fsm.EventCallRefused, By: by, Via: via, From: c.from,
+	req := &clusterv1.RecordSessionRequest{
+		Type: fsm.EventCallRefused, From: c.from,
 		Message: fmt.Sprintf("%d more calls were refused within a minute", n), Details: map[string]string{"call": c.op, "more": strconv.Itoa(n)},
-	})
-	if err != nil {
-		s.log.Warn("could not record refused calls in the audit log", "by", by, "from", c.from, "refusals", n, "err", err)
+	}
+	if req.By, req.Via = c.by(); together {
+		req.By, req.Via, req.From, req.Details = "", "", "", map[string]string{"more": strconv.Itoa(n)}
+		req.Message = fmt.Sprintf("%d more calls of other callers were refused within a minute", n)
+	}
+	if err := s.record(ctx, req); err != nil {
+		s.log.Warn("could not record refused calls in the audit log", "by", req.By, "from", req.From, "refusals", n, "err", err)
 	}
 }

@@ -3,6 +3,7 @@ package rpc
 import (
 	"errors"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -65,10 +66,14 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 		var mu sync.Mutex // wait for the goroutines that end the minute of each caller
 		var said []string
 		note := func(who caller) bool {
-			return r.note(who, false, func(n int) {
+			return r.note(who, false, func(n int, together bool) {
 				mu.Lock()
 				defer mu.Unlock()
-				said = append(said, refusalKey(who)+" "+strconv.Itoa(n))
+				name := refusalKey(who)
+				if together {
+					name = "others"
+				}
+				said = append(said, name+" "+strconv.Itoa(n))
 			})
 		}
 		vera, ada := caller{id: pki.Identity{Role: pki.RoleUser, ID: "vera"}}, caller{id: pki.Identity{Role: pki.RoleUser, ID: "ada"}}
@@ -86,7 +91,7 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 				strangers++
 			}
 		}
-		if strangers > strangerBurst || len(r.callers) > maxRefused+1 {
+		if strangers > strangerBurst || len(r.callers) > maxRefusedNetworks+3 {
 			t.Errorf("%d refusals of strangers were recorded and %d callers are in memory, want at most the limits", strangers, len(r.callers))
 		}
 		is(t, "the refusal of a person is recorded after those of strangers", note(ada), true)
@@ -95,7 +100,10 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 		if !strings.Contains(strings.Join(said, ","), "user/vera 980") {
 			t.Errorf("said: %.200v", said)
 		}
-		is(t, "callers in memory after a minute", len(r.callers), 0)
+		if !slices.ContainsFunc(said, func(s string) bool { return strings.HasPrefix(s, "others ") }) || len(said) > maxRefusedNetworks+2 {
+			t.Errorf("%d records of counted refusals, want at most %d, one of them for the networks that were counted together", len(said), maxRefusedNetworks+2)
+		}
+		is(t, "callers in memory after a minute", len(r.callers)+r.networks, 0)
 	})
 }
 

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -15,9 +16,10 @@ const (
 	refusalEach   = 20
 	beatEach      = 5 // as refusalEach, but for refused heartbeats, which agents repeat by themselves
 	refusalWindow = time.Minute
-	// maxRefused is the maximum number of callers that are counted separately. Further callers are counted
-	// together.
-	maxRefused = 4096
+	// Maximum number of callers with a certificate or a login, and of networks of callers without one, that are
+	// counted separately. The callers beyond it are counted together. Each count makes one record per
+	// refusalWindow, so strangers from any number of networks cause about four counts per second.
+	maxRefused, maxRefusedNetworks = 4096, 256
 	// Rate per second, and burst, of the recorded refusals of callers without a certificate, from all
 	// addresses together. People and machines with a certificate are not limited by it.
 	strangerRate, strangerBurst = 5, 50
@@ -28,6 +30,7 @@ const (
 type refusals struct {
 	mu        sync.Mutex
 	callers   map[string]*refusedCaller
+	networks  int // callers without a certificate and without a login among the callers
 	strangers *rate.Limiter
 	closed    bool
 }
@@ -35,6 +38,7 @@ type refusals struct {
 // refusedCaller counts the refusals of one caller within the present window (refusalWindow).
 type refusedCaller struct {
 	recorded, counted int
+	stranger          bool
 	timer             *time.Timer
 }
 
@@ -43,9 +47,11 @@ func newRefusals() *refusals {
 }
 
 // note reports whether a refusal is to be recorded now. If not, note counts it. At the end of the window,
-// rest is called with the number of refusals that were counted.
-func (r *refusals) note(c caller, beat bool, rest func(n int)) bool {
+// rest is called with the number of refusals that were counted. together is true if the number is that of all
+// callers that were not counted separately.
+func (r *refusals) note(c caller, beat bool, rest func(n int, together bool)) bool {
 	key, each := refusalKey(c), refusalEach
+	stranger := strings.HasPrefix(key, networkKey)
 	if beat {
 		key, each = key+" heartbeat", beatEach
 	}
@@ -54,15 +60,24 @@ func (r *refusals) note(c caller, beat bool, rest func(n int)) bool {
 	if r.closed {
 		return false
 	}
-	e := r.callers[key]
-	if e == nil && len(r.callers) >= maxRefused {
-		key = "others"
-		e = r.callers[key]
+	e, together := r.callers[key], false
+	if e == nil {
+		others, full := "other callers", len(r.callers)-r.networks >= maxRefused
+		if stranger {
+			others, full = networkKey+"others", r.networks >= maxRefusedNetworks
+		}
+		if full {
+			key, together = others, true
+			e = r.callers[key]
+		}
 	}
 	if e == nil {
-		e = &refusedCaller{}
+		e = &refusedCaller{stranger: stranger}
 		r.callers[key] = e
-		e.timer = time.AfterFunc(refusalWindow, func() { r.end(key, rest) })
+		if stranger {
+			r.networks++
+		}
+		e.timer = time.AfterFunc(refusalWindow, func() { r.end(key, func(n int) { rest(n, together) }) })
 	}
 	if e.recorded < each && (!c.id.IsZero() || r.strangers.Allow()) {
 		e.recorded++
@@ -77,6 +92,9 @@ func (r *refusals) end(key string, rest func(n int)) {
 	r.mu.Lock()
 	e := r.callers[key]
 	delete(r.callers, key)
+	if e != nil && e.stranger {
+		r.networks--
+	}
 	closed := r.closed
 	r.mu.Unlock()
 	if e != nil && e.counted > 0 && !closed {
@@ -93,6 +111,9 @@ func (r *refusals) close() {
 	}
 }
 
+// networkKey begins the keys of callers without a certificate and without a login.
+const networkKey = "network "
+
 // refusalKey returns the key under which the refusals of a caller are counted: the user of a gateway, an
 // identity, or the network of a caller without a certificate.
 func refusalKey(c caller) string {
@@ -104,5 +125,5 @@ func refusalKey(c caller) string {
 	case !c.id.IsZero():
 		return string(c.id.Role) + "/" + c.id.ID
 	}
-	return "network " + limits.NetworkOf(c.from)
+	return networkKey + limits.NetworkOf(c.from)
 }

@@ -190,7 +190,7 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 	}
 	// The state machine refuses a caller that has no valid token and records the refusal. After the first
 	// refusals, such callers are refused here, and one record has their number.
-	if !holder && !s.refusals.note(c.caller, false, func(n int) { s.recordRest(c, n) }) {
+	if !holder && !s.refusals.note(c.caller, false, func(n int, together bool) { s.recordRest(c, n, together) }) {
 		return nil, errorf(KindPermission, "join token %s is not a token of this cluster, or its secret is wrong: `persysctl token create` makes one", admit.Token)
 	}
 	issued, err := s.issue(ctx, a, req.GetCsr(), admit)
