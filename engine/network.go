@@ -106,7 +106,7 @@ func Subnet(s string) string {
 	return ""
 }
 
-// HostAddress checks the address of an entry of extra_hosts.
+// HostAddress returns the fault of the address in an entry of extra_hosts; "" if it is valid.
 func HostAddress(s string) string {
 	if s == "host-gateway" || Address(strings.Trim(s, "[]")) == "" {
 		return ""

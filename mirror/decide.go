@@ -78,7 +78,7 @@ func decide(f found, s standing) (action, error) {
 	case hasCursor && !f.unreadable && s.epoch.Less(c.epoch()):
 		return actRefuse, fmt.Errorf("%w: it was written in epoch %s, this is %s", ErrDeposed, c.epoch(), s.epoch)
 	case hasCursor && s.empty && f.data && (f.unreadable || c.Incarnation != s.epoch.Incarnation):
-		return actRefuse, fmt.Errorf("%w: it belongs to incarnation %d of this cluster, whose state is empty now", ErrForeignData, c.Incarnation)
+		return actRefuse, fmt.Errorf("%w: the copy is of incarnation %d of this cluster, and the state of this cluster is empty now", ErrForeignData, c.Incarnation)
 	case hasCursor && f.unreadable:
 		return actCompare, nil
 	case hasCursor && resumable(&c, &s):

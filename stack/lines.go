@@ -171,7 +171,7 @@ func loadFault(err error, dir, main string, docs map[string][]*yaml.Node, mask b
 func quoted() *regexp.Regexp { return regexp.MustCompile(`"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'`) }
 
 // withoutLast masks the part of an error text after the last colon, if that part occurs in the stack's files.
-// Some errors of compose-go end with the wrong value, without quotes.
+// Some errors of compose-go end with the invalid value from the file, without quotes.
 func withoutLast(text string, docs map[string][]*yaml.Node) string {
 	i := strings.LastIndex(text, ": ")
 	if i < 0 || len(text)-i-2 < shortest {

@@ -51,7 +51,8 @@ type Packed struct {
 	Name string
 	// Env holds the variables that the stack uses.
 	Env map[string]string
-	// MainFile is the name of the Compose file in its folder. It is empty if the stack refers to no files.
+	// MainFile is the name of the Compose file in its folder. It is empty if the stack refers to no files, because
+	// then only the text of the Compose file is sent.
 	MainFile string
 	// Files are the files of the folder that the stack uses, besides its Compose file. They are sorted by path.
 	// Archive holds the same files; it is nil if there are no files.

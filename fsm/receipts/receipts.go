@@ -157,7 +157,8 @@ func (q *Queue) Drop() {
 	q.skip += size
 }
 
-// begin sets the fields first and second after the first block has changed.
+// begin sets first to the oldest block, and second to the sequence number of the block after it (0 if there is
+// none). Callers call it after they removed the oldest block.
 func (q *Queue) begin() {
 	q.first, q.second = nil, 0
 	q.blocks.Scan(func(seq uint64, b *block) bool {

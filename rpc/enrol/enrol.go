@@ -67,7 +67,7 @@ func Join(ctx context.Context, o Options) error {
 		return err
 	}
 	if tok.Role != o.Role {
-		return fmt.Errorf("%s does not make a %s: `persysctl token create --role %s` makes one that does", tok, o.Role, o.Role)
+		return fmt.Errorf("%s is not for the role %s: make a token with `persysctl token create --role %s`", tok, o.Role, o.Role)
 	}
 	if tok.Name != "" && tok.Name != o.Name {
 		return fmt.Errorf("%s is only for %q, but this is %q", tok, tok.Name, o.Name)

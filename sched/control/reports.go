@@ -196,8 +196,8 @@ func reportDiff(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Wor
 		return nil
 	}
 	if !known {
-		// A deleted workload that still runs must be removed from the node, unless a residual already orders
-		// that.
+		// A deleted workload that still runs must be removed from the node, unless the state already has a record
+		// of it (a residual), for which the leader orders the removal.
 		_, ordered := view.Residual(node.ID, r.Workload)
 		if g, ok := view.Tombstone(r.Workload); ok && !ordered && g.StillRunsOn(node, r.Observation.Generation, r.Observation.State) {
 			return report(node.ID, r)
@@ -208,8 +208,8 @@ func reportDiff(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Wor
 		return report(node.ID, r) // the state was restored, or recovered from a lost quorum, and is older than the order that the node has
 	}
 	if w.Node != node.ID {
-		// An instance from an earlier placement must be removed from the node, unless a residual already
-		// orders that.
+		// An instance from an earlier placement must be removed from the node, unless the state already has a
+		// residual of it.
 		_, left := view.Residual(node.ID, r.Workload)
 		if !left && w.LeftOn(node, r.Observation.Generation, r.Observation.State) {
 			return report(node.ID, r)

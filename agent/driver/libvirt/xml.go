@@ -189,8 +189,9 @@ func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
 	return v.Marshal()
 }
 
-// legacyDisks returns the files that a legacy v1 agent made for a domain: disks with a mark file, and the
-// seed at its fixed path (contract/state-etcd.md).
+// legacyDisks returns the files that a legacy v1 agent made for a domain: each disk beside
+// which the agent left a file that marks the disk as made by it, and the cloud-init seed at its fixed path
+// (contract/state-etcd.md).
 func (d *Driver) legacyDisks(in *instance) []ownDisk {
 	var dom libvirtxml.Domain
 	if dom.Unmarshal(in.domain.config) != nil || dom.Devices == nil {
