@@ -351,7 +351,7 @@ func (r *repairer) ask(ctx context.Context) (*quorum, error) {
 		slices.Sort(silent)
 		return nil, fmt.Errorf("no leader answers for cluster %s (%s)", r.note.Cluster, strings.Join(silent, "; "))
 	case best.Refusal != "":
-		return nil, fmt.Errorf("%w; %w: %s; to join as a new replica, empty %s", r.damage, ErrNoRepair, best.Refusal, r.n.cfg.DataDir)
+		return nil, fmt.Errorf("%w; %w: %s; to join as a new replica, delete the content of %s", r.damage, ErrNoRepair, best.Refusal, r.n.cfg.DataDir)
 	case !best.Leads:
 		return nil, errors.New("the leader has not proven that it leads")
 	}

@@ -142,7 +142,8 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 	}))
 }
 
-// differences returns the differences between a state and the documented keys.
+// differences compares the keys read from etcd (have) with the keys that the contract documents for the state s,
+// and describes each difference.
 func differences(s fsm.State, have map[string]string) (wrong []string) {
 	want := map[string]func(value string) error{}
 	fields := func(expected map[string]any) func(string) error {

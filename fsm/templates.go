@@ -262,8 +262,8 @@ func (t *Tx) cronStep(old *Workload, e *commandv1.CronStep, res *Result) {
 	}
 }
 
-// advanceTemplate stores the next time and the newest run of a template. The ends of runs stay as they are: a
-// replaced run has ended in the same command.
+// advanceTemplate stores the next time and the newest run of a template. It does not change the recorded ends
+// of runs, because the command that replaces a run has recorded the end of that run already.
 func (t *Tx) advanceTemplate(id string, next, last int64, lastRun string) {
 	if w, ok := t.r.workloads.Get(id); ok && w.IsTemplate() {
 		state := *w.Template

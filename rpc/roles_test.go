@@ -66,7 +66,7 @@ func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 		code(t, bind(with(t, dial.KeyOnBehalf, "persys://c1/user/admin"), g, "admin", "user", "eve"), codes.PermissionDenied)
 		code(t, put(with(t, dial.KeyUser, token1, dial.KeyAccess, "admin"), g, "more", "trust"), codes.PermissionDenied)
 	}
-	// A user with the permission namespaces alone must not be able to free herself from a namespace.
+	// A user whose only permission is "namespaces" must not be able to release herself from a namespace.
 	ok(t, put(ctxFor(t), admin, "spaces", "namespaces"))
 	ok(t, bind(ctxFor(t), admin, "spaces", "user", "ada"))
 	ada := clusterv1.NewClusterClient(as(1, "user/ada"))

@@ -164,7 +164,7 @@ func (p *planner) leave(w *fsm.Workload, n *fsm.Node, code, message string) bool
 type kept struct{ code, message string }
 
 // keep decides whether a workload that should leave node n for the given reason is held there. If a running
-// workload may leave, keep reserves room for it on the next node.
+// workload may leave, keep reserves room for it on the node that it will move to.
 func (p *planner) keep(w *fsm.Workload, n *fsm.Node, code, message string) kept {
 	if w.BoundByData(n) {
 		return kept{fsm.CodeHoldsData, message + "; " + w.KeptByData(n)}

@@ -160,9 +160,9 @@ func (p *planner) place() {
 	}
 }
 
-// placeOpen evaluates the open workloads, which are pending and have changed, or have no recorded explanation. It
-// takes the highest priority first. Before a workload that would be placed or would preempt others, it stops and
-// returns true.
+// placeOpen evaluates the open workloads: pending workloads that changed, and pending workloads without a recorded
+// explanation. It begins with the highest priority. When it reaches a workload that can be placed or can preempt
+// others, it stops before that workload and returns true.
 func (p *planner) placeOpen(tried map[string]bool) bool {
 	c := p.c
 	var list []*fsm.Workload

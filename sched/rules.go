@@ -193,7 +193,8 @@ type rules struct {
 	differ     bool    // nodes that are not listed and pass may differ in cost
 }
 
-// dim holds the verdict of all terms with the same label: for each value the cost, or -1.
+// dim sums up all terms of the rules that use one label. cost has an entry for each value of the label: the cost
+// of a node with that value, or -1 if the terms reject the node.
 type dim struct {
 	t    *topology
 	cost []int64

@@ -37,7 +37,7 @@ var (
 	parameterName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
 )
 
-// IsCron reports whether a specification is one of a cron.
+// IsCron reports whether a specification has kind: cron.
 func IsCron(s *controlv1.WorkloadSpec) bool {
 	return isKind(s, KindCron)
 }

@@ -183,7 +183,7 @@ func mirrorRate(ctx context.Context, e *env) (result, error) {
 }
 
 // plainPuts returns how many changed records per second an etcd client writes. For each it writes the
-// record and the event, in transactions of the same size.
+// record and the event, in transactions as large as those of the mirror.
 func (w *mirrorWorld) plainPuts(ctx context.Context) (float64, error) {
 	c, err := w.etcd.dial()
 	if err != nil {

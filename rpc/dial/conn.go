@@ -36,7 +36,8 @@ const (
 	KeepaliveMinTime = 5 * time.Second
 	KeepaliveTime    = 10 * time.Second
 	KeepaliveTimeout = 3 * time.Second
-	// connectionAge is the longest MaxConnectionAge of a server with TLS, see ConnectionAge.
+	// connectionAge is the upper limit of the gRPC setting MaxConnectionAge for servers with TLS. The function
+	// ConnectionAge returns the value for one server.
 	connectionAge = 30 * time.Minute
 	// MaxMessage is the maximum size of a message from a client, in bytes.
 	MaxMessage = 4 << 20

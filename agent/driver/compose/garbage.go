@@ -36,7 +36,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	var out []driver.Garbage
 	for id, n := range orphans {
 		out = append(out, driver.Garbage{Kind: driver.Orphan, Name: string(id), Workload: id,
-			Reason: fmt.Sprintf("a stack of %d containers that nobody ordered", n)})
+			Reason: fmt.Sprintf("a stack of %d containers for which this agent has no order", n)})
 	}
 	entries, err := os.ReadDir(d.opt.Dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

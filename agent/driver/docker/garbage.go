@@ -45,7 +45,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		g := driver.Garbage{Name: nameOf(item), Workload: id}
 		switch {
 		case !q.Wanted(id):
-			g.Kind, g.Reason = driver.Orphan, fmt.Sprintf("container %s (%s) of a workload that nobody ordered", moby.Short(item.ID), item.State)
+			g.Kind, g.Reason = driver.Orphan, fmt.Sprintf("container %s (%s) of a workload for which this agent has no order", moby.Short(item.ID), item.State)
 		case !kept[item.ID]:
 			g.Kind, g.Reason = driver.Leftover, fmt.Sprintf("container %s (%s), left by an interrupted replacement", moby.Short(item.ID), item.State)
 		default:

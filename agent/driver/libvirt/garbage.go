@@ -82,7 +82,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		id := driver.ID(in.config.Labels[driver.LabelWorkload])
 		if !q.Wanted(id) && !q.Busy(id) && time.Since(in.config.Created) >= q.Settled {
 			out = append(out, driver.Garbage{Kind: driver.Orphan, Name: dom.name, Workload: id,
-				Reason: fmt.Sprintf("machine %s (%s) of a workload that nobody ordered", dom.name, stateWord(dom.state))})
+				Reason: fmt.Sprintf("machine %s (%s) of a workload for which this agent has no order", dom.name, stateWord(dom.state))})
 		}
 	}
 	entries, err := os.ReadDir(d.opt.Images)
