@@ -348,10 +348,10 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	// Check the assignment as if the workload were unplaced, before anything is changed.
 	want := Workload{ID: d.Workload, Demand: &Demand{}, Desired: DesiredRunning}
 	if known {
-		want.Demand, want.Desired = old.Demand, old.Desired
+		want.Demand, want.Desired, want.Namespace = old.Demand, old.Desired, old.Namespace
 	}
 	if put != nil {
-		want.Demand, want.Desired = demandOf(put.GetDemand()), Desired(put.GetDesired())
+		want.Demand, want.Desired, want.Namespace = demandOf(put.GetDemand()), Desired(put.GetDesired()), namespaceOf(put, old)
 	}
 	switch {
 	case want.Desired != DesiredRunning:

@@ -57,6 +57,36 @@ func TestNodePools(t *testing.T) {
 	}
 }
 
+// TestAdoptionInANodePool: an orphan is adopted if its node is in the pool of the namespace of the given
+// specification, whatever the default namespace requires.
+func TestAdoptionInANodePool(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		set     func(w *world)
+		refused bool
+	}{
+		{"the node is outside of the pool of the namespace", func(w *world) { w.ok(putNamespace("shop", nodeLabels("pool=shop"))) }, true},
+		{"the node is outside of the pool of the default namespace only", func(w *world) {
+			w.ok(putNamespace("shop"))
+			w.ok(putNamespace(DefaultNamespace, nodeLabels("pool=other")))
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t)
+			w.ok(register("b"))
+			c.set(w)
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
+			res := w.do(adopt("b", "ghost", inNamespace("shop")))
+			if c.refused {
+				refused(t, res, NoCapacity, "pool=shop", `namespace "shop"`)
+				return
+			}
+			is(t, "result", res.Kind, OK)
+			is(t, "node", w.workload("ghost").Node, "b")
+		})
+	}
+}
+
 func nodePoolsScenario(w *world) {
 	w.do(register("n"))
 	w.do(putNamespace("a", nodeLabels("zone=x", "pool=shop")))
