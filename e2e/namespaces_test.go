@@ -54,7 +54,7 @@ func TestNamespaces(t *testing.T) {
 		return err
 	}
 	t.Run("the commands of the page", func(t *testing.T) {
-		runPage(t, c, 6, map[string]string{"cart.yaml": "id: cart\n"}, "namespaces", "security")
+		runPage(t, c, 7, map[string]string{"cart.yaml": "id: cart\n"}, "namespaces", "security")
 	})
 
 	for name, users := range map[string][]string{"a": {"ada"}, "b": {"bob"}} {

@@ -112,6 +112,13 @@ func TestNodePools(t *testing.T) {
 				t.Errorf("w1 must be placed, but is not: %s", w.get("w1").Reason.Message)
 			}
 		}},
+		{"a member of a system workload with local data stays when its node leaves the pool", func(t *testing.T, w *world) {
+			w.apply("sys", in, system, withData)
+			w.has("sys", "sys-b@b")
+			w.say("sys-b", "Running")
+			w.label("b", "pool", "bank")
+			w.has("sys", "sys-b@b")
+		}},
 		{"a system workload has members in the pool only", func(t *testing.T, w *world) {
 			w.apply("sys", in, system)
 			w.has("sys", "sys-b@b")

@@ -160,7 +160,11 @@ func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (why string, at
 		}
 		return "taint " + t.String() + " is not tolerated", 0
 	}
-	if r := fits(p.c.nodes.pooled[of.In()], of.Demand, n); r.filter != passes {
+	if r := fits(nil, of.Demand, n); r.filter != passes {
+		return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
+	}
+	// The owner of the workload did not change the node pool of the namespace, so a member with local data stays.
+	if r := fits(p.c.nodes.pooled[of.In()], of.Demand, n); r.filter != passes && len(m.DataOn(n)) == 0 {
 		return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
 	}
 	return "", 0

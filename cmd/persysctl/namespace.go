@@ -149,7 +149,7 @@ Taint the nodes of the pool to keep other namespaces off them.`,
 			c.empty("The use is over the quota: new workloads are refused, and none is stopped.", "persysctl namespace show "+n.GetName())
 		}
 		if len(n.GetNodeLabels()) > 0 && n.GetMatchingNodes() == 0 && !c.machine() {
-			c.empty("No node carries "+labelsText(n.GetNodeLabels())+": new workloads wait, and running ones stay where they are.", "persysctl node label NODE "+strings.ReplaceAll(labelsText(n.GetNodeLabels()), ",", ""))
+			c.empty("No node carries "+labelsText(n.GetNodeLabels())+": new workloads wait, running ones stay, and members of system workloads end.", "persysctl node label NODE "+strings.ReplaceAll(labelsText(n.GetNodeLabels()), ",", ""))
 		}
 		return nil
 	})
