@@ -1,6 +1,11 @@
 package fsm
 
-import "github.com/persys/compute/fsm/rollout"
+import (
+	"slices"
+
+	"github.com/persys/compute/fsm/rollout"
+	"github.com/persys/compute/policy"
+)
 
 // Immovable returns why a workload may not be moved only to balance the load of the nodes; "" if it may. The texts
 // have no figures, so that they can be counted.
@@ -19,8 +24,10 @@ func Immovable(v View, w *Workload) string {
 		return "its node is not ready, is draining or is cordoned"
 	case len(w.DataOn(n)) > 0:
 		return "it has local data"
-	case w.Demand.MoveLimit().Attempts == 0 && w.Demand.Reschedule == nil:
+	case slices.ContainsFunc(w.Demand.Asks, func(a policy.Ask) bool { return a.Rule == policy.RuleHostPath }):
 		return "it can write to folders of its host"
+	case w.Demand.MoveLimit().Attempts == 0:
+		return "its specification forbids moves (reschedule.attempts: 0)"
 	case w.Adopted != "":
 		return "its node was chosen by a legacy v1 scheduler"
 	case !w.Acknowledged || !w.Available():

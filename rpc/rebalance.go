@@ -3,6 +3,8 @@ package rpc
 import (
 	"context"
 
+	"google.golang.org/grpc/status"
+
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/sched"
 )
@@ -21,6 +23,11 @@ func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewReb
 	if err != nil {
 		return nil, err
 	}
+	// One search at a time: it costs much CPU in a large cluster.
+	if err := s.balancing.Acquire(ctx, 1); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	defer s.balancing.Release(1)
 	b := sched.Rebalance(r.View, limits, s.cfg.Tuning)
 	out := &clusterv1.PreviewRebalanceResponse{
 		Before: imbalanceView(b.Before), After: imbalanceView(b.After), Movable: uint32(b.Movable), Index: r.index,

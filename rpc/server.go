@@ -159,6 +159,8 @@ type Server struct {
 	callers, streams, relays *limits.Peers
 	// parsing limits the total size of the large requests that are being parsed to parseRoom bytes.
 	parsing *semaphore.Weighted
+	// balancing is held during a search for moves that balance the load.
+	balancing *semaphore.Weighted
 }
 
 // NewServer creates the gRPC server and registers every service. The caller serves it and calls Close in the
@@ -191,7 +193,7 @@ func NewServer(cfg Config) (*Server, error) {
 		unknownAccounts: rate.NewLimiter(unadmittedRate, unadmittedBurst),
 		callers:         limits.NewPeers(cfg.Limits, cfg.Limited), streams: limits.NewStreams(cfg.Limits, cfg.Limited),
 		relays:  limits.NewStreams(limits.Limits{Streams: cfg.NodeStreams}, cfg.Limited),
-		parsing: semaphore.NewWeighted(parseRoom),
+		parsing: semaphore.NewWeighted(parseRoom), balancing: semaphore.NewWeighted(1),
 	}
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(dial.Codec()),

@@ -105,6 +105,12 @@ func TestRebalance(t *testing.T) {
 				w.node("a")
 				w.many(6, demand(func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume data"}} }))
 			}, func(w *world) { w.node("b") }, 0, ""},
+		{"workloads that can write to folders of their host stay",
+			func(w *world) { w.node("a"); w.many(6, writesToHost) }, func(w *world) { w.node("b") }, 0, ""},
+		{"workloads that can write to folders of their host stay, although reschedule lets them leave a node that fails",
+			func(w *world) { w.node("a"); w.many(6, writesToHost, moves(3, 60*minute)) }, func(w *world) { w.node("b") }, 0, ""},
+		{"workloads with reschedule.attempts 0 stay",
+			func(w *world) { w.node("a"); w.many(6, moves(0, 60*minute)) }, func(w *world) { w.node("b") }, 0, ""},
 		{"jobs stay",
 			func(w *world) { w.node("a"); w.many(6, demand(func(d *commandv1.Demand) { d.Job = &commandv1.Job{} })) }, func(w *world) { w.node("b") }, 0, ""},
 		{"a workload bound to its node by a constraint stays",
