@@ -123,7 +123,8 @@ func TestJobs(t *testing.T) {
 // they have no retries, the exclusive one only after its node was fenced. The first node returns and changes nothing. Then the
 // jobs end while the agent is down, and have one result each.
 func TestJobsOfALostNode(t *testing.T) {
-	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	// The second agent must be back before its lease ends, also on a slow machine.
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "12s"})})
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	}

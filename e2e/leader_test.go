@@ -93,7 +93,7 @@ func TestLeadershipMoves(t *testing.T) {
 		t.Errorf("transferring leadership to the leader itself returned %v, %v; want success without a change", resp, err)
 	}
 	at := tr.rec.now()
-	if err := c.Schedulers[leader].Terminate(10 * time.Second); err != nil {
+	if err := c.Schedulers[leader].Terminate(30 * time.Second); err != nil {
 		t.Errorf("SIGTERM at the leader: %v", err)
 	}
 	tr.more(40, 30*time.Second)
