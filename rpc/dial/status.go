@@ -94,7 +94,7 @@ func judge(err error) verdict {
 // request id, and if their answer is lost, the outcome is unknown.
 func IsRead(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
-	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat", "Why", "Plan", "Recovery", "Bundle", "ClusterKey", "MirrorStatus", "ProbeMirror"} {
+	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat", "Why", "Plan", "Recovery", "Bundle", "ClusterKey", "MirrorStatus", "ProbeMirror", "Preview"} {
 		if strings.HasPrefix(name, verb) {
 			return true
 		}
