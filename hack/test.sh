@@ -27,14 +27,26 @@ work="$(mktemp -d)"
 times="$work/times"
 export E2E_FIGURES="$work/figures"
 
+# Sets cpu to the CPU seconds that the ended children of this shell used. Bash's times must run in this shell: in
+# a subshell it would print the times of the subshell.
+cpu_seconds() {
+	local file="$work/cpu.$BASHPID"
+	times >"$file"
+	cpu="$(awk 'NR == 2 { split($1, u, "[ms]"); split($2, s, "[ms]"); printf "%d", 60 * (u[1] + s[1]) + u[2] + s[2] }' "$file")"
+}
+
 part() { # name command...
-	local name="$1" began status=0 now
+	local name="$1" began status=0 now cpu before
 	shift
 	began="$(date +%s)"
+	cpu_seconds
+	before="$cpu"
 	echo "== $name"
 	"$@" || status=$?
 	now="$(date +%s)"
-	printf '%-24s %5d s  %s\n' "$name" $((now - began)) "$( ((status == 0)) && echo ok || echo FAILED)" >>"$times"
+	cpu_seconds
+	printf '%-24s %5d s, CPU %5d s  %s\n' "$name" $((now - began)) $((cpu - before)) \
+		"$( ((status == 0)) && echo ok || echo FAILED)" >>"$times"
 	return "$status"
 }
 
