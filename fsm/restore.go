@@ -323,8 +323,8 @@ func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
 	return out
 }
 
-// returning returns the record with which a workload of the backup is restored, in a cluster that
-// knows on which nodes workloads run. It returns nil if the workload is not restored.
+// returning returns the record that a workload of the backup (old) gets in the restored state. present is the
+// state before the restore: it knows on which nodes workloads run. nil means that the workload is not restored.
 func (t *Tx) returning(old *Workload, present State) *Workload {
 	w := *old
 	now, known := present.Workload(w.ID)
@@ -382,9 +382,9 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	return &w
 }
 
-// NewerThanState reports whether said, a generation that a node reported, is newer than the
-// restored state: said belongs to a former incarnation and is later than the generation of w. The
-// node has then received orders that this state does not know.
+// NewerThanState reports whether said, a generation that a node reported, is newer than the restored state:
+// said is from an incarnation before the restore and is later than the generation of w. The node has then
+// received orders that this state does not know.
 func (w *Workload) NewerThanState(said Generation, now Info) bool {
 	return said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted && !w.IsTemplate()
 }
@@ -404,7 +404,8 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 }
 
 // takeOver binds w, a copy of a record, to node n, which already runs the workload, and gives w a new
-// generation. code is the reason code of the residual on the former node.
+// generation. code is a reason code. If w was on another node, that node may still run it: a residual with that
+// reason code records this.
 func (t *Tx) takeOver(w *Workload, n *Node, code string) {
 	if w.Node != n.ID {
 		if w.Node != "" {
@@ -420,7 +421,7 @@ func (t *Tx) takeOver(w *Workload, n *Node, code string) {
 	w.Generation = t.generation()
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = Reason{}
-	// Clear the failures, which belong to an earlier order. If Terminal stayed set, no order would be issued.
+	// Clear the failures of the previous order. If Terminal stayed set, no order would be issued.
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	w.Result = nil // the node runs the job, so some order started it again: drop the result
 	if w.Demand.Job != nil && w.JobSince == 0 {

@@ -217,7 +217,7 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 }
 
 // cordon2 cordons a node although the mode is frozen. A frozen mode refuses the command, so cordon2 sets the
-// mode to normal before it. It returns the command that sets the former mode again.
+// mode to normal before it. It returns the command that sets the frozen mode again.
 func cordon2(w *world, node string) Command {
 	info := w.s.Info()
 	w.ok(setMode("normal", ""))
@@ -324,9 +324,9 @@ func TestNodeAheadOfState(t *testing.T) {
 }
 
 // TestMayOutliveLeaseUntilAccepted: MayOutliveLease says that a node may not stop a workload when its lease
-// ends. It is set until the node accepts an order of the present state. The fencer of a node stops only
-// workloads whose lease policy the node has accepted. Which policies it accepted is not known after a
-// restore, an import, or a report that is newer than the state.
+// ends. After a restore, an import, or a report that is newer than the state, it is set until the node accepts
+// a new order. Until then it is unknown which lease policies the node has accepted, and its fencer stops only
+// workloads whose policy it has accepted.
 func TestMayOutliveLeaseUntilAccepted(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -6,8 +6,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Former specifications of a workload are kept for a while, so that users can compare and restore them. They
-// decide about no command. The digest does not cover them, because they follow from records that the digest
+// Former specifications of a workload are kept for a while, so that users can compare and restore them. No
+// command depends on them. The digest over the state leaves them out, because they follow from records that it
 // covers.
 
 // Bounds of the former specifications of one workload.
@@ -31,8 +31,8 @@ type Revision struct {
 func (r *Revision) ID() string { return (&Workload{Content: r.Content}).Revision() }
 
 // history holds the former specifications of a workload. A history and its Revisions never change, so that
-// later histories of the workload can share the Revisions. A workload whose specification never changed has
-// no history, unless it continues the numbers of a deleted workload.
+// later histories of the workload can share the Revisions. A workload gets a history when its specification
+// changes for the first time, or when it continues the revision numbers of a deleted workload.
 type history struct {
 	// The next fields are about the present specification. Its bytes are in the Workload.
 	number uint64

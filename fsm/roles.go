@@ -78,7 +78,8 @@ func (s State) Bindings(fn func(*Binding) bool) {
 func (s State) BindingsOf(kind, name string, fn func(*Binding) bool) {
 	prefix := kind + "/" + name + "/"
 	s.r.bindings.Ascend(prefix, func(k string, b *Binding) bool {
-		// The prefix also matches the bindings of a subject whose longer name begins with name and a slash.
+		// The prefix also matches bindings of another subject whose name begins with name and a slash: skip
+		// them.
 		return strings.HasPrefix(k, prefix) && (b.Name != name || fn(b))
 	})
 }
@@ -282,8 +283,8 @@ func (t *Tx) storeBinding(n *Binding, remove bool) Result {
 	return Result{}
 }
 
-// bindingStored records a new or changed binding and writes an event. The event has the number of
-// namespaces, because it cuts off a long list of names.
+// bindingStored records a new or changed binding and writes an event. The event also states the number of
+// namespaces, because a long list of their names is cut off.
 func (t *Tx) bindingStored(n *Binding) {
 	t.trustChanged("binding:"+n.key(), func(e *encoder) { e.binding(n) })
 	in, count := strings.Join(n.Namespaces, ","), decimal(len(n.Namespaces))

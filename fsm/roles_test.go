@@ -225,9 +225,8 @@ func TestTheLastTrustedPersonStays(t *testing.T) {
 	})
 }
 
-// TestTokensOfUsersWhoGetMoreRightsAreDeleted: if a user gets more rights, the unused join tokens
-// of that user are deleted. The maker of such a token was checked against the former rights of the
-// user.
+// TestTokensOfUsersWhoGetMoreRightsAreDeleted: if a user gets more rights, the unused join tokens of that user
+// are deleted. Whoever made such a token was only checked to have the rights that the user had at that time.
 func TestTokensOfUsersWhoGetMoreRightsAreDeleted(t *testing.T) {
 	made := func(w *world) {
 		for _, name := range []string{"dave", "eve"} {
@@ -328,7 +327,8 @@ func TestAccounts(t *testing.T) {
 	})
 }
 
-// TestRestoredAccountsNeedNewTokens: a backup may hold tokens that were replaced or deleted after it was made.
+// TestRestoredAccountsNeedNewTokens: after a restore, the token of an account that only the backup has is
+// expired, because it may have been replaced or deleted after the backup was made.
 func TestRestoredAccountsNeedNewTokens(t *testing.T) {
 	w := formed(t)
 	w.ok(putAccount("bot", w.now+24*3600*second, func(b *commandv1.PutAccount) { b.Binding = roleBinding("operator", "account/bot", "*") }))

@@ -56,8 +56,8 @@ func (s State) Seen(id string) rollout.Seen {
 }
 
 // rolls returns the update that a put of a group begins or continues. It returns nil if all members change at
-// once. The list under holds the name of the policy under which each put was admitted. With back, the put restores
-// former specifications: surge members that are available stay until the members have them.
+// once. under holds, for each put, the name of the policy that admitted it. back means that the put is an undo
+// or a revert: available surge members then stay until all members have their previous specifications.
 func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollout.Rollout, Result) {
 	if b.GetGroupOf() == "" {
 		return nil, Result{}
@@ -98,7 +98,8 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollo
 		case known && w.SameAs(next):
 			m.Settled = true
 		case known && w.Demand.Surge:
-			// The group is larger than before, and the surge member becomes one of its own members.
+			// The put has more members than the group had, and the id of this surge member becomes that of an
+			// own member.
 		case known && w.TakesTurn(next):
 			if p.GetNamespace() == "" || p.GetPolicy() != under[i] {
 				p = p.CloneVT()
@@ -323,9 +324,8 @@ func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	return t.putOne(p, w, p.GetPolicy())
 }
 
-// started begins the deadline of w in a rolling update again. It is called when w was stopped by
-// request and is started, and when the agent has carried out the order, which may include stopping
-// the former instance.
+// started begins the deadline of w in a rolling update again. It is called when a user starts w again after a
+// stop, and when the agent has carried out the order for w, which may include stopping the previous instance.
 func (t *Tx) started(w *Workload) {
 	r, ok := t.r.rollouts.Get(w.Demand.Group)
 	if !ok {
@@ -347,8 +347,9 @@ func (t *Tx) pause(r *rollout.Rollout, why string) {
 	t.rolloutEvent(EventRolloutPaused, r, why)
 }
 
-// UndoFault returns why the update r cannot be undone, or "". The former specifications are those of a former
-// number of members. If the autoscaler has changed the number since, an undo would take away members that serve.
+// UndoFault returns why the update r cannot be undone, or "". An undo also restores the number of members from
+// before the update. If the autoscaler has added members since then, the undo would delete them although they
+// serve requests.
 func UndoFault(v grouped, r *rollout.Rollout) string {
 	if len(r.Former) == 0 {
 		return "the former specifications of " + r.Group + " were too large to be kept: apply them again"
@@ -363,10 +364,10 @@ func UndoFault(v grouped, r *rollout.Rollout) string {
 	return ""
 }
 
-// goBack puts the former specifications of the group, with the same update policy. byItself is set
-// for an automatic revert: goBack then does not touch members that a user has changed, created or
-// deleted since the update began. Nor does it delete members that the update added to a group with an
-// autoscaler. They keep the specification of the update, because no specification before it is sealed for them.
+// goBack puts the former specifications of the group, with the same update policy. byItself is set for an
+// automatic revert: goBack then does not touch members that a user has changed, created or deleted since the
+// update began. Nor does it delete members that the update added to a group with an autoscaler. Those members
+// keep the specification of the update, because they have no previous one.
 func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 	// Name the namespace in the put: if no member of the group is left, no record has it.
 	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB(), Namespace: r.Former[0].GetNamespace()}
@@ -404,7 +405,8 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 			t.resume(now)
 		}
 		if len(added) > 0 {
-			// They are no part of the revert, which must not wait until they are healthy.
+			// Take the members that the update added out of the revert, so that it does not wait until they are
+			// healthy.
 			now.Members = slices.DeleteFunc(now.Members, func(m rollout.Member) bool { return slices.Contains(added, m.ID) })
 			why += "; members that the update added keep its specification: apply the former file"
 		}

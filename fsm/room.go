@@ -2,9 +2,9 @@ package fsm
 
 import "strconv"
 
-// The state may use a share of the memory of the scheduler that has the least. A specification uses
-// up to three times its size in memory: in the record, in the cache of the log, and in a snapshot
-// that is being written. A workload uses about 10 KiB more.
+// The state may use a fixed share of the memory of the smallest scheduler. A specification uses up to three
+// times its size in memory: in the record, in the cache of the log, and in a snapshot that is being written.
+// Each workload needs about 10 KiB in addition.
 const (
 	specShare     = 8        // divisor: specifications may use one eighth of the memory
 	workloadShare = 32 << 10 // bytes of memory that one workload needs, so the number of workloads is limited

@@ -44,7 +44,7 @@ func Count(members []*Workload) int {
 	return len(members)
 }
 
-// MemberIDs returns the ids of the members that a group has with a count.
+// MemberIDs returns the ids of the members of a group that has count members.
 func MemberIDs(group string, count int) []string {
 	ids := make([]string, count)
 	for i := range ids {
@@ -131,9 +131,9 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 	return res
 }
 
-// judgedLike checks the new members that the autoscaler makes. Its commands are confined to no namespace, but
-// those of the person who put the group may be. So the members are judged by the policy under which the first one
-// was admitted, and take over no orphan.
+// judgedLike checks the new members that the autoscaler makes. The autoscaler may act in all namespaces, but
+// the person who put the group may not. So the new members must pass the policy that admitted the first member,
+// and must not take over an orphan.
 func (t *Tx) judgedLike(first *Workload, fresh []*commandv1.WorkloadPut) (Result, bool) {
 	for _, p := range fresh {
 		if res, ok := judgedBy(t.state().Admitted(first), p, first.In()); !ok {

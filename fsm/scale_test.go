@@ -103,8 +103,8 @@ func TestScaleRefusals(t *testing.T) {
 
 func suggested(b *commandv1.ScaleGroup) { b.Suggested, b.Reason = true, "cpu is high" }
 
-// TestScalingDownNeedsNoPolicy: a policy that became stricter does not keep a group from getting smaller, but
-// from getting larger.
+// TestScalingDownNeedsNoPolicy: after a policy became stricter, a group above its limits may still shrink, but
+// not grow.
 func TestScalingDownNeedsNoPolicy(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(group(1, 3, 0, false))

@@ -43,7 +43,7 @@ func statusOf(w *Workload, n *Node) Status {
 	case !w.Acknowledged:
 		return StatusScheduled
 	case w.Actual.Generation != w.Generation && running:
-		// The node accepted the present order, but its last report is about the former order.
+		// The node accepted the present order, but its last report is about the previous order.
 		return StatusUpdating
 	case w.Actual.Generation != w.Generation:
 		return StatusPending

@@ -10,8 +10,8 @@ import (
 )
 
 // Surge members (ADR 58): the extra members that an update with start_first makes. Their records have
-// Demand.Surge. The update lists them, and every command that ends or replaces the update deletes those that the
-// next one does not list.
+// Demand.Surge. The record of the update lists them. A command that ends or replaces the update deletes the
+// surge members that the new record does not list.
 
 // SurgeCount returns how many surge members an update of a group with this number of members makes.
 func SurgeCount(u *commandv1.UpdatePolicy, members int) int {
@@ -55,7 +55,8 @@ func (t *Tx) dropSurge(group string) {
 	}
 }
 
-// admitsSurge refuses a put whose surge members need the id of another workload, or have files that do not exist.
+// admitsSurge refuses a put if the id of one of its surge members belongs to another workload, or if the files
+// of a surge member do not exist.
 func (t *Tx) admitsSurge(b *commandv1.PutWorkloads) (Result, bool) {
 	if len(b.GetSurge()) == 0 {
 		return Result{}, true
@@ -111,7 +112,8 @@ func (t *Tx) sameSurge(r *rollout.Rollout, puts []*commandv1.WorkloadPut) bool {
 	return true
 }
 
-// keepSurge adds the surge members that are available to the update r, which restores former specifications.
+// keepSurge adds the available surge members of the group to r, an update that restores previous
+// specifications.
 func (t *Tx) keepSurge(r *rollout.Rollout) {
 	t.state().Group(r.Group, func(w *Workload) bool {
 		if w.Demand.Surge && w.Desired == DesiredRunning && w.Available() {
@@ -121,8 +123,9 @@ func (t *Tx) keepSurge(r *rollout.Rollout) {
 	})
 }
 
-// surges adds the surge members of a put to the update r that it begins, and marks the canaries. was is the
-// update that r replaces if both have the same specifications, otherwise nil: its canaries stay canaries.
+// surges adds the surge members of put b to r, the update that b begins, and marks the canaries. was is the
+// update that r replaces if both have the same specifications: its canaries stay canaries. Otherwise was is
+// nil.
 func (t *Tx) surges(r, was *rollout.Rollout, b *commandv1.PutWorkloads, under []string) Result {
 	p := r.Policy
 	if p.StartFirst && len(b.GetSurge()) == 0 {

@@ -288,8 +288,8 @@ func TestSurgeMemberNeedsItsPort(t *testing.T) {
 	is(t, "no member was changed", w.versions(), "1 1 1 2 Paused")
 }
 
-// TestSurgeMembersAreNotAssembled: a state that is assembled from records has no update, so a surge member is only
-// a residual on its node.
+// TestSurgeMembersAreNotAssembled: Assemble builds a state from mirrored records without updates. A surge
+// member becomes a residual there, so that its node removes it.
 func TestSurgeMembersAreNotAssembled(t *testing.T) {
 	w := surgingWorld(t, 1, 0, false)
 	w.everybodyRuns()

@@ -78,8 +78,9 @@ func (t *Tx) deleteMember(of *Workload, c *commandv1.MemberChange, res *Result) 
 	return ""
 }
 
-// createMember creates the member of a node. It returns why it did not. If a quota refuses the member, the
-// record of the template gets the reason.
+// createMember creates the member of a system workload (of) for a node. It returns why the change is skipped;
+// "" if the member was created or refused. If a quota refuses the member, the reason is stored in the record of
+// the template.
 func (t *Tx) createMember(of *Workload, c *commandv1.MemberChange, res *Result) string {
 	n, ok := t.r.nodes.Get(c.GetNode())
 	switch {
@@ -160,7 +161,7 @@ func (t *Tx) withMembers(b *commandv1.PutWorkloads) *commandv1.PutWorkloads {
 }
 
 // maxWaiting is the maximum size in bytes of the specifications that an update of a system workload keeps until
-// the turn of each member. They are one record, which must stay below the limit of a snapshot record.
+// the turn of each member. One record holds them all, and it must fit into a snapshot record.
 const maxWaiting = 6 << 20
 
 // membersFault returns why a system workload with its members is too large for one update, or "".

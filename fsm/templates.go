@@ -10,10 +10,10 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// A template is a workload that is never placed itself. The state machine creates other workloads from it,
-// its children. A child is an ordinary workload with an owner: it is placed, ordered, retried and ended as
-// any other. It gets the specification that the template has when the child is created. A delete of the
-// template deletes its children.
+// A template is a workload that is never placed itself. The state machine creates other workloads from it, its
+// children. A child is an ordinary workload with an owner: it is placed, started, retried and stopped as any
+// other. It gets the specification that the template has when the child is created. A delete of the template
+// deletes its children.
 //
 // The children of a cron and of a parameterized job are runs: jobs that are created one after the other.
 
@@ -57,7 +57,7 @@ const (
 	ConcurrencyReplace = "replace" // the run that has not ended is stopped, and another one starts
 )
 
-// TemplateState is what happened to a template so far. It never changes. Times are Unix nanoseconds.
+// TemplateState records the runs that a template had so far. It never changes. Times are Unix nanoseconds.
 type TemplateState struct {
 	Next        int64  // next time of a cron; 0 = none is known
 	Last        int64  // time for which the newest run was started
@@ -142,8 +142,8 @@ func (t *Tx) childrenOf(template string) (out []*Workload) {
 	return out
 }
 
-// templateFault returns why a put may not replace the record old, which may be nil: children have the
-// specification of their template, and a template stays one of its kind.
+// templateFault returns why a put may not replace the record old, which may be nil: a child can only be changed
+// through its template, and a workload cannot become a template, or a template of another kind.
 func templateFault(p *commandv1.WorkloadPut, old *Workload, group string) string {
 	if old == nil {
 		return ""
@@ -262,8 +262,8 @@ func (t *Tx) cronStep(old *Workload, e *commandv1.CronStep, res *Result) {
 	}
 }
 
-// advanceTemplate stores the next time and the newest run of a template. It does not change the recorded ends
-// of runs, because the command that replaces a run has recorded the end of that run already.
+// advanceTemplate stores the next time and the newest run of a template. It keeps LastSuccess and LastFailure:
+// if a run was replaced, the same command has already stored how that run ended.
 func (t *Tx) advanceTemplate(id string, next, last int64, lastRun string) {
 	if w, ok := t.r.workloads.Get(id); ok && w.IsTemplate() {
 		state := *w.Template
@@ -308,9 +308,9 @@ func (t *Tx) activeRuns(of *Workload) (n int) {
 	return n
 }
 
-// createRun creates a run with the specification in put, whose secrets are sealed for the workload sealedFor.
-// If the cron replaces runs, it ends the active ones. The result is a refusal if no run
-// was created.
+// createRun creates a run of a template (of), with the specification in put. The secrets in put are sealed for
+// the workload sealedFor; under is the policy that admits the run. If the template is a cron with concurrency
+// "replace", createRun ends the active runs first. If no run can be created, it returns nil and a refusal.
 func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.WorkloadPut, sealedFor, under string) (*Workload, Result) {
 	if old, ok := t.r.workloads.Get(id); ok {
 		if old.Owner == of.ID && old.Run.Key == run.Key {
@@ -333,7 +333,8 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 		return nil, res
 	}
 	if len(replaced) > 0 {
-		// The records of the replaced runs stay, so the number of workloads and bytes grow.
+		// The records of the replaced runs stay, so check that the quota has room for one more workload and its
+		// bytes.
 		bare := &commandv1.WorkloadPut{Id: put.GetId(), Namespace: put.GetNamespace(), Desired: put.GetDesired(), Spec: put.GetSpec(), Demand: &commandv1.Demand{}}
 		if err := fits(t.state(), []*commandv1.WorkloadPut{bare}, []*Workload{nil}, nil, nil); err != nil {
 			return nil, refuse(OverQuota, "%s", err)
@@ -435,9 +436,9 @@ func (t *Tx) runEnded(w *Workload) {
 	t.putTemplate(of.ID, &s)
 }
 
-// mendTemplates corrects the templates and children of a state that was put together from other records. A
-// cron begins with a time after the present one, because earlier times may have had runs that are not known any
-// more. A child without its template becomes a workload of its own.
+// mendTemplates corrects the templates and children of a state that was imported or restored. It clears the
+// next time of each cron, so that the cron starts no run for a past time: that run may have existed without
+// being recorded here. A child whose template is missing becomes an ordinary workload.
 func (t *Tx) mendTemplates() {
 	for _, old := range t.r.workloads.Values() {
 		w := *old

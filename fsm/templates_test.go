@@ -37,7 +37,8 @@ func startRun(template, run, key string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_StartRun{StartRun: &commandv1.StartRun{Template: template, Run: run, Key: key}}}
 }
 
-// cronStep returns the step of a cron from its present next time to another one. run may be empty.
+// cronStep returns the step that creates run for the present next time of a cron and sets its next time to
+// next. An empty run creates none.
 func (w *world) cronStep(id, run string, next int64) *commandv1.CronStep {
 	e := &commandv1.CronStep{Template: id, IfGeneration: w.generation(id), Next: next, Run: run}
 	if of, ok := w.s.Workload(id); ok && of.Template != nil {
@@ -108,7 +109,8 @@ func templatesScenario(w *world) {
 	w.do(remove("nightly", false))
 }
 
-// TestCronCreatesEachRunOnce: a step of a cron counts only if it starts from the next time in the record.
+// TestCronCreatesEachRunOnce: a repeated cron step, and one that does not follow from the next time in the
+// record, are skipped.
 func TestCronCreatesEachRunOnce(t *testing.T) {
 	w := fired(t, 0)
 	one := w.cronStep("nightly", "nightly-1", 2*minute)
@@ -159,7 +161,8 @@ func TestCronConcurrency(t *testing.T) {
 	})
 }
 
-// TestCronKeepsHistory: finished runs beyond the kept ones may be deleted, the newest may not.
+// TestCronKeepsHistory: with KeepSucceeded 1 and KeepFailed 0, ExpireJobs deletes old successful runs and all
+// failed ones, but not the newest successful run.
 func TestCronKeepsHistory(t *testing.T) {
 	w := fired(t, 3, func(c *commandv1.Cron) { c.KeepSucceeded, c.KeepFailed = 1, 0 })
 	w.finish("nightly-1", true)

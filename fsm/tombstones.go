@@ -44,10 +44,10 @@ func (s State) Tombstones(fn func(*Tombstone) bool) {
 // TombstoneCount returns the number of tombstones.
 func (s State) TombstoneCount() int { return s.r.tombstones.Len() }
 
-// StillRunsOn reports whether a report of node n shows that n still runs the deleted workload. said
-// is the reported generation. If said is unset, the report comes from a legacy v1 agent and proves
-// nothing, as in LeftOn. If said is newer than the generation of the tombstone, the order was given
-// before a restore and is not part of the restored state; such an instance is not removed.
+// StillRunsOn reports whether a report of node n shows that n still runs the deleted workload. said is the
+// reported generation. If said is unset, the report comes from a legacy v1 agent and proves nothing: it may be
+// about an order that is still being delivered. If said is newer than the generation of the tombstone, the
+// order was given before a restore and is not part of the restored state; such an instance is not removed.
 func (g *Tombstone) StillRunsOn(n *Node, said Generation, state Actual) bool {
 	return n != nil && n.Up && !said.IsZero() && !g.Generation.Less(said) && present(state)
 }

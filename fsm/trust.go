@@ -389,9 +389,9 @@ func (t *Tx) setAdmission(a *Admission) Result {
 	return Result{}
 }
 
-// spend checks the join token of an admission and returns a copy with one use less. If the first
-// answer was lost, a machine may present the same key with the token again without another use;
-// spend then returns no token.
+// spend checks the join token of an admission and returns a copy with one use less. If the first answer was
+// lost, a machine may present the same key and token again. This costs no further use, and spend returns no
+// token.
 func (t *Tx) spend(a *Admission, secret []byte) (*Token, Result) {
 	tok, ok := t.r.tokens.Get(a.Token)
 	if !ok {

@@ -73,8 +73,8 @@ func (t *Tx) Expect(commands int) {
 	t.slabs.expected = commands
 }
 
-// slabs allocates the small objects of one log entry in rows of many objects, because all of them are
-// released at about the same time. The garbage collector sees one row as one object.
+// slabs allocates the small objects of one log entry in slices of many objects, because all of them are
+// released at about the same time. The garbage collector sees such a slice as one object.
 type slabs struct {
 	expected int // number of commands of the log entry that are not applied yet
 	items    []Item

@@ -190,15 +190,16 @@ type Demand struct {
 	Surge      bool // the workload is an extra member of a group, which exists only during an update with start_first
 }
 
-// Placement holds the rules of a workload about its place. Demand.Placement is nil if there are none.
+// Placement holds the rules of a workload about which nodes it may or should run on. Demand.Placement is nil if
+// there are none.
 type Placement struct {
 	Spread     []Spread
 	Affinities []Affinity
 	Policy     string // spread or binpack; empty = the policy of the cluster
 }
 
-// ByHost is the value of Spread.By and Affinity.By that makes each node a place of its own. Any other value is
-// the key of a node label.
+// ByHost is the value of Spread.By and Affinity.By that makes each node a topology domain of its own. Any other
+// value is the key of a node label whose values are the domains.
 const ByHost = "host"
 
 // Spread keeps the members of a workload's group evenly distributed over the values of a node label.
@@ -215,12 +216,12 @@ type Affinity struct {
 	Node            Constraint // Key is empty if the target is not Node
 	Workload, Group string
 	Tag             Label
-	By              string // nodes with the same value of this label are the same place; empty if the target is Node
+	By              string // nodes with the same value of this label are one topology domain; empty if the target is Node
 	Must            bool
 	Weight          int32 // 1 to 100; 0 if Must
 }
 
-// Repels reports whether the workload must not share a place with certain other workloads.
+// Repels reports whether the workload has a required anti-affinity to other workloads.
 func (p *Placement) Repels() bool {
 	return p != nil && slices.ContainsFunc(p.Affinities, func(a Affinity) bool { return a.Anti && a.Must && a.By != "" })
 }
@@ -403,8 +404,9 @@ type Workload struct {
 	MayOutliveLease bool
 	// Policy is the name of the policy under which the workload was admitted; "" = no policy judged it.
 	Policy string
-	// Data is the local data on the node, from every specification that the node has accepted. DiscardData is
-	// set while the workload may leave its node and lose that data; see data.go.
+	// Data lists the local data that the workload may have on the node, according to every specification that
+	// the node has accepted. DiscardData is set while the workload may leave its node and lose that data; see
+	// data.go.
 	Data        []LocalData
 	DiscardData bool
 	// PreemptedBy is the id of the workload for which this workload was evicted from PreviousNode; ""
@@ -412,9 +414,9 @@ type Workload struct {
 	PreemptedBy string
 	// PreemptedAt is the time of the last preemption of this workload, Unix nanoseconds; 0 = none is recorded.
 	PreemptedAt int64
-	// Adopted is the revision under which Node runs an imported workload since the time of legacy v1
-	// schedulers. It counts as the revision of Content until the specification changes or the workload
-	// leaves Node. "" for other workloads.
+	// Adopted is, for a workload imported from legacy v1 schedulers, the revision that Node already runs. It
+	// counts as the revision of Content until the specification changes or the workload leaves Node. "" for
+	// other workloads.
 	Adopted string
 	// JobSince is when a job with its present specification was first assigned to a node, Unix nanoseconds; 0 = never.
 	// Result is the result of a finished job; nil otherwise.

@@ -9,7 +9,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// The settings of the autoscaler, and the mark of an extra member, are the same after they went through a record of the mirror.
+// The settings of the autoscaler, and the mark of a surge member, are unchanged after they were written to a
+// mirror record and read back.
 func TestAutoscaleSurvivesTheMirror(t *testing.T) {
 	want := &commandv1.Autoscale{Min: 2, Max: 6, Cpu: 70}
 	d := fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", CpuMillicores: 500, Group: "web", Autoscale: want}}).Demand

@@ -37,7 +37,7 @@ func (endpoints) of(v fsm.View, id string) KV {
 }
 
 // Extra keys follow the records of their nodes. If the mirror had no extra keys before, it adds them. It
-// removes no keys beside their directories.
+// removes no keys outside their directories.
 func TestExtraKeysFollowTheState(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	c := newCluster(t, "c1")

@@ -101,8 +101,8 @@ func TestMirrorRecoversAfterEtcdHung(t *testing.T) {
 	r.awaitState(Healthy)
 }
 
-// One failed probe does not make the mirror unreachable, and one successful probe does not
-// make it healthy.
+// The mirror becomes unreachable only after two failed probes in a row, and healthy again only after two
+// successful ones.
 func TestStateChangesAfterTwoProbes(t *testing.T) {
 	now := time.Unix(0, 0)
 	j := newJudge(func() time.Time { now = now.Add(time.Second); return now })

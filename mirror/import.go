@@ -159,9 +159,9 @@ func workloadOf(w *Workload, assigned Time, now int64, translate Translate) (*co
 // the node reports the revision that it runs.
 const unnamedRevision = "legacy"
 
-// adopt makes the instance on the workload's node count as running the imported specification. So the
-// workload gets no new order before its node has reported. The records of legacy v1 schedulers lag behind
-// their nodes. They may say Scheduled, Failed or Missing of a workload that runs, and name a revision that
+// adopt makes the instance on the workload's node count as running the imported specification. So the workload
+// gets no new order before its node has reported. The record of a legacy v1 scheduler may be older than what
+// its node does: it may say Scheduled, Failed or Missing although the workload runs, and name a revision that
 // was never sent.
 func adopt(m *commandv1.WorkloadRecord, revision string, now int64) {
 	m.Adopted = orElse(revision, unnamedRevision)
@@ -197,8 +197,8 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 		put.Desired = string(desired)
 		return put, nil
 	}
-	// Without its constraints the workload must not be placed again. A workload that is being deleted is
-	// never placed again anyway.
+	// The record was too large to hold the placement constraints, so the workload must not be placed by it. A
+	// workload that is being deleted is never placed, so its record is usable.
 	if w.Own.Cut && desired != fsm.DesiredDeleted {
 		return nil, errors.New("persys: the record was too large to hold the constraints of the workload: apply it again")
 	}

@@ -82,7 +82,8 @@ func TestImportLegacyEtcd(t *testing.T) {
 	if w != nil && (w.Adopted != "abc" || w.Revision() != "abc") {
 		t.Errorf("the workload split has revision %q and adopted revision %q, want abc for both", w.Revision(), w.Adopted)
 	}
-	// The records say Scheduled and Failed, and name no revision. What the node reports decides.
+	// The records of workload late say Scheduled and Failed, and name no revision. So the import stores an
+	// unknown state until the node reports.
 	late, _ := s.Workload("late")
 	if late == nil || !late.Acknowledged || late.Actual.State != fsm.ActualUnknown || late.Adopted != unnamedRevision || late.AcknowledgedAt != noon {
 		t.Errorf("the workload late was imported as %+v; want an accepted order, an unknown state and an unnamed revision", late)

@@ -29,19 +29,19 @@ type Options struct {
 	WriteBound   time.Duration // timeout of one transaction with all its retries; default 30 s
 	AuditEvery   time.Duration // time between two full comparisons; default 1 h
 	CompactEvery time.Duration // time between two compactions; default 5 min
-	// CompactBytes is the number of written bytes after which etcd is compacted before CompactEvery is over.
-	// So many writes do not fill etcd (default quota 2 GiB). Default 128 MiB.
+	// CompactBytes is the number of written bytes after which etcd is compacted before CompactEvery is over. It
+	// keeps a high write rate from filling etcd (default quota 2 GiB). Default 128 MiB.
 	CompactBytes int
 }
 
 // Attachment reads and sets the attached etcd in the replicated state. The methods are safe for concurrent
 // use.
 type Attachment interface {
-	// Attached returns the id of the only etcd cluster that may be written, 0 if any may, and
-	// whether it has held a complete mirror.
+	// Attached returns the id of the only etcd cluster that may be written, and whether that etcd has held a
+	// complete mirror. The id is 0 if any etcd may be written.
 	Attached() (etcdCluster uint64, held bool)
 	// MarkAttached records that an etcd cluster has held a complete mirror. After an error the mirror calls
-	// it again. It may take long, because the mirror goes on writing meanwhile.
+	// MarkAttached again. The call may take long: the mirror goes on writing meanwhile.
 	MarkAttached(ctx context.Context, etcdCluster uint64) error
 }
 

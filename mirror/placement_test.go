@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// The rules of a workload about its place are the same after they went through a record of the mirror.
+// The placement rules of a workload are unchanged after they were written to a mirror record and read back.
 func TestPlacementSurvivesTheMirror(t *testing.T) {
 	want := &commandv1.Placement{
 		Policy: "binpack",

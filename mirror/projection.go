@@ -464,7 +464,7 @@ func (p *Projection) sections(v fsm.View) []section {
 		v.Bundles(func(b *fsm.Bundle) bool { return yield(p.Bundle(b.Digest, b)) })
 	}})
 	out = append(out, p.extras(v)...)
-	// The drifts must be the last section, because catchUpDrifts uses the last one.
+	// The drifts must be the last section: catchUpDrifts compares only that one.
 	return append(out, section{dirDrifts, slices.Values(p.drifts(v))})
 }
 

@@ -161,8 +161,8 @@ func (s *session) compareAll(ctx context.Context, v fsm.View) error {
 	return nil
 }
 
-// catchUpDrifts compares only the drift records. The change feed does not show which of them etcd still has
-// to hold: a record is removed when retention drops its event, and the feed has no change for that.
+// catchUpDrifts compares only the drift records. They cannot be resumed from the change feed: when retention
+// drops an event, its drift record is removed too, and the feed has no change for that.
 func (s *session) catchUpDrifts(ctx context.Context, v fsm.View) error {
 	s.noteHistory(v)
 	sections := s.m.proj.sections(v)
@@ -361,9 +361,9 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	}
 	var open map[string]*fsm.Event // the open drifts, listed when the first drift with an expired event is found
 	for key, seq := range s.drifts {
-		// The event of this drift has expired. If the drift is open, its record is written again, otherwise
-		// it is deleted. Drifts that were written above are skipped, because an etcd transaction must not put
-		// one key twice.
+		// The event of this drift has expired. If the drift is open, its record is written again, otherwise it
+		// is deleted. Drifts that this batch has already written are skipped, because an etcd transaction must
+		// not put one key twice.
 		if _, written := newest[key]; written || seq >= oldest {
 			continue
 		}

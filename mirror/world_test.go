@@ -44,7 +44,7 @@ func newCluster(t testing.TB, id string) *cluster {
 	return c
 }
 
-// fork returns a second replica with the state at the same index. Its change feed begins there.
+// fork returns a second replica with the state at the same index. Its change feed begins after that index.
 func (c *cluster) fork() *cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()

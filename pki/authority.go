@@ -134,8 +134,8 @@ func (a *Authority) ID() string { return Fingerprint(a.Cert.Raw) }
 // Key returns the private key of the authority in PKCS #8.
 func (a *Authority) Key() ([]byte, error) { return x509.MarshalPKCS8PrivateKey(a.key) }
 
-// ParseAuthority reads an authority from DER: its certificate, its root's certificate, and its key in PKCS
-// #8. It returns an error unless the three belong together.
+// ParseAuthority reads an authority from DER: its certificate, its root's certificate, and its key in PKCS #8.
+// It returns an error if root has not signed cert, or if key is not the key of cert.
 func ParseAuthority(cert, root, key []byte) (*Authority, error) {
 	a := &Authority{}
 	var err error

@@ -557,7 +557,7 @@ func TestTokenPinsTheCluster(t *testing.T) {
 		return c
 	}
 	forged := pair(foreign, RoleScheduler, time.Hour, "10.0.0.1")
-	// This puts the root into the chain although it has not issued the certificate.
+	// A forged chain: the root of the cluster is in it, but has not issued the certificate before it.
 	forged.Certificate = append(forged.Certificate, root.Cert.Raw)
 	for _, tc := range []struct {
 		name string

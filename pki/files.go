@@ -208,8 +208,8 @@ type ServerOptions struct {
 	OwnOnly bool
 }
 
-// least returns the lowest version of TLS that the server accepts. Programs of other projects may need 1.2.
-// Programs of this project do not, so modern refuses a persys:// certificate below 1.3.
+// least returns the lowest version of TLS that the server accepts. Programs of other projects may need TLS 1.2.
+// For a persys:// certificate, the function modern refuses versions below 1.3.
 func (o ServerOptions) least() uint16 {
 	if o.OwnOnly {
 		return tls.VersionTLS13

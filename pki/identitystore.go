@@ -270,9 +270,9 @@ func (f CAFolder) has(name string) bool {
 	return err == nil
 }
 
-// write writes the keys before the certificates, and the root certificate last. If it is interrupted, it
-// leaves an unfinished CA, or a CA whose keys and certificates do not match. In the second case Replace has
-// stored the old files beside the new ones before.
+// write writes the keys before the certificates, and the root certificate last. If it is interrupted, it leaves
+// an unfinished CA, or a CA whose keys and certificates do not match. A CA can be left mismatched only by
+// Replace, which has stored copies of the old files before it calls write.
 func (f CAFolder) write(root *Root, a *Authority) error {
 	for _, w := range []struct {
 		name string

@@ -96,7 +96,7 @@ func (r GossipRing) IDs() []string {
 // Settled reports whether no rotation is in progress, that is, whether the ring has only one key.
 func (r GossipRing) Settled() bool { return len(r.Keys) == 1 }
 
-// Newest returns the id of the newest key, which encrypts after the rotation.
+// Newest returns the id of the newest key. It encrypts from the second step of its rotation on.
 func (r GossipRing) Newest() string { return r.Keys[len(r.Keys)-1].ID }
 
 // Against returns the field Against of the newest key.
@@ -119,9 +119,9 @@ func (r GossipRing) Add(against string) (GossipRing, error) {
 	return GossipRing{Keys: append(slices.Clone(r.Keys), k), Seals: r.Seals}, nil
 }
 
-// Next returns the ring of the next step of a rotation. It is used once every replica has installed the
-// present ring. First the new key encrypts, then the other keys are removed. step describes the step, for the
-// event.
+// Next returns the ring of the next step of a rotation. Call it once every replica has installed the present
+// ring. The first call makes the new key encrypt, the second one removes all other keys. step describes what
+// changed, for the event.
 func (r GossipRing) Next() (next GossipRing, step string) {
 	switch newest := r.Newest(); {
 	case r.Settled():

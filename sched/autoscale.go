@@ -63,7 +63,8 @@ type ScaleDecision struct {
 	Reason   string
 }
 
-// ScaleWindow holds the wishes of the last minutes. The zero value is an empty window.
+// ScaleWindow holds the numbers of members that the decisions of the last minutes asked for (wishes). The zero
+// value is an empty window.
 type ScaleWindow struct {
 	settings fsm.Autoscale
 	count    int // number of members at the last decision
@@ -96,9 +97,9 @@ type Autoscaled struct {
 }
 
 // Autoscale decides how many members a group should have, and returns the window for the next decision. More
-// members are added at once, but at most as many as there are. Members are removed only after scaleDownWindow
-// in which every decision wanted fewer, and only down to the highest wish of that time. A change of the number
-// or of the settings, by whomever, begins a new window.
+// members are added at once, but at most as many as there are. Members are removed only if every decision
+// during scaleDownWindow wanted fewer, and only down to the highest number that one of these decisions wanted.
+// Any change of the number or of the settings begins a new window.
 func Autoscale(w ScaleWindow, in ScaleInput) (ScaleDecision, ScaleWindow) {
 	in.Members, w.members = settled(w.members, in.Members, in.Now)
 	d, want := in.wish()
@@ -140,8 +141,9 @@ func Autoscale(w ScaleWindow, in ScaleInput) (ScaleDecision, ScaleWindow) {
 	return d, w
 }
 
-// settled returns the members with those that became ready less than scaleSettle ago as starting members, and
-// what the next decision has to know about them. ScaleInputOf judges members that no decision has seen before.
+// settled returns the members, and what this decision saw of them, which is the argument before of the next
+// decision. Members that became ready less than scaleSettle ago are returned as ScaleStarting. The State of a
+// member that no decision has seen before is kept as ScaleInputOf set it.
 func settled(before map[string]instance, members []ScaleMember, now int64) ([]ScaleMember, map[string]instance) {
 	members, after := slices.Clone(members), make(map[string]instance, len(members))
 	for i, m := range members {
@@ -161,10 +163,11 @@ func settled(before map[string]instance, members []ScaleMember, now int64) ([]Sc
 	return members, after
 }
 
-// wish returns the number of members that the present use asks for, between min and max.
+// wish returns the number of members that the present CPU use asks for, between min and max.
 //
-// A member that is not ready is no reason to remove others, and must not keep the group from growing: only one
-// that starts counts as an idle member. An unhealthy member above the target is overloaded, so its use counts.
+// While a member is not ready, no member is removed. When the group grows, a starting member counts as an idle
+// one, and a failed or absent member does not count. An unhealthy member above the target is overloaded, so its
+// use counts.
 func (in *ScaleInput) wish() (ScaleDecision, int) {
 	d, target := ScaleDecision{Use: -1}, float64(in.CPU)
 	var sum float64 // of the measured members, in percent of one request
@@ -272,8 +275,8 @@ func ScaleInputOf(v fsm.View, group string, usage func(*fsm.Workload) (float64, 
 	return in, true
 }
 
-// scaleStateOf returns how a member counts. It uses only times that change with its order: UpdatedAt changes
-// with every apply.
+// scaleStateOf returns how a member counts in a decision. It does not use UpdatedAt, which changes with every
+// apply, but the times of the order for the member.
 func scaleStateOf(w *fsm.Workload, clock int64) ScaleState {
 	switch {
 	case w.Available() && max(w.AssignedAt, w.AcknowledgedAt) <= clock-int64(scaleSettle):

@@ -38,8 +38,8 @@ func scaleInput(words string, low, high uint32) ScaleInput {
 	return in
 }
 
-// TestAutoscale: one decision. want is the number of members that the group gets, of a group whose former wishes
-// were the same for ten minutes.
+// TestAutoscale: Autoscale returns the number of members want if all decisions of the last ten minutes wanted
+// the same.
 func TestAutoscale(t *testing.T) {
 	for _, c := range []struct {
 		name, use string
@@ -108,15 +108,15 @@ func TestAutoscaleDoubles(t *testing.T) {
 	}
 }
 
-// scaling is a group over time: each step is one decision with the next use.
+// scaling makes successive decisions about one group and keeps the clock and the window between them.
 type scaling struct {
 	t   *testing.T
 	now int64
 	w   ScaleWindow
 }
 
-// pass makes decisions about members with the same use for a time, and returns the last one. It fails if one
-// before the last changes the number.
+// pass makes decisions for the time d, with the same CPU use of the members, and returns the last decision. It
+// fails if an earlier decision changes the number of members.
 func (s *scaling) pass(d time.Duration, use string, change func(*ScaleInput)) (last ScaleDecision) {
 	s.t.Helper()
 	for end := s.now + int64(d); s.now < end; {
@@ -134,7 +134,7 @@ func (s *scaling) pass(d time.Duration, use string, change func(*ScaleInput)) (l
 }
 
 // TestAutoscaleDownWaits: members are removed only after five minutes in which every decision wanted fewer, and
-// only down to the highest wish of that time.
+// only down to the highest number that one of them wanted.
 func TestAutoscaleDownWaits(t *testing.T) {
 	const low, lower, high, fits = "20 20 20 20", "1 1 1 1", "90 90 90 90", "70 70 70 70"
 	for _, c := range []struct {
@@ -177,8 +177,8 @@ func TestAutoscaleDownWaits(t *testing.T) {
 	}
 }
 
-// TestAutoscaleSettles: the use of a member counts 15 seconds after the decision that sees it ready again, or
-// sees another instance. A new term knows it by the time of its order.
+// TestAutoscaleSettles: after a member became ready or got another instance, its CPU use counts only 15 seconds
+// later. The first decision of a leadership term counts every ready member.
 func TestAutoscaleSettles(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -211,7 +211,7 @@ func TestAutoscaleSettles(t *testing.T) {
 	}
 }
 
-// TestScaleStateOf: how a member counts follows from its status, and from the times of its order.
+// TestScaleStateOf: scaleStateOf derives the state of a member from its status and from the times of its order.
 func TestScaleStateOf(t *testing.T) {
 	const now = int64(time.Hour)
 	ago := func(d time.Duration) int64 { return now - int64(d) }

@@ -84,8 +84,7 @@ type verdict struct {
 	said     bool // the record of the workload already explains why no node fits
 }
 
-// of reports whether verdict v is still valid: it was reached for this revision of record w and
-// this version of the cache.
+// of reports whether verdict v is still valid: neither record w nor the cache has changed since v was reached.
 func (v verdict) of(w *fsm.Workload, version uint64) bool {
 	return v.version != 0 && v.version == version && v.modified == w.ModifyIndex
 }
@@ -181,8 +180,8 @@ func (c *Cache) sync(w *World) {
 	c.stale, c.stalePort = c.stale[:0], c.stalePort[:0]
 }
 
-// namespaceChanged reads the labels that namespaces require of nodes again. If those of the changed namespace differ,
-// it queues its placed workloads, and all system workloads.
+// namespaceChanged acts if the labels that a namespace requires of nodes have changed: it reads the required
+// labels of all namespaces again, and queues the placed workloads of that namespace and all system workloads.
 func (c *Cache) namespaceChanged(v fsm.View, ch *fsm.Change) {
 	var was, now []fsm.Label
 	if n := ch.OldNamespace(); n != nil {
@@ -219,8 +218,8 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 		c.capacity.add(id)
 		return true
 	case was.Engine() != now.Engine():
-		// The node now shares host ports with other nodes, so its workloads and those of both engines may
-		// conflict.
+		// The node now shares its host ports with the nodes of another engine. So workloads on all nodes of the
+		// old and the new engine may have gained or lost port conflicts.
 		c.capacity.add(id)
 		v.Nodes("", func(n *fsm.Node) bool {
 			if e := n.Engine(); e == was.Engine() || e == now.Engine() {
@@ -308,8 +307,8 @@ func (c *Cache) touch(node string, d *fsm.Demand) {
 }
 
 // touchFormer marks the former host ports of a workload to be read again, and queues the workloads on the
-// engine. A former port is not counted as a conflict of other workloads while it is reserved, so such
-// conflicts may appear now.
+// engine. While a former port is reserved, conflicts of other workloads about that port are not counted. They
+// may appear now.
 func (c *Cache) touchFormer(v fsm.View, w *fsm.Workload) {
 	s, ok := c.nodes.slotOf[w.Node]
 	if !ok || len(w.FormerPorts) == 0 {
@@ -386,7 +385,7 @@ func (c *Cache) recount(v fsm.View) {
 	c.promised = done[:0]
 }
 
-// regroup counts one workload for its group, and in its sets, on its present node.
+// regroup counts one workload on its present node, in the counts of its group and in its sets (see Cache.sets).
 func (c *Cache) regroup(v fsm.View, id string) {
 	c.recountSets(v, id)
 	if len(c.groups) == 0 {

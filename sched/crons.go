@@ -46,8 +46,8 @@ func (p *planner) advanceCrons() {
 //
 //   - A cron without a next time gets the first time after now.
 //   - A time that came longer ago than the starting deadline is missed.
-//   - Of several times that came, the concurrency forbid and replace give a run only to the latest one, and
-//     allow to the newest maxCatchUp. The others are missed.
+//   - If several times have come, only the latest gets a run with the concurrency forbid or replace, and only
+//     the newest maxCatchUp times with allow. The others are missed.
 //   - With forbid, times that came while a run is active are skipped.
 //
 // A time is handled when the state is normal and a leader plans, however late that is, so a change of the
@@ -124,8 +124,8 @@ func (p *planner) advanceCron(w *fsm.Workload) {
 	}
 }
 
-// newest returns the newest times of a schedule from first to now, at most so many, oldest first. first is a
-// time of the schedule that is not after now.
+// newest returns the newest times of a schedule from first to now, at most most of them, oldest first. first is
+// a time of the schedule that is not after now.
 func newest(s *schedule.Schedule, first, now int64, most int) []int64 {
 	for back := 60 * second; ; back *= 2 {
 		at := first

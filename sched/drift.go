@@ -126,8 +126,8 @@ func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, b
 		}
 	}
 	if _, left := v.Residual(n.ID, r.Workload); left {
-		// The workload is being removed. If a person deletes a recorded orphan, the record stays until the
-		// instance is gone.
+		// The node is already removing the workload. If it is a recorded orphan that a person deleted, the
+		// drift record stays open until the instance is gone.
 		_, open := v.Drift(n.ID, r.Workload, fsm.DriftOrphan)
 		return d, open
 	}

@@ -15,8 +15,8 @@ import (
 // other node fits; then it returns to the node that it left longest ago, but only after a pause. A workload that
 // cannot move stays, and its agent goes on trying.
 
-// returnAfter is the shortest time between two moves of which the second leads back to a node that the workload left
-// within the interval of its limit.
+// returnAfter is the shortest time between two moves if the second one returns the workload to a node that it
+// left within the interval of its limit.
 const returnAfter = 300 * second
 
 // subjectAt returns the subject of a workload, with the nodes that the workload avoids at the time now.
@@ -45,8 +45,7 @@ func (x *nodeIndex) exclude(nodes []string) {
 	}
 }
 
-// elsewhere says whether a workload that its node cannot run moves to another node. Without such a workload, it is
-// the zero value.
+// elsewhere is the decision whether a workload that its node cannot run moves to another node.
 type elsewhere struct {
 	to    int32  // slot of a node that has room; -1 = the workload stays
 	stays string // why it stays; "" if it does not fail or moves

@@ -330,7 +330,8 @@ func verdictOn(e Explanation, node NodeID) Verdict {
 	return Verdict{}
 }
 
-// TestFailingWorkloadsShareTheRoomElsewhere: two workloads fail, and another node has room for one of them.
+// TestFailingWorkloadsShareTheRoomElsewhere: two workloads fail on their node, and another node has room for
+// one: exactly one workload moves.
 func TestFailingWorkloadsShareTheRoomElsewhere(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -346,8 +347,9 @@ func TestFailingWorkloadsShareTheRoomElsewhere(t *testing.T) {
 	}
 }
 
-// TestPortOfAWorkloadThatItsNodeCannotRun: web may still hold its former port, and never carries out its new order.
-// A workload that demands this port does not wait for it.
+// TestPortOfAWorkloadThatItsNodeCannotRun: node a cannot carry out the order that moves web from port 80 to
+// 443, so web may hold port 80 for ever. api, which now demands port 80, does not wait for web but moves to
+// node b.
 func TestPortOfAWorkloadThatItsNodeCannotRun(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

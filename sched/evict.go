@@ -124,9 +124,9 @@ func earlier(a, b int64) int64 {
 	return a
 }
 
-// leavesNode reports whether the code means that people drained or tainted the node. Then the cause is not
-// the specification of the workload. So an update of its group goes on, and the workload still gets its
-// orders until it leaves.
+// leavesNode reports whether the code means that people drained or tainted the node. The specification of the
+// workload is not the cause then, so an update of its group goes on, and the workload still gets orders until
+// it leaves.
 func leavesNode(code string) bool { return code == fsm.CodeDraining || code == fsm.CodeTainted }
 
 // mustLeave returns why a workload may not stay on its node; all results are zero if the workload

@@ -141,7 +141,8 @@ func (p *planner) note(action, workload, node, detail string) {
 	p.step.Why = append(p.step.Why, Note{Workload: workload, Node: node, Action: action, Detail: detail})
 }
 
-// wake requests another step at the time at. If that time has passed, the step comes after the pause soon.
+// wake requests another step at the time at. If that time has passed, the step comes after a short pause (the
+// constant soon).
 func (p *planner) wake(at int64) {
 	if at == 0 {
 		return

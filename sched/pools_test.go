@@ -21,7 +21,8 @@ func (w *world) pool(name string, labels ...string) {
 	}
 }
 
-// TestNodePools: nodes a and b; namespace shop has the node pool of the label pool=shop, which b carries.
+// TestNodePools: a namespace with a node pool gets only nodes of that pool. Namespace shop requires the label
+// pool=shop, which node b has and node a has not.
 func TestNodePools(t *testing.T) {
 	in := func(p *commandv1.WorkloadPut) { p.Namespace = "shop" }
 	for _, c := range []struct {

@@ -21,7 +21,7 @@ type preemptions struct {
 	most  int   // the budget is too small for the smallest set of workloads to evict that has this size; 0 = no such set
 }
 
-// meets records that the present search met a limit that ends at a given time.
+// meets records that a limit on preemptions restricted the present search, and when that limit ends.
 func (l *preemptions) meets(until int64) { l.again = earlier(l.again, until) }
 
 // cooling reports whether a workload was preempted too recently to be preempted again.
@@ -63,8 +63,8 @@ func (p *planner) allows(n int) bool {
 	return false
 }
 
-// limitText describes the limit that keeps a workload from preempting others, after a search that found no way to make
-// room. It is empty if no limit does.
+// limitText describes the limit that keeps a workload from preempting others, after a search that found no way
+// to make room. It is empty if no limit applies.
 func (p *planner) limitText(w *fsm.Workload) string {
 	l := &p.preemptions
 	again, most := l.again, l.most
@@ -86,7 +86,7 @@ func (p *planner) limitText(w *fsm.Workload) string {
 	return text + "; next attempt at " + clock(again)
 }
 
-// retryPreemptions lets the pending workloads be evaluated again whose limit is over.
+// retryPreemptions queues for evaluation the pending workloads whose limit on preemptions has ended.
 func (p *planner) retryPreemptions() {
 	c := p.c
 	for {

@@ -22,7 +22,8 @@ func prioritized(priority int32, cpu int64) func(*commandv1.WorkloadPut) {
 	return demand(func(d *commandv1.Demand) { d.Priority, d.CpuMillicores, d.MemoryMib = priority, cpu, 0 })
 }
 
-// TestLimitsOfPreemption: low runs on node a, which has 4000 millicores.
+// TestLimitsOfPreemption: the cool-down and the budget delay preemptions, and the reason of the waiting
+// workload says so. In each case, low runs on node a, which has 4000 millicores.
 func TestLimitsOfPreemption(t *testing.T) {
 	for _, c := range []struct {
 		name string

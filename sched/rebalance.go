@@ -13,20 +13,20 @@ import (
 // Placement looks only at workloads without a node, so a node that joins gets nothing as long as nothing new is
 // applied. Rebalancing moves workloads that run. Two conditions must hold for a move (ADR 62):
 //
-//   - Gain: by the score of placement, the other node is better for the workload than its own node by at least a
-//     threshold, as if the workload were on neither of them.
-//   - Cost: the cost of the whole cluster falls. It is a function of where the workloads are, and not of who moves.
-//     Each move lowers it, so no series of moves leads back to an earlier state, and every series ends. See cost.
+//   - Gain: the placement score of the new node is better than that of the present node by at least a
+//     threshold. Both scores are computed as if the workload were on neither node.
+//   - Cost: the cost of the whole cluster falls. The cost depends only on which workload is on which node. Each
+//     move lowers it, so no series of moves returns to an earlier state, and every series ends. See cost.
 //
-// The other node is always the one that placement chooses, because a workload that has left its node is placed by
+// The new node is always the one that placement chooses, because a workload that has left its node is placed by
 // the same search.
 
 // BalanceLimits are the limits of a rebalancing.
 type BalanceLimits struct {
 	Moves   int   // maximum number of moves
 	MinGain int64 // smallest gain of a move, in millionths of a node; at least 1
-	// GroupsOnly excludes workloads that are not one of several members of a group, because such a workload is away
-	// while it moves.
+	// GroupsOnly excludes workloads that are not one of several members of a group: they serve nothing while
+	// they move.
 	GroupsOnly bool
 	// MinAge excludes workloads that were placed less than this time ago, in nanoseconds.
 	MinAge int64
@@ -38,8 +38,8 @@ const WholeNode = whole
 // MaxBalanceMoves is the largest number of moves of one rebalancing.
 const MaxBalanceMoves = 1000
 
-// maxEvaluations limits the searches of one rebalancing, so that it ends within seconds in every cluster. Then
-// further moves may be found afterwards.
+// maxEvaluations limits the searches of one rebalancing, so that it ends within seconds in every cluster. A
+// rebalancing that reaches the limit may leave moves for the next one.
 const maxEvaluations = 200_000
 
 // BalanceMove is one move of a rebalancing. Gain is in millionths of a node.
@@ -354,7 +354,8 @@ func (b *balancing) weigh(w *fsm.Workload) (weighed, bool) {
 	return m, m.cost < 0
 }
 
-// hopeless reports whether no node can be better enough for a workload for which only the load counts.
+// hopeless reports whether no node can reach the minimum gain for a workload. It judges only workloads without
+// rules, for which only the load counts; for others it returns false.
 func (b *balancing) hopeless(w *fsm.Workload, from int32) bool {
 	x, d := b.p.c.nodes, w.Demand
 	b.p.c.loadRepelling(b.p.State)

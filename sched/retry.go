@@ -68,8 +68,8 @@ func (p *planner) agentRetries(w *fsm.Workload) bool {
 //   - An Unknown workload has failed at once if its agent reports a cause that no retry
 //     ends. A Pending workload gets the apply timeout, because its agent may be working on
 //     an order that is newer than the cause.
-//   - A Pending workload that its agent retries by itself, because the cause may end by itself, has no time
-//     limit. Neither has one whose agent is at work on it.
+//   - A Pending workload has no time limit while its agent works on it, or retries it because the cause of the
+//     failure may end by itself.
 //   - A completed workload is not started again.
 //   - Reports about a former generation do not count.
 func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {

@@ -5,10 +5,10 @@
 // by a callback of type Look. The leader calls Next and proposes its result. The state machine checks every
 // proposal with Allows, so that a late or wrong proposal cannot make too many members unavailable.
 //
-// An update with the order start-first has surge members (ADR 58): extra members with the new specification. A
-// surge member that does not run counts as unavailable like any other, and as many members may be unavailable as
-// there are surge members. So the surge members are made first, and the number of available members never falls
-// below the number of the group's own members.
+// An update with the order start-first has surge members (ADR 58): extra members with the new specification.
+// With S surge members, at most S members may be unavailable, and a surge member that does not run counts as
+// one of them. So the surge members are made first, and the number of available members never falls below the
+// number of the group's own members.
 package rollout
 
 import (
@@ -25,7 +25,8 @@ type Phase string
 // The phases of an update. Only a running update changes members.
 const (
 	Running Phase = "Running"
-	// AwaitPromotion: the canaries have settled, and the update waits until a user promotes or aborts it.
+	// AwaitPromotion: the canaries have been available for MinHealthy, and the update waits until a user
+	// promotes or aborts it.
 	AwaitPromotion Phase = "AwaitPromotion"
 	Paused         Phase = "Paused"
 	Completed      Phase = "Completed"
@@ -60,15 +61,14 @@ type Rollout struct {
 	Phase                 Phase
 	Reason                string // why the update is paused, or how it ended
 	Members               []Member
-	// Former holds the specifications that the group's members had before the update, for a rollback. If an
-	// update begins while another one is unfinished, it takes over the Former of the other. FormerRan says
-	// that at least one member was available with these specifications; otherwise a failed update is not
-	// rolled back.
+	// Former holds the specifications that the group's members had before the update, for a rollback. An update
+	// that replaces an unfinished update copies Former from it. FormerRan says that at least one member was
+	// available with these specifications; otherwise a failed update is not rolled back.
 	Former    []*commandv1.WorkloadPut
 	FormerRan bool
 	Reverting bool // this update is a revert: it returns the group to its former specifications
 	Promoted  bool // members that are no canaries may be changed
-	// Unix nanoseconds. ProgressAt is the time at which a member was last changed or settled.
+	// Unix nanoseconds. ProgressAt is when a member last got its new specification or became Settled.
 	StartedAt, ProgressAt, EndedAt int64
 	By                             string
 }
@@ -272,13 +272,13 @@ func (r *Rollout) Next(look Look, now int64) (d Decision) {
 	return d
 }
 
-// Awaits reports whether the canaries have settled and other members wait for the promotion.
+// Awaits reports whether all canaries are Settled and other members wait for the promotion.
 func (r *Rollout) Awaits(look Look) bool {
 	c := r.count(look)
 	return r.gated() && c.todo > 0 && len(c.stopped)+len(c.down)+len(c.ready)+len(c.updating) == 0
 }
 
-// watch returns the next step of an update that waits for its promotion: it fails if a canary does.
+// watch returns the next step of an update that waits for its promotion: the update fails if a canary fails.
 func (r *Rollout) watch(look Look, now int64) (d Decision) {
 	d.Waits = fmt.Sprintf("its promotion: persysctl rollout promote %s, or abort", r.Group)
 	for i := range r.Members {
@@ -343,8 +343,8 @@ func (d *Decision) wake(at int64) {
 	}
 }
 
-// Allows returns why the members in take must not be changed now; "" if they may be. If members settle in the
-// same step, the caller marks them as settled before the call.
+// Allows returns why the members in take must not get their new specifications now; "" if they may. If other
+// members become Settled in the same step, the caller sets that before the call.
 func (r *Rollout) Allows(look Look, take []string) string {
 	c := r.count(look)
 	updating, out := len(c.updating), c.out

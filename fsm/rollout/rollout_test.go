@@ -164,7 +164,7 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 	}
 }
 
-// TestPromotedUpdateGoesOn: the step after the promotion changes the members that are no canaries.
+// TestPromotedUpdateGoesOn: the step after the promotion changes the members that are not canaries.
 func TestPromotedUpdateGoesOn(t *testing.T) {
 	for group, want := range map[string]string{
 		"a:waiting,up b:updated,up!":               "take a",
@@ -212,8 +212,8 @@ func TestAwaitedPromotion(t *testing.T) {
 	}
 }
 
-// TestRevertWithSurgeMembers: surge members that are available stand in for members during a revert. The revert
-// does not wait for those that are not.
+// TestRevertWithSurgeMembers: during a revert, an available surge member allows one more member to be changed.
+// The revert does not wait for unavailable surge members.
 func TestRevertWithSurgeMembers(t *testing.T) {
 	for group, want := range map[string]string{
 		"a:waiting,up b:updated,up x:surged,up":                  "take a",

@@ -102,9 +102,9 @@ func (st *Store) Close() {
 	st.waiters.releaseAll()
 }
 
-// At waits until the index of the newest state is at least min and returns that state. It returns ErrClosed,
-// or the cause of the end of ctx with the index that was reached. At does not poll, and the cost of Publish
-// does not grow with the number of calls that go on waiting.
+// At waits until the index of the newest state is at least min and returns that state. It returns ErrClosed, or
+// the cause of the end of ctx with the index that was reached. At does not poll. The cost of Publish does not
+// depend on how many calls wait for a later index.
 func (st *Store) At(ctx context.Context, min uint64) (fsm.View, error) {
 	for {
 		if s := st.root.Load(); s.Info().Index >= min {

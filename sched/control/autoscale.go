@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// scaling holds the groups whose size the leader chooses. Their windows last as long as the term: another
-// leader begins with empty windows.
+// scaling holds the groups with an autoscaler, each with its recent decisions (window). A new leader begins
+// with empty windows.
 type scaling struct {
 	groups btree.Map[string, *scaledGroup]
 	timer  *timer // the next decisions; nil while there is no group
@@ -27,7 +27,7 @@ type scaledGroup struct {
 // scalePause is how long the leader waits after its change of a group was refused, for example by a quota.
 const scalePause = time.Minute
 
-// findAutoscaled looks for all groups whose size the leader chooses.
+// findAutoscaled finds all groups that have an autoscaler.
 func (t *Term) findAutoscaled(view fsm.View) {
 	view.Workloads("", func(w *fsm.Workload) bool {
 		t.scalable(w)
@@ -35,7 +35,8 @@ func (t *Term) findAutoscaled(view fsm.View) {
 	})
 }
 
-// scalable adds the group of w if the leader chooses its size. autoscale drops groups that have become other ones.
+// scalable adds the group of w if it has an autoscaler. The method autoscale drops groups that no longer have
+// an autoscaler.
 func (t *Term) scalable(w *fsm.Workload) {
 	if w.Demand.Autoscale == nil || w.Desired == fsm.DesiredDeleted {
 		return

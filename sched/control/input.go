@@ -96,7 +96,7 @@ type Looked struct {
 	Err    error
 }
 
-// Scaled is the answer to the effect Scale. Err is nil if the group has the number of members.
+// Scaled is the answer to the effect Scale. Err is nil if the group now has Scale.Count members.
 type Scaled struct {
 	ID  ID
 	Err error
@@ -176,8 +176,8 @@ type ReadActions struct {
 	Limit          int
 }
 
-// Scale asks the caller to change the number of members of a group, if it is From. The answer, possibly an
-// error, must come within about ten seconds.
+// Scale asks the caller to change the number of members of a group to Count, if it is From now. The answer,
+// possibly an error, must come within about ten seconds.
 type Scale struct {
 	ID          ID
 	Group       string

@@ -200,7 +200,7 @@ func (l *liveness) hear(hb *sched.Heartbeat, mono int64) bool {
 		n.workloads = make(map[string]sched.WorkloadUsage, len(hb.Usage))
 	}
 	for _, u := range hb.Usage {
-		// A complete list repeats measurements. A repeated one does not become fresh again.
+		// A complete list also repeats old measurements: keep the time at which a repeated one was first heard.
 		if u.Heard = mono; former[u.Workload].At == u.At && former[u.Workload].Heard != 0 {
 			u.Heard = former[u.Workload].Heard
 		}

@@ -58,9 +58,9 @@ func (r *reports) add(it *commandv1.WorkloadReport) {
 	r.pending[k] = it
 }
 
-// keepOld reports whether the waiting report old is kept instead of the new report it. This is so in three
-// cases: old is about a later generation; old reports "gone" for the same generation; or the node sent old by
-// itself, and the new report is only the late answer to an order.
+// keepOld reports whether the waiting report (old) is kept and the new report (it) is dropped. This happens in
+// three cases: old is about a later generation; old reports "gone" for the same generation; or the node sent
+// old by itself, and the new report is only the late answer to an order.
 func keepOld(old, it *commandv1.WorkloadReport) bool {
 	og, ng := fsm.GenerationOf(old.GetGeneration()), fsm.GenerationOf(it.GetGeneration())
 	if og != ng {
@@ -152,9 +152,9 @@ func (t *Term) heartbeatDiff(node *fsm.Node, hb *sched.Heartbeat) {
 		return
 	}
 	// A workload counts as missing only if the node has acknowledged its order and the complete list does not
-	// name it. If the node answered an order about the workload a moment ago, the workload is skipped,
-	// because the list may be older than the answer. If an old list makes a workload count as missing
-	// nevertheless, it costs a report but no move, because the planner waits for MissingGrace.
+	// name it. If the node answered an order about the workload a moment ago, the workload is skipped, because
+	// the list may be older than the answer. A workload that is reported as missing by mistake is not moved,
+	// because the planner first waits for MissingGrace.
 	t.view.WorkloadsOn(node.ID, func(w *fsm.Workload) bool {
 		if seen[w.ID] || !w.Acknowledged || t.orders.busy(node.ID, w.ID) {
 			return true
@@ -167,12 +167,11 @@ func (t *Term) heartbeatDiff(node *fsm.Node, hb *sched.Heartbeat) {
 	})
 }
 
-// unsure reports whether a status in a heartbeat may be about the instance of the former order. A legacy v1
-// agent accepts an order, answers Pending, and then stops the former instance. Meanwhile its heartbeats
-// report the workload as Running, without a revision. The polls of the agent read the revision and the task.
-// So for half of the time that an apply may take, only the polls count. If they bring no outcome, heartbeats
-// count before the deadline of the order, so that the planner counts no failed attempt. In a frozen mode
-// nobody polls, so heartbeats count at once.
+// unsure reports whether a status in a heartbeat may be about the instance of the previous order. A legacy v1
+// agent accepts an order, answers Pending, and then stops the previous instance. Meanwhile its heartbeats
+// report the workload as Running, without a revision. Only polls read the revision and the task, so heartbeats
+// are ignored for the first half of the time that an apply may take. They count again after that, before the
+// planner would count a failed attempt. In a frozen mode nobody polls, so heartbeats count at once.
 func (t *Term) unsure(n *fsm.Node, w *fsm.Workload, r *sched.Reported) bool {
 	if !t.cfg.Inspect || t.view.Info().Mode.Frozen() || w == nil || w.Node != n.ID || !awaited(t.view, w) || r.Observation.State != fsm.ActualRunning {
 		return false
@@ -291,8 +290,9 @@ func answerReport(view fsm.View, o sched.Order, ack sched.Ack, at int64) *comman
 		case ack.State == fsm.ActualNone:
 			r.State = string(fsm.ActualPending)
 		case ack.Skipped && (ack.State == fsm.ActualStopped || ack.State == fsm.ActualFailed) && ok && w.Desired == fsm.DesiredRunning:
-			// The agent carried the order out before, for example for the last leader, and the instance has ended. The
-			// answer does not say whether with success, so only the heartbeat reports the end.
+			// The agent has carried out this order before, for example for the previous leader, and the
+			// instance has ended. This answer does not say whether it succeeded, so take the result from the
+			// heartbeat.
 			r.State = ""
 		}
 	default:

@@ -97,7 +97,8 @@ func inScaledWorld(t *testing.T, fn func(w *world, s *scaler)) {
 	}, func(c *Config) { c.Scaler = s })
 }
 
-// TestAutoscale: the leader adds members soon, and removes them five minutes after the use went down.
+// TestAutoscale: the leader adds members soon under load, and removes them five minutes after the CPU use went
+// down.
 func TestAutoscale(t *testing.T) {
 	inScaledWorld(t, func(w *world, _ *scaler) {
 		w.group(2)
@@ -120,8 +121,8 @@ func TestAutoscale(t *testing.T) {
 	})
 }
 
-// TestAutoscaleWithDeadMember: while the first member fails, none of those that work is removed, and others are
-// added for it under load.
+// TestAutoscaleWithDeadMember: while the first member fails, no working member is removed, and under load a
+// member is added.
 func TestAutoscaleWithDeadMember(t *testing.T) {
 	failed := fsm.Observation{State: fsm.ActualFailed, Code: "Exited", Message: "exit code 1", Terminal: true}
 	inScaledWorld(t, func(w *world, _ *scaler) {
@@ -136,7 +137,8 @@ func TestAutoscaleWithDeadMember(t *testing.T) {
 	})
 }
 
-// TestAutoscaleAfterApplies: an apply that gives no order does not make the members settle again.
+// TestAutoscaleAfterApplies: an apply that changes no order does not restart the 15 seconds in which a new
+// member's CPU use is not counted.
 func TestAutoscaleAfterApplies(t *testing.T) {
 	inScaledWorld(t, func(w *world, _ *scaler) {
 		w.group(2)
@@ -149,7 +151,8 @@ func TestAutoscaleAfterApplies(t *testing.T) {
 	})
 }
 
-// TestAutoscaleInNewTerm: another leader waits five minutes again before it removes members.
+// TestAutoscaleInNewTerm: a new leader waits five minutes before it removes members, whatever the previous
+// leader measured.
 func TestAutoscaleInNewTerm(t *testing.T) {
 	inScaledWorld(t, func(w *world, _ *scaler) {
 		w.group(4)
@@ -164,7 +167,8 @@ func TestAutoscaleInNewTerm(t *testing.T) {
 	})
 }
 
-// TestAutoscaleWithoutNews: a measurement that a node repeats does not stay fresh, so nothing is removed on its word.
+// TestAutoscaleWithoutNews: a node repeats an old measurement in every heartbeat. The measurement becomes
+// stale, and no member is removed because of it.
 func TestAutoscaleWithoutNews(t *testing.T) {
 	inScaledWorld(t, func(w *world, _ *scaler) {
 		w.group(4)
@@ -201,7 +205,8 @@ func TestAutoscaleRefused(t *testing.T) {
 	})
 }
 
-// TestAutoscaleWaits: a stopped member, a paused update, and a frozen mode keep the number.
+// TestAutoscaleWaits: while a member is stopped, an update is paused or the mode is frozen, the number of
+// members does not change.
 func TestAutoscaleWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, reason string

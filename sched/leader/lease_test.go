@@ -260,7 +260,7 @@ func TestLeasesOfNodes(t *testing.T) {
 }
 
 // TestTimesInTheFutureDelayNothing: the clock of a leader was ahead for a moment, so the state holds times in
-// the future. They delay no work. They also end no lease early, and no wait for a fencer.
+// the future. Such times must not delay work, end a lease early, or end the wait for a fencer early.
 func TestTimesInTheFutureDelayNothing(t *testing.T) {
 	const wrong = int64(2 * time.Hour)
 	for _, c := range []struct {

@@ -98,8 +98,8 @@ func (t *term) step(in control.Input) {
 	t.mu.Lock()
 	effects := t.core.Step(t.cfg.Clock(), t.store.View(), in)
 	if len(effects) > 0 {
-		// wg does not count the callers of Heartbeat. So this call keeps Run from returning before their
-		// effects have started.
+		// Step may run on the goroutine of a caller of Heartbeat, which wg does not count. Count it here, so
+		// that Run does not return before its effects have started.
 		t.wg.Add(1)
 		defer t.wg.Done()
 	}
