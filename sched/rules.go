@@ -19,14 +19,15 @@ const (
 	maxCost   = math.MaxInt32 / 2
 )
 
-// topology holds the values of one label over all nodes. Nodes with the same value are the same place.
+// topology holds the values of one label over all nodes. Nodes with the same value form one topology domain.
 type topology struct {
 	key    string
 	of     []int32 // for each slot: number of its value; 0 = the node does not have the label
 	values []string
 }
 
-// topologyOf returns the values of a label, or nil for fsm.ByHost, where each node is a place of its own.
+// topologyOf returns the values of a label, or nil for fsm.ByHost, where each node is a topology domain of its
+// own.
 func (x *nodeIndex) topologyOf(key string) *topology {
 	if key == fsm.ByHost {
 		return nil
@@ -129,7 +130,8 @@ func (e *term) field() string {
 
 func (e *term) target() string { return targetText(&e.rules.Affinities[e.index]) }
 
-// at returns how many members of the term's set are at the place of a slot.
+// at returns how many members of the term's set, other than the workload itself, are in the topology domain of
+// the node with slot s.
 func (e *term) at(s int32) (n int32) {
 	if e.set == nil {
 		return 0
@@ -154,8 +156,8 @@ func (e *term) atValue(v int32, counts []int32) int32 {
 	return counts[v] - 1
 }
 
-// judge returns the cost of a place with n members of the set; -1 means that the place is rejected. labelled is
-// false if the node does not have the label of the term.
+// judge returns the cost of a topology domain that has n members of the set; -1 means that the domain is
+// rejected. labelled is false if the node does not have the label of the term.
 func (e *term) judge(n int32, labelled bool) int64 {
 	var cost int64
 	switch e.kind {
@@ -200,8 +202,8 @@ type dim struct {
 	cost []int64
 }
 
-// needs returns the required affinities that would not hold on a node without the members that are there, each with
-// the number of these members.
+// needs returns the required affinities that hold on a node only because of members in its topology domain,
+// each with the number of these members.
 func (r *rules) needs(s int32) (out []need) {
 	for i := range r.terms {
 		if e := &r.terms[i]; e.must && e.kind == notNear {
@@ -213,7 +215,7 @@ func (r *rules) needs(s int32) (out []need) {
 	return out
 }
 
-// need is the number of members that a required affinity has at a place.
+// need is the number of members that a required affinity finds in the topology domain of a node.
 type need struct {
 	set *group
 	n   int32
@@ -247,7 +249,7 @@ func (r *rules) verdict(s int32) int64 {
 	return label + host
 }
 
-// byHost returns the cost of a node by the terms by host; -1 = rejected.
+// byHost returns the cost of a node by the terms with topology "host"; -1 = rejected.
 func (r *rules) byHost(s int32) (sum int64) {
 	for i := range r.terms {
 		e := &r.terms[i]
@@ -266,7 +268,8 @@ func (r *rules) byHost(s int32) (sum int64) {
 func (r *rules) rejects(s int32) bool { return r.verdict(s) < 0 }
 func (r *rules) cost(s int32) int64   { return max(0, r.verdict(s)) }
 
-// apply prepares the rules of a demand, and lists the nodes that have workloads which a rule by host names.
+// apply prepares the rules of a demand. It lists the nodes with workloads that a rule with topology "host"
+// names.
 func (c *Cache) apply(v fsm.View, who subject, q *query) {
 	x, d, r := c.nodes, q.d, &c.nodes.rules
 	c.loadRepelling(v)
@@ -348,7 +351,8 @@ func (e *term) bind(x *nodeIndex, q *query, own member) {
 	}
 }
 
-// avoidsToo reports whether a demand itself must not share a place by this label with the target key.
+// avoidsToo reports whether demand d has itself a required anti-affinity, by this label, to the target with
+// this key.
 func (c *Cache) avoidsToo(d *fsm.Demand, namespace string, key []byte, by string) bool {
 	for i := range d.Placement.Affinities {
 		if a := &d.Placement.Affinities[i]; a.Anti && a.Must && a.By == by {
@@ -484,7 +488,8 @@ func (r *rules) compile(x *nodeIndex) {
 		}
 	}
 	if near {
-		// A term that costs or rejects nodes without members concerns the nodes too that only other terms list.
+		// An affinity term costs or rejects nodes without members. So judge each listed node by all terms,
+		// including those that did not list it.
 		for _, s := range x.slots {
 			x.hot[s].place = -1
 			if c := r.byHost(s); c >= 0 {
@@ -663,9 +668,10 @@ func boolByte(v bool) byte {
 	return 0
 }
 
-// appendSubject encodes what decides, beyond the demand's other fields, by which rules it may be placed. The id
-// matters only for a workload that has a place, or that a rule of another workload names. A set that is counted
-// later and has the workload increments c.version, so no result under a key without the id is used after that.
+// appendSubject encodes, beyond the demand's other fields, what the rules about other workloads depend on. The
+// id of the workload matters only if the workload has a node, or if a rule of another workload names it. If the
+// workload is counted in a set later, c.version increases, so results under a key without the id are not used
+// any more.
 func (c *Cache) appendSubject(b []byte, who subject, d *fsm.Demand) []byte {
 	if d.Placement == nil && len(c.repelled) == 0 {
 		return b

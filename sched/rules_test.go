@@ -206,7 +206,8 @@ func TestPlacementKeepsEveryRequiredRule(t *testing.T) {
 			}
 			ready := func(n *fsm.Node) bool { return n.Schedulable() }
 			if got == "" {
-				// By definition, every node must be rejected for a rule or for another reason.
+				// The planner found no node. If it names a rule as the reason for a node, the function broken
+				// must agree.
 				v := Explain(w.state, x, w.tuning)
 				for _, n := range v.Nodes {
 					if f := n.Filter; (f == "spread" || f == "affinity" || f == "anti-affinity") && broken(w.state, x, n.Node, ready) == "" {
@@ -354,8 +355,8 @@ func TestSpreadIgnoresZonesWithoutReadyNodes(t *testing.T) {
 	}
 }
 
-// TestARuleAboutTheSameTargetHidesNoOther: web must be apart from its own group, and also from db, which is not in
-// that group but must be apart from it.
+// TestARuleAboutTheSameTargetHidesNoOther: web and db have the same required anti-affinity to group web, of
+// which only web is a member. The rule of db keeps web away from its zone, although web has an equal rule.
 func TestARuleAboutTheSameTargetHidesNoOther(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1", nodeInZone("z"))
@@ -369,7 +370,8 @@ func TestARuleAboutTheSameTargetHidesNoOther(t *testing.T) {
 	}
 }
 
-// TestNoPreemptionOfTheNeededNeighbour: a workload that must be near another one does not preempt it.
+// TestNoPreemptionOfTheNeededNeighbour: a workload with a required affinity to another one does not preempt
+// that workload.
 func TestNoPreemptionOfTheNeededNeighbour(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1")
@@ -389,8 +391,8 @@ func TestNoPreemptionOfTheNeededNeighbour(t *testing.T) {
 	}
 }
 
-// TestAWorkloadIsNotItsOwnNeighbour: a workload that leaves its node does not count itself in the sets that its
-// rules name, whether or not they were counted before.
+// TestAWorkloadIsNotItsOwnNeighbour: when a workload that leaves its node is placed, its rules do not count the
+// workload itself, whether or not the cache has counted the targets of these rules before.
 func TestAWorkloadIsNotItsOwnNeighbour(t *testing.T) {
 	for name, rules := range map[string][]func(*commandv1.WorkloadPut){
 		"affinity":      {affine(&commandv1.Affinity{Group: "g", By: "host", Must: true}), affine(&commandv1.Affinity{Group: "h", By: "host", Weight: 7})},

@@ -122,8 +122,8 @@ func (q *query) offer(s int32, score int64) {
 }
 
 // search finds the best node that passes every filter: first among the nodes that are not listed, by the index
-// sorted by load, then among the few listed nodes. Listed nodes have members of the demand's group, or workloads
-// that a rule by host names.
+// sorted by load, then among the few listed nodes. Listed nodes have members of the demand's group, or
+// workloads that a rule with topology "host" names.
 func (q *query) search(listed []int32) {
 	x := q.x
 	if ids, ok := pinned(q.d); ok {

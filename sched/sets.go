@@ -133,15 +133,16 @@ func (c *Cache) indexPromised() {
 	}
 }
 
-// repelling is one kind of rule of placed workloads: they must not share a place with a certain target.
+// repelling is one required anti-affinity of placed workloads: by label by, they must not share a topology
+// domain with a certain target.
 type repelling struct {
 	by     string
 	inside bool   // the target names the workloads in set too
 	set    *group // workloads that have the rule
 }
 
-// loadRepelling counts the placed workloads that must not share a place with others. It does so once, because
-// these rules also reject workloads that have no rules.
+// loadRepelling counts, once, the placed workloads that have a required anti-affinity. It is called for every
+// placement, because such a rule also keeps away workloads that have no rules themselves.
 func (c *Cache) loadRepelling(v fsm.View) {
 	if c.repelled != nil {
 		return
@@ -155,8 +156,8 @@ func (c *Cache) loadRepelling(v fsm.View) {
 	})
 }
 
-// holders returns the set of the workloads that must not share a place by this label with a target. Those that the
-// target names too have a set of their own.
+// holders returns the set of the workloads that have this required anti-affinity to a target. Workloads that
+// are themselves part of the target (inside) have a set of their own.
 func (c *Cache) holders(namespace string, a *fsm.Affinity, inside bool) *group {
 	c.target = appendRuleTarget(c.target[:0], namespace, a)
 	for _, r := range c.repelled[string(c.target)] {

@@ -52,7 +52,8 @@ func (s *systems) add(id string) {
 	s.templates.add(id)
 }
 
-// left queues a draining node that an instance may have left: its members leave it last.
+// left queues a node that an instance may have left, if the node is draining: once no other workload is left on
+// it, the members of system workloads leave it too.
 func (s *systems) left(x *nodeIndex, node string) {
 	if at, ok := x.slotOf[node]; ok && len(s.known) > 0 && x.recs[at].Draining {
 		s.nodes.add(node)
@@ -163,7 +164,8 @@ func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (why string, at
 	if r := fits(nil, of.Demand, n); r.filter != passes {
 		return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
 	}
-	// The owner of the workload did not change the node pool of the namespace, so a member with local data stays.
+	// If only the node pool of the namespace has changed, a member with local data stays: its owner did not ask
+	// for the loss of that data.
 	if r := fits(p.c.nodes.pooled[of.In()], of.Demand, n); r.filter != passes && len(m.DataOn(n)) == 0 {
 		return fmt.Sprintf("the node no longer matches: %s", r.short()), 0
 	}

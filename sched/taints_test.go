@@ -30,7 +30,8 @@ func tolerates(key string) func(*commandv1.WorkloadPut) {
 	return demand(func(d *commandv1.Demand) { d.Tolerations = []*commandv1.Taint{{Key: key}} })
 }
 
-// TestTaintsOfPeople: a person taints or labels node a, on which workloads run.
+// TestTaintsOfPeople: what happens to the workloads on node a, and to new ones, when a person taints or labels
+// the node.
 func TestTaintsOfPeople(t *testing.T) {
 	for _, c := range []struct {
 		name string

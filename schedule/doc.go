@@ -9,6 +9,6 @@
 // wall, and each of its times counts once:
 //
 //   - A time that the clock leaves out fires when the clock has moved on: 02:30 fires at 03:00. If several
-//     times are left out, or one of them is that moment, there is one run.
+//     times are left out, or the schedule also has 03:00, there is still one run at 03:00.
 //   - A time that the clock shows twice fires the first time.
 package schedule

@@ -81,8 +81,8 @@ func (s *Schedule) next(after time.Time) time.Time {
 	}
 }
 
-// elapsed returns the first time of a schedule that fires in every hour. Between two changes of the clock, wall
-// and time advance alike.
+// elapsed returns the first time after the given one for a schedule that fires in every hour. It goes from one
+// change of the UTC offset to the next, because wall time and real time advance alike between them.
 func (s *Schedule) elapsed(after time.Time) time.Time {
 	for {
 		offset := offsetOf(after)

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestTimes: the times that follow a moment, with daylight saving time in both directions.
+// TestTimes: Next returns the expected times after a moment, also when the clock is set forward or back for
+// daylight saving time.
 func TestTimes(t *testing.T) {
 	for _, c := range []struct {
 		name, expression, zone, after string

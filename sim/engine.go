@@ -220,8 +220,8 @@ func (e *engine) refuse(sp spec) error {
 	return nil
 }
 
-// refuses reports whether the machine cannot run a workload for a cause of its own. There is one machine for each
-// workload that never can.
+// refuses reports whether the machine cannot run a workload for a cause of the machine (fault NodeTrouble). For
+// each workload, one machine can never run it; others cannot while their disk is full.
 func (m *machine) refuses(id string) bool {
 	w := m.w
 	return w.has(NodeTrouble) && (m.full > w.now || int(xxhash.Sum64String(id)%uint64(len(w.machines))) == m.idx)

@@ -28,7 +28,7 @@ func (m *machine) bound() uint32 {
 	return uint32(lease.Bound(time.Duration(fencerGrace)) / time.Second)
 }
 
-// meetFencer makes a new agent process ask the fencer which workloads the former process ran.
+// meetFencer makes a new agent process ask the fencer which workloads the previous agent process ran.
 func (m *machine) meetFencer() {
 	if !m.w.has(Fencers) {
 		return

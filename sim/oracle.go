@@ -217,7 +217,8 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	}
 }
 
-// movedOn checks that a workload which leaves a node that cannot run it may do so, and not too often.
+// movedOn checks that a workload which leaves a node that cannot run it is not exclusive, and does not move
+// more often than its limit allows.
 func (w *world) movedOn(x *fsm.Workload, at int64) {
 	w.report.Moves++
 	limit := x.Demand.MoveLimit()

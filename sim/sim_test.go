@@ -152,8 +152,8 @@ func TestFaultsAreNamed(t *testing.T) {
 	}
 }
 
-// TestOracleFindsWorkloadOnTwoNodes: the oracle finds a workload that runs on two nodes which have both held
-// their leases for long.
+// TestOracleFindsWorkloadOnTwoNodes: the oracle reports a workload that runs on two nodes at once although both
+// have held their leases for longer than overlapAllowed.
 func TestOracleFindsWorkloadOnTwoNodes(t *testing.T) {
 	const never = -1
 	for _, c := range []struct {

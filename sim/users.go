@@ -199,9 +199,9 @@ func (w *world) sentence(m *machine, what string, body func(*commandv1.Command))
 	}).must = true
 }
 
-// obey makes an operator fence the node of a reinstalled machine whose registration was refused, as
-// the error advises. An earlier fence may have been undone by a late registration of the former
-// system.
+// obey makes an operator fence the node of a reinstalled machine whose registration was refused, as the error
+// advises. An earlier fence may have been undone by a late registration that the machine sent before it was
+// reinstalled.
 func (w *world) obey(m *machine) {
 	if m.fencing {
 		return

@@ -51,9 +51,9 @@ func (e *Errors) autoscale(id string, s *controlv1.WorkloadSpec) {
 	e.members("autoscale", id, s, int(a.GetMax()))
 }
 
-// sized returns the number of members that an apply gives to a group with an autoscaler: a new group gets the
-// first argument. present is the number of members of an existing group; nil if there is none. A group that a
-// person scaled to 0 stays so.
+// sized returns the number of members that an apply gives to a group with an autoscaler. present is the present
+// number of members; nil if the group is new, which then gets initial. A group that a person scaled to 0 keeps
+// 0.
 func sized(initial int, a *controlv1.Autoscale, present *int) int {
 	if present == nil {
 		return initial
@@ -83,8 +83,8 @@ func autoscaleDemand(s *controlv1.WorkloadSpec) *commandv1.Autoscale {
 	return &commandv1.Autoscale{Min: uint32(a.GetMin()), Max: uint32(a.GetMax()), Cpu: uint32(a.GetCpu())}
 }
 
-// KeepAutoscale gives the put of one member of a group the settings of the group's autoscaler, which may be nil.
-// Prepare makes a whole group of a request with such settings.
+// KeepAutoscale adds the settings of a group's autoscaler, which may be nil, to the put of one of its members.
+// Prepare cannot make such a put, because it makes a whole group of a request with these settings.
 func KeepAutoscale(p *commandv1.WorkloadPut, a *fsm.Autoscale) error {
 	if a == nil {
 		return nil

@@ -50,7 +50,8 @@ func TestAutoscaleInFiles(t *testing.T) {
 	}
 }
 
-// TestAutoscaleIsNoContent: other limits do not restart the members, and a copy of a member has them too.
+// TestAutoscaleIsNoContent: other limits do not change the content hash, so members are not recreated. The
+// stored specification of a member has the limits, so a copy of it has them too.
 func TestAutoscaleIsNoContent(t *testing.T) {
 	content := func(text string) string {
 		p, err := Prepare(parseOne(t, text), nil)
@@ -75,7 +76,7 @@ func TestAutoscaleIsNoContent(t *testing.T) {
 	}
 }
 
-// TestAutoscaleFaults: senseless settings are refused with the line of the fault.
+// TestAutoscaleFaults: invalid settings of the autoscaler are refused, and the error names the line.
 func TestAutoscaleFaults(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"min of 0", strings.Replace(autoscaled, "min: 2", "min: 0", 1), "file.yaml:2:18: autoscale.min: must be 1 to 1000"},
@@ -102,7 +103,8 @@ func TestAutoscaleFaults(t *testing.T) {
 	}
 }
 
-// TestAutoscaleNeedsCPU: without a CPU request there is nothing to measure by. A default of a policy is a request.
+// TestAutoscaleNeedsCPU: an autoscaler without a CPU request is refused, because use is measured in percent of
+// the request. A request that a policy sets by default is enough.
 func TestAutoscaleNeedsCPU(t *testing.T) {
 	docs, err := Documents("file.yaml", []byte(strings.Replace(autoscaled, "resources: {cpu: 500m}\n", "", 1)), Options{})
 	if err != nil {

@@ -217,9 +217,9 @@ func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 	e.text("restart_policy", orElse(c.GetRestartPolicy(), "no"))
 	e.flag("privileged", c.GetPrivileged())
 	e.volumes(c.GetManagedVolumes())
-	// These fields were added in a later version. They have no record when unset, so that contents from
-	// before stay equal. Defaults of the agents are not part of the content, so a new default does not
-	// recreate a container.
+	// These fields were added in a later version. When they are unset, they add no record, so that the content
+	// hash of older specifications does not change. Defaults of the agents are not part of the content, so a
+	// new default does not recreate a container.
 	e.flag("run_once", c.GetRestartPolicy() == "no")
 	e.text("user", c.GetUser())
 	e.words("cap_add", c.GetCapAdd())
@@ -236,8 +236,8 @@ func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
 	e.options(c)
 }
 
-// words adds records for a list that was added in a later version. An empty list has none, so that contents
-// from before stay equal.
+// words adds records for a list that was added in a later version. An empty list adds no record, so that the
+// content hash of older specifications does not change.
 func (e *encoder) words(path string, list []string) {
 	e.number(path+".#", int64(len(list)))
 	for _, w := range list {
@@ -265,8 +265,8 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	e.text("git_ref", c.GetGitRef())
 	e.secret("inline_yaml", c.GetInlineYaml())
 	e.pairs("env", c.GetEnv(), true)
-	// This field was added in a later version. It has no record when it is empty, so that contents from
-	// before stay equal.
+	// This field was added in a later version. When it is empty, it adds no record, so that the content hash of
+	// older specifications does not change.
 	if name := c.GetGitCredentials(); name != "" {
 		e.text("git_credentials", name)
 	}
@@ -276,7 +276,8 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	e.text("bundle", c.GetBundle()) // also added later
 }
 
-// vm adds records of the VM that the node gets, so that a VM has the same content in both forms.
+// vm adds records of the VM that the node gets, so that a VM has the same content in the field vm and under the
+// reserved metadata key.
 func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	v, fromMetadata := vmOf(s)
 	if v == nil {
@@ -284,8 +285,8 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	}
 	e.text("name", v.GetName())
 	e.number("vcpus", int64(v.GetVcpus()))
-	// In former versions the content did not include the quota. So a VM with a quota is recreated when it is
-	// applied again.
+	// Older schedulers left the quota out of the content. So a VM with a quota that they stored is recreated
+	// when it is applied again.
 	e.number("cpu_millicores", vmQuota(s, v))
 	e.number("memory_mb", v.GetMemoryMb())
 	e.text("os_image", v.GetOsImage())

@@ -156,7 +156,8 @@ func (e *Errors) parameterized(p *controlv1.ParameterizedSpec) {
 	}
 }
 
-// normaliseTemplate leaves one form of the settings of a cron and of a parameterized job.
+// normaliseTemplate rewrites the settings of a cron or a parameterized job in one canonical form, with the
+// defaults.
 func normaliseTemplate(s *controlv1.WorkloadSpec) {
 	if !IsCron(s) {
 		s.Cron = nil

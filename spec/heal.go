@@ -6,8 +6,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// Values of on_unhealthy. A service without the field is kept as it is, because specifications without it
-// worked that way before the field existed. A stored specification has no value instead of keep.
+// Values of on_unhealthy. The default is keep: an unhealthy service goes on running, as all services did before
+// this field was added. A stored specification has "" instead of keep.
 const (
 	onUnhealthyKeep    = "keep"
 	onUnhealthyRestart = "restart"

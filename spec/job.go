@@ -160,7 +160,7 @@ func (e *Errors) members(field, id string, s *controlv1.WorkloadSpec, n int) {
 	}
 }
 
-// normaliseJob leaves one form of the kind and of the settings of a job.
+// normaliseJob rewrites the kind and the settings of a job in one canonical form.
 func normaliseJob(s *controlv1.WorkloadSpec) {
 	normaliseTemplate(s)
 	if !IsJob(s) {

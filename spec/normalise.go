@@ -178,8 +178,8 @@ func normaliseCompose(c *controlv1.ComposeSpec) {
 	}
 }
 
-// normaliseVMSpec leaves only one form of the VM: the field vm, or the VM under the reserved metadata key, of
-// which vm is then a copy for views.
+// normaliseVMSpec rewrites the VM in one of two forms: only the field vm, or the VM under the reserved metadata
+// key with a copy for views in the field vm.
 func normaliseVMSpec(s *controlv1.WorkloadSpec) {
 	v, fromMetadata := vmOf(s)
 	if v == nil {

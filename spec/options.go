@@ -17,8 +17,8 @@ import (
 	"github.com/persys/compute/stack/service"
 )
 
-// Words of Compose that name a namespace or a network of a container. A container cannot share those of
-// another workload.
+// The allowed values of the Compose fields for the namespaces and the network of a container. Values that share
+// those of another container are not allowed.
 var (
 	networkModes = []string{"bridge", "host", "none"}
 	hostOnly     = []string{"host"}
@@ -95,7 +95,7 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 	e.asService(s)
 }
 
-// asService checks a container as the service of a Compose file that means the same.
+// asService converts a container to the Compose service with the same meaning and checks that service.
 func (e *Errors) asService(s *controlv1.WorkloadSpec) {
 	of := service.Of(agentContainer(s))
 	conflicts := service.Conflicts(of)
@@ -179,7 +179,7 @@ func (e *Errors) engineCheck(s *controlv1.WorkloadSpec) {
 	}
 }
 
-// normaliseOptions leaves one spelling of the fields that a container has in common with a service of a
+// normaliseOptions rewrites in one canonical form the fields that a container has in common with a service of a
 // Compose file.
 func normaliseOptions(c *controlv1.ContainerSpec) {
 	for _, word := range []*string{&c.NetworkMode, &c.Pid, &c.Ipc, &c.Uts, &c.UsernsMode, &c.Cgroup} {
@@ -206,7 +206,8 @@ func normaliseOptions(c *controlv1.ContainerSpec) {
 }
 
 // options adds records for the fields that a container has in common with a service of a Compose file. They
-// were added in a later version, so they have no record when unset.
+// were added in a later version. When unset they add no record, so that the content hash of older
+// specifications does not change.
 func (e *encoder) options(c *controlv1.ContainerSpec) {
 	e.words("entrypoint", c.GetEntrypoint())
 	for _, t := range []struct{ path, value string }{

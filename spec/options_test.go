@@ -15,10 +15,11 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// firstOption is the number of the first field of a container that was added with the words of Compose.
+// firstOption is the protobuf number of the first container field that was taken over from Compose services.
 const firstOption = 1340
 
-// TestFormsOfWords: every form that Compose has for a word means the same in a container.
+// TestFormsOfWords: the different forms that Compose allows for the value of a field give the same
+// specification of a container.
 func TestFormsOfWords(t *testing.T) {
 	for _, c := range []struct{ name, a, b string }{
 		{"an entry point", "entrypoint: /bin/sh -c 'a b'", "entrypoint: [/bin/sh, -c, a b]"},
@@ -131,8 +132,8 @@ func every(t *testing.T, f protoreflect.FieldDescriptor) *controlv1.WorkloadSpec
 	return &controlv1.WorkloadSpec{Type: TypeContainer, Workload: &controlv1.WorkloadSpec_Container{Container: c}}
 }
 
-// TestEveryWordIsInTheContentAndInTheOrder: a container with a new word is a new revision, and the agent gets
-// the word.
+// TestEveryWordIsInTheContentAndInTheOrder: setting any field that was taken over from Compose changes the
+// content hash of a container, and the order to the agent contains the field.
 func TestEveryWordIsInTheContentAndInTheOrder(t *testing.T) {
 	plain := &controlv1.WorkloadSpec{Type: TypeContainer, Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "x"}}}
 	before, order := contentOf(t, plain), agentContainer(plain)
@@ -179,7 +180,8 @@ func TestOptionsOfALogDriverAreSealed(t *testing.T) {
 	}
 }
 
-// TestWordsThatGivePowerAreAsked: policies judge every word with which a container reaches its node.
+// TestWordsThatGivePowerAreAsked: every field by which a container gets access to its node becomes an ask,
+// which policies judge.
 func TestWordsThatGivePowerAreAsked(t *testing.T) {
 	for words, want := range map[string]policy.Ask{
 		"network_mode: host":               {Rule: policy.RuleHostNS, Value: "network", Field: "container.network_mode"},
@@ -208,7 +210,7 @@ func TestWordsThatGivePowerAreAsked(t *testing.T) {
 	}
 }
 
-// TestEnvFile: variables of a file are read where the specification is written.
+// TestEnvFile: the variables of env_file are read when the specification is parsed, on the author's machine.
 func TestEnvFile(t *testing.T) {
 	read := func(string) ([]byte, error) { return []byte("A=one\nB=two # comment\n"), nil }
 	docs, err := Parse("f", []byte("id: a\ncontainer: {image: x, env_file: web.env, env: {A: own}}\n"), Options{ReadFile: read})

@@ -156,7 +156,8 @@ func Documents(file string, data []byte, options Options) ([]Document, error) {
 	return out, nil
 }
 
-// addMissed adds those of the given faults to d.errs at whose line and column no fault is reported yet.
+// addMissed adds the given faults to d.errs, except those at a line and column for which d.errs has a fault
+// already.
 func (d *decoder) addMissed(faults Errors) {
 	for _, f := range faults {
 		near := func(e FieldError) bool { return e.Line == f.Line && e.Column == f.Column }

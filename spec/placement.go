@@ -192,7 +192,7 @@ func sameTarget(a, b *controlv1.AffinityRule) bool {
 	return a.GetWorkload() == b.GetWorkload() && a.GetGroup() == b.GetGroup() && a.GetTag() == b.GetTag()
 }
 
-// normaliseRules rewrites the rules about the place of a workload in place to the stored form.
+// normaliseRules rewrites the placement rules of a workload to the stored form. It changes s.
 func normaliseRules(s *controlv1.WorkloadSpec) {
 	s.PlacementPolicy = canonicalWord(s.PlacementPolicy, placementPolicies)
 	for _, r := range s.Spread {

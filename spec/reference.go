@@ -92,7 +92,7 @@ func pathsIn(all []documented) map[string]string {
 
 func cell(s string) string { return strings.ReplaceAll(s, "|", "\\|") }
 
-// meaning returns the description of a field with its words and its range.
+// meaning returns the description of a field, with its allowed words and its range.
 func (f *documented) meaning() string {
 	out := f.note.what
 	if len(f.note.words) > 0 {
@@ -104,8 +104,8 @@ func (f *documented) meaning() string {
 	return out
 }
 
-// example returns the example of a field as YAML in one line. A field without an example of its own gets one
-// from its words or its range.
+// example returns the example of a field as YAML in one line. A field without an example of its own gets its
+// first allowed word, or a number in its range.
 func (f *documented) example() string {
 	v := f.note.example
 	switch {

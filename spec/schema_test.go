@@ -82,8 +82,8 @@ func TestSchemaFindsFaults(t *testing.T) {
 	}
 }
 
-// TestOneRunFindsFaultsOfBothKinds: a document with an unknown field and a word that is not allowed gets both
-// faults.
+// TestOneRunFindsFaultsOfBothKinds: if a document has an unknown field and also a word that is not allowed,
+// Parse reports both faults.
 func TestOneRunFindsFaultsOfBothKinds(t *testing.T) {
 	_, err := Parse("f", []byte("id: a\nbogus: 1\ncontainer: {image: x, restart: sometimes}\npriority: 5000\n"), Options{})
 	if err == nil {

@@ -337,8 +337,8 @@ func (b *builder) entry(into *node, v *ast.MappingValueNode, depth int) error {
 	return nil
 }
 
-// merge adds the entries of a mapping that YAML's `<<` names. Entries of the mapping into itself take
-// precedence, wherever the `<<` stands; see own.
+// merge adds to the mapping into the entries of the mapping from, which YAML's `<<` names. If both have a key,
+// the entry of into takes precedence, wherever the `<<` stands; see own.
 func (b *builder) merge(into, from *node, t *token.Token) error {
 	switch from.kind {
 	case mapping:

@@ -42,8 +42,8 @@ func TestUpdateOrderAndCanary(t *testing.T) {
 	}
 }
 
-// TestSurgePuts: a start-first update brings the specifications of its extra members along, as new members with
-// ids beyond the count.
+// TestSurgePuts: the command of a start-first update also holds the specifications of its surge members, whose
+// ids follow those of the group's own members.
 func TestSurgePuts(t *testing.T) {
 	for doc, want := range map[string]string{
 		"count: 3\nupdate: {order: start-first}":                             "web-3",

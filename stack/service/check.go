@@ -1,6 +1,6 @@
-// Package service is the meaning of one service of a Compose file, and of a container, which has the same
-// words: Of makes the service of a container, and Check finds the values that compose-go accepts but an engine
-// or the kernel refuses.
+// Package service checks one service of a Compose file. Check finds the values that compose-go accepts but an
+// engine or the kernel refuses. A container has the same fields as a service: Of converts it to a service, so
+// that it is checked by the same code.
 package service
 
 import (

@@ -73,7 +73,8 @@ func Of(c *agentv1.ContainerSpec) types.ServiceConfig {
 	return s
 }
 
-// words returns an entry point. One empty word stands for an empty list, which protobuf cannot tell from none.
+// words returns an entry point. In protobuf, a list with one empty word stands for an empty entry point,
+// because protobuf cannot distinguish an empty list from an unset one.
 func words(list []string) types.ShellCommand {
 	if len(list) == 1 && list[0] == "" {
 		return types.ShellCommand{}
