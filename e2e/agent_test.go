@@ -157,8 +157,8 @@ func TestAgentRestart(t *testing.T) {
 	})
 }
 
-// TestAgentLostOnDocker: after an agent has died, another agent on the same Docker engine runs its workload
-// within the lease and a few seconds.
+// TestAgentLostOnDocker: after an agent has died, another agent on the same Docker engine runs its workload a few
+// seconds after the lease at the latest.
 func TestAgentLostOnDocker(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -193,9 +193,9 @@ func TestAgentLostOnDocker(t *testing.T) {
 	}))
 }
 
-// TestAgentLost is TestAgentLostOnDocker with a simulated engine for each agent. The engines record every start
-// and stop. They show that the run on the other node begins after the lease has ended, and that the old run
-// ends when the first agent returns.
+// TestAgentLost kills the agent of a node. The workload must start on the other node, but not before the lease has
+// ended, and its old instance must stop when the first agent returns. Each agent has a simulated engine, which records
+// every start and stop.
 func TestAgentLost(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -292,8 +292,7 @@ func TestAgentLost(t *testing.T) {
 		t.Errorf("the exclusive workload ran twice at one time: %+v", over)
 	}
 
-	// The old agent returns. The moved workloads stay on the other node, and the first one ends its
-	// runs.
+	// The old agent returns. The moved workloads stay on the other node, and the old agent stops its instances of them.
 	must(t, holder.Start())
 	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
 	for _, id := range []string{"many-0", "many-1", "many-2", "late", "single"} {
@@ -339,7 +338,7 @@ func TestSleepEvictsNobody(t *testing.T) {
 			}
 		}
 	}
-	// asleep freezes some schedulers for longer than a lease. This test must wait for wall time.
+	// asleep freezes the schedulers with these indexes for longer than a lease, which runs in real time.
 	asleep := func(who ...int) {
 		t.Helper()
 		for _, i := range who {

@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestAutoscale: a busy group grows to its maximum by the use that the agent reports. Another leader keeps the
-// number, and so does an apply of the file.
+// TestAutoscale: a group for which the agent reports a high CPU use grows to its maximum number of members. A change of
+// leader and another apply of the file keep that number.
 func TestAutoscale(t *testing.T) {
 	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))

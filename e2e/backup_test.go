@@ -29,7 +29,8 @@ func untouched(t *testing.T, c *harness.Cluster, ids ...string) {
 	}
 }
 
-// refusesEarlierEpoch checks that an agent refuses an order of an earlier epoch, even with a higher term.
+// refusesEarlierEpoch checks that an agent refuses an order whose epoch has a lower incarnation, even with a higher
+// term.
 func refusesEarlierEpoch(t *testing.T, a *harness.Agent, cluster string, incarnation uint64) {
 	t.Helper()
 	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -15,7 +15,7 @@ import (
 )
 
 // TestCronsFireWhileLeadersDie: the leader is killed around the moment at which ten crons fire, eight times.
-// Each time of each cron has one run, which ran once.
+// At each time at which a cron was due, exactly one run was created, which ran once.
 func TestCronsFireWhileLeadersDie(t *testing.T) {
 	cronsWhileLeadersDie(t, raced(t), 8)
 }
@@ -112,7 +112,7 @@ func finished(t *testing.T, c *harness.Cluster, id string) *controlv1.WorkloadVi
 	return got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, 2*settle, func(w *controlv1.WorkloadView) bool { return w.GetJobResult() != nil }))
 }
 
-// nextTime returns the next time of crons, which is the same for all of them.
+// nextTime returns the time at which all of the crons are due next.
 func nextTime(t *testing.T, c *harness.Cluster, crons []string) (next time.Time) {
 	t.Helper()
 	for i, id := range crons {

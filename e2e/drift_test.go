@@ -126,7 +126,7 @@ func (b *driftBook) state(ctx context.Context) (fsm.State, error) {
 
 func (b *driftBook) now() fsm.State { return got[fsm.State](b.t)(b.state(b.t.Context())) }
 
-// driftEvent returns the first event of a type about a drift that comes after a sequence number.
+// driftEvent returns the first event with this type, node, workload and kind of drift after the event number since.
 func driftEvent(s fsm.State, since uint64, event, node, workload, kind string) *fsm.Event {
 	var found *fsm.Event
 	s.Events(since, func(e *fsm.Event) bool {
@@ -138,7 +138,7 @@ func driftEvent(s fsm.State, since uint64, event, node, workload, kind string) *
 	return found
 }
 
-// opened waits until a drift is recorded everywhere: an event, a key in etcd, and while it is open the metric.
+// opened waits until a drift is shown by an event, by a key in etcd and, while the drift is open, by the metric.
 func (b *driftBook) opened(since uint64, node, workload, kind, action string) *fsm.Event {
 	b.t.Helper()
 	var event *fsm.Event

@@ -102,9 +102,9 @@ type cursorText struct {
 
 func cursorKey(cluster string) string { return "/persys/mirror/" + cluster + "/cursor" }
 
-// equals waits until etcd has a record for everything in the state, and nothing else. It compares key by key,
-// in the form that the legacy contract documents, without using the mirror's code. The comparison that the
-// schedulers make themselves must give the same result.
+// equals waits until etcd has exactly the records that the state requires. It compares key by key, in the form that the
+// legacy contract documents, without using the mirror's code. The comparison that the schedulers make themselves must
+// give the same result.
 func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "the mirror to equal the state "+when, func(ctx context.Context) error {

@@ -167,8 +167,8 @@ func TestFloodOfConnections(t *testing.T) {
 		fresh := got[*grpc.ClientConn](t)(c.Dial(target.GRPC, ada))
 		for _, cc := range []*grpc.ClientConn{held, fresh} {
 			asked := time.Now()
-			// A stranger's connection may take the place of a new connection before its certificate is seen. As
-			// every client of the schedulers does, the operator then connects again.
+			// The full server may close the operator's new connection before it has seen the certificate, to make room
+			// for a stranger's. The operator then connects again, as every client of the schedulers does.
 			call, done := context.WithTimeout(ctx, settle)
 			_, err := controlv1.NewAgentControlClient(cc).ListWorkloads(call, &controlv1.ListWorkloadsRequest{}, grpc.WaitForReady(true))
 			done()
@@ -204,16 +204,16 @@ func TestFloodOfConnections(t *testing.T) {
 		opened.Load(), networks*hosts, took.Round(100*time.Millisecond), shaken.Load(), refused, open.Load(), calls, longest.Round(time.Millisecond), grown)
 }
 
-// TestRefusedJoins asks 20,000 times to join without a valid token; see refusedJoins.
+// TestRefusedJoins runs refusedJoins with 20,000 requests to join without a valid token.
 func TestRefusedJoins(t *testing.T) { refusedJoins(t, 20_000) }
 
 // TestAMillionRefusedJoins does the same a million times.
 func TestAMillionRefusedJoins(t *testing.T) { refusedJoins(t, 1_000_000) }
 
 // refusedJoins asks n times to join, from 30 networks, with tokens that do not exist and with a wrong secret of
-// a good token. Few of the refusals are recorded one by one, the others as numbers. The state, the audit logs
-// and the memory of the schedulers stay bounded, the agent keeps its lease, and the good token still admits an
-// agent during the refusals.
+// a good token. Few of the refusals are recorded one by one; the others are counted. The state, the audit logs and the
+// memory of the schedulers stay bounded, the agent keeps its lease, and the good token still admits an agent during the
+// refusals.
 func refusedJoins(t *testing.T, n int64) {
 	const networks, callers = 30, 16
 	c := start(t, harness.Options{Binaries: shipped(t), Schedulers: 3, OwnCA: true}) // with the default leases: the load must not cost them
@@ -282,7 +282,7 @@ func refusedJoins(t *testing.T, n int64) {
 		t.Fatalf("only %d joins without a valid token were answered: %v", answered.Load(), answers)
 	}
 
-	// Every refusal is recorded, or is part of a number of refusals, which is recorded within a minute.
+	// Every refusal is recorded by itself or in a count of refusals, which is recorded within a minute.
 	judged := answers[codes.NotFound] + answers[codes.PermissionDenied]
 	var single, numbers, counted int64
 	var state fsm.State

@@ -319,8 +319,8 @@ func impostor(t *testing.T, cfg *tls.Config) (addr string, heard func() int) {
 	return l.Addr().String(), func() int { return len(calls) }
 }
 
-// compromised makes every call that the real programs serve, as the reflection service lists them,
-// with the certificate of another agent.
+// compromised makes every call that the real programs serve (as the reflection service lists them) with the certificate
+// of another agent. Calls that agents may not make, and calls that name the victim's node, must be refused.
 func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -14,8 +14,9 @@ import (
 
 const electionLimit = 15 * time.Second
 
-// TestLeaderKilled: eight clients apply through all replicas while leaders are killed and restarted. The test
-// runs the released build, because it measures the time without acknowledged writes.
+// TestLeaderKilled: eight clients apply through all replicas while leaders are killed and restarted. Writes must be
+// acknowledged again within 5 s, and the history must be linearizable. The test runs the released build, because it
+// measures time.
 func TestLeaderKilled(t *testing.T) {
 	c := start(t, harness.Options{Binaries: shipped(t)})
 	tr := load(t, c)
@@ -65,8 +66,8 @@ func TestLeaderPaused(t *testing.T) {
 	tr.end()
 }
 
-// TestLeadershipMoves: leadership is transferred several times, and a leader is stopped by SIGTERM, while
-// clients apply.
+// TestLeadershipMoves: leadership is transferred several times, and a leader is stopped by SIGTERM, while clients
+// apply. Each time another replica must lead and acknowledge writes, and the history must be linearizable.
 func TestLeadershipMoves(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)

@@ -181,7 +181,8 @@ func got[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-// fast returns settings with the shortest possible leases, because agents count in whole seconds.
+// fast returns scheduler settings with the shortest lease that is possible: three heartbeat intervals, which are whole
+// seconds.
 func fast(more map[string]string) map[string]string {
 	env := map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "1s", "SCHEDULER_NODE_LEASE": "3s", "SCHEDULER_MISSING_GRACE_PERIOD": "3s"}
 	for k, v := range more {

@@ -154,7 +154,7 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 // TestEveryMetricIsSet: every metric that the programs declare has a value other than zero at some time in
 // this test.
 func TestEveryMetricIsSet(t *testing.T) {
-	// Metrics that stay 0 in this test, each with the test in which it changes.
+	// Metrics that stay 0 in this test, each with the test that makes it change.
 	elsewhere := map[string]string{
 		"persys_scheduler_ca_not_after_seconds":                      "replica TestTheEndOfTheCAIsReported; the cluster of this test has no CA",
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",

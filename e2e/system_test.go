@@ -74,7 +74,7 @@ func TestSystemWorkload(t *testing.T) {
 	if now := runsOn(t, flapping, member); len(before) != 1 || !slices.Equal(now, before) {
 		t.Errorf("the member ran %+v while its agent came and went, want the run that it had before, %+v", now, before)
 	}
-	// The whole machine loses its power and returns: the member runs again, in its place.
+	// The whole machine loses its power and returns: the member runs again on its node.
 	must(t, flapping.Kill())
 	must(t, got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: flapping.SimDir})).PowerOff())
 	must(t, flapping.Start())

@@ -30,7 +30,8 @@ func agentIdleCPU(ctx context.Context, e *env) (result, error) {
 		note: fmt.Sprintf("%d containers; its %d fencers use %.2f %% together", fifty, f.fencers, f.fencerCPU)}, err
 }
 
-// agentFigures measures for a minute, so that every periodic task of an agent runs during the measurement.
+// agentFigures measures the memory and CPU of an agent with fifty containers, and of its fencers. It measures for a
+// minute, so that every periodic task runs meanwhile.
 func (e *env) agentFigures(ctx context.Context) (f agentFigures, err error) {
 	if e.quiet != nil {
 		return *e.quiet, nil
@@ -66,7 +67,7 @@ const (
 	beatsMetric   = `persys_agent_heartbeats_total{call="heartbeat"`
 )
 
-// heartbeat200 divides the CPU time of an agent by the number of its heartbeats.
+// heartbeat200 measures the CPU time per heartbeat of an agent with 200 workloads.
 func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()

@@ -8,12 +8,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// rounds is the number of turns in which Persys and the peer are measured alternately. With many short turns,
-// other load of the machine affects both equally.
+// rounds is the number of turns in which Persys and the peer (the program that it is compared with) are measured
+// alternately. With many short turns, other load of the machine affects both equally.
 const rounds = 8
 
-// against runs Persys and the peer in turns and returns the means. Both get time to warm up. The first
-// warm-up is longer, because the processes allocate memory in it.
+// against measures Persys and the peer (the program that it is compared with) in turns and returns the means. Both get
+// time to warm up. The first warm-up is longer, because the processes allocate memory in it.
 func against(ctx context.Context, ours, peer func(warm time.Duration) (load, error)) (o, p load, err error) {
 	for round := range rounds {
 		before := warm
@@ -81,7 +81,7 @@ const (
 	manyCallers = callers * 16 / manyEach
 )
 
-// applyMany measures calls of many applies; the peer is etcd with transactions of 16 puts.
+// applyMany measures calls that each apply many workloads, and compares them with etcd transactions of 16 puts.
 func applyMany(ctx context.Context, e *env) (result, error) {
 	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
 		l, err := g.leader(ctx)

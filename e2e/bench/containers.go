@@ -93,7 +93,7 @@ func (e *env) fiftyFigures(ctx context.Context) (f fiftyFigures, err error) {
 	if f.free, err = fiftyRaw(ctx, cli, 8, container.Resources{}); err != nil {
 		return f, err
 	}
-	// Measure the peer before and after Persys, so that neither has the machine at a quieter time.
+	// Measure the engine without Persys before and after Persys, so that other load of the machine affects both.
 	for _, workers := range []int{8, 16, 32, fifty} {
 		took, err := fiftyRaw(ctx, cli, workers, fiftyLimits())
 		if err != nil {
@@ -175,7 +175,7 @@ func removeAll(ctx context.Context, cli *docker.Client, ids []string) error {
 	})
 }
 
-// fiftySwarm runs a service of Docker Swarm on loopback and returns the seconds that it took.
+// fiftySwarm creates a Docker Swarm service with fifty replicas on this machine and returns the seconds until all run.
 func fiftySwarm(ctx context.Context, cli *docker.Client) (took float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
 	defer cancel()

@@ -59,7 +59,7 @@ func cron10k(ctx context.Context, _ *env) (result, error) {
 }
 
 // cronPlanner is a planner whose nodes carry out orders, a thousand between two planning steps, and run every job to
-// its end. It is also the liveness table of the planner.
+// its end. It also implements the table that tells the planner which nodes are alive.
 type cronPlanner struct {
 	planner
 	allLive

@@ -26,8 +26,8 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// namers are the DNS server of Persys and CoreDNS with its file plugin, two processes with the same names and as many
-// sockets as there are CPUs.
+// namers are the two DNS servers that are compared: that of Persys, and CoreDNS with its file plugin. Each is a process
+// that serves the same names on as many sockets as there are CPUs.
 type namers struct {
 	zone         string // zone file that CoreDNS serves
 	ours, theirs string // addresses of the two DNS servers
@@ -81,7 +81,7 @@ func (n *namers) start(ctx context.Context, dir string) error {
 	if err := n.cmd.Start(); err != nil {
 		return err
 	}
-	// The peer is fastest with one socket per CPU, as the DNS server of Persys is.
+	// CoreDNS is fastest with one socket per CPU, as the DNS server of Persys is.
 	block := harness.Block{Zones: []string{dnsDomain},
 		Config: fmt.Sprintf("\tmultisocket %d\n\tfile %s {\n\t\treload 100ms\n\t}", runtime.GOMAXPROCS(0), n.zone)}
 	if n.coredns, err = harness.CoreDNS(ctx, dir, block); err != nil {
@@ -168,7 +168,8 @@ func dnsSRV(ctx context.Context, e *env) (result, error) {
 	return dnsPeak(ctx, e, dns.TypeSRV, workloadSRV, 2.5)
 }
 
-// dnsPeak compares the peak rates. The servers take turns, so that other load of the machine affects both.
+// dnsPeak compares the highest rate of answers of the two DNS servers. They are measured in turns, so that other load
+// of the machine affects both.
 func dnsPeak(ctx context.Context, e *env, qtype uint16, name func(int) string, goal float64) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -296,7 +297,7 @@ func tailAt(ctx context.Context, addr string, questions [][]byte) (tail, error) 
 
 // dnsChange measures the time from the commit of a change to the first answer with the change, as the 99th
 // percentile. The figure is the worse of two: one server with the full state, and the slowest of three
-// replicas. The peer writes its zone file again.
+// replicas. CoreDNS gets the change as a new zone file.
 func dnsChange(ctx context.Context, e *env) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {

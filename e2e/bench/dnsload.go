@@ -291,7 +291,8 @@ func openLoop(ctx context.Context, clients []*client, n int, every time.Duration
 				}
 				if at := int(binary.BigEndian.Uint16(b)); at < next && read[at] == dnsLost {
 					read[at] = now - sent[at]
-					// Somebody may have set the wall clock, so use at most the measured delay.
+					// The kernel's time of arrival is wrong if the wall clock was set meanwhile: use it only if it
+					// gives a shorter delay than the one measured here.
 					came[at] = read[at]
 					if d := time.Duration(arrival(c.in[i].OOB[:c.in[i].NN])-began.UnixNano()) - sent[at]; d > 0 && d < read[at] {
 						came[at] = d

@@ -135,8 +135,8 @@ func (g *etcdGroup) leader(ctx context.Context) (leader *etcdMember, err error) 
 	return leader, err
 }
 
-// putLoad drives puts, or transactions of batch puts, against the leader, with as many callers and
-// connections as the load of Persys.
+// putLoad drives puts, or transactions of batch puts, against the leader, with as many callers and connections as in
+// the benchmark of Persys.
 func (g *etcdGroup) putLoad(ctx context.Context, size, batch int, warm, d time.Duration) (load, error) {
 	m, err := g.leader(ctx)
 	if err != nil {

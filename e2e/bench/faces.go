@@ -51,8 +51,8 @@ func (g *group) tenThousand(ctx context.Context) error {
 
 const hopCalls = 3000
 
-// gatewayHop calls for the summary in turns, from the leader over gRPC and through a gateway over HTTP, one
-// call at a time.
+// gatewayHop compares the time of a GetClusterSummary call to the leader over gRPC with that of the same call through a
+// gateway over HTTP. It makes one call at a time, in turns.
 func gatewayHop(ctx context.Context, e *env) (result, error) {
 	return withGateway(ctx, e, func(g *group, addr string) (result, error) {
 		client, err := g.Any(ctx)

@@ -53,7 +53,8 @@ func failoverHang(ctx context.Context, e *env) (result, error) {
 	return gaps(ctx, e, 5, 3, 5000, (*harness.Process).Pause, (*harness.Process).Continue)
 }
 
-// gaps measures n gaps of Persys and peers gaps of etcd. The goal is in milliseconds.
+// gaps measures n gaps in the acknowledged writes of Persys, and as many of etcd as the parameter peers says. The goal
+// is in milliseconds.
 func gaps(ctx context.Context, e *env, n, peers int, goal float64, fail, repair func(*harness.Process) error) (result, error) {
 	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
 		ours, err := ourGaps(ctx, g, n, fail, repair)

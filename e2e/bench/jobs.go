@@ -36,7 +36,7 @@ func jobs(ctx context.Context, e *env) (r result, err error) {
 	}
 	var ours, raw float64
 	best := 0
-	// Measure the peer before and after Persys, so that neither has the machine at a quieter time.
+	// Measure the engine without Persys before and after Persys, so that other load of the machine affects both.
 	for _, workers := range []int{4, 8, 16, 32} {
 		took, err := jobsRaw(ctx, cli, workers)
 		if err != nil {

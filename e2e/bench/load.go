@@ -41,8 +41,8 @@ type load struct {
 func drive(ctx context.Context, pids []int, n int, warm, d time.Duration, do func(ctx context.Context, caller, seq int) (int, error)) (load, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// With its small heap the load generator would collect garbage all the time, at a fifth of the CPU
-	// time that the servers need.
+	// Collect garbage less often. The load generator has a small heap, which Go would otherwise collect all the time,
+	// at a fifth of the CPU time that the servers need.
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	var measuring atomic.Bool
 	var done atomic.Int64
@@ -156,7 +156,7 @@ func (g *group) applyLoad(ctx context.Context, addr string, warm, d time.Duratio
 }
 
 // manyLoad measures calls to one replica of g, each of which applies several workloads (the parameter each).
-// The number of concurrent writes is the same as in the load of the peer.
+// As many writes are in flight as in the benchmark of etcd.
 func (g *group) manyLoad(ctx context.Context, addr string, callers, each int, warm, d time.Duration) (load, error) {
 	cs, done, err := dialAll(addr, conns)
 	if err != nil {

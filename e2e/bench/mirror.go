@@ -27,8 +27,8 @@ const (
 	lagRate         = 1000 // changes per second
 )
 
-// mirrorWorld is a changing state and its mirror in one local etcd. The etcd has default settings and
-// syncs its log to disk.
+// mirrorWorld is a replicated state that benchmarks change, with a mirror in one local etcd. The etcd has default
+// settings and syncs its log to disk.
 type mirrorWorld struct {
 	*world
 	etcd   *etcdGroup
@@ -38,7 +38,7 @@ type mirrorWorld struct {
 	done   chan struct{}
 }
 
-// attachedTo is the state of a cluster that was never attached to an etcd.
+// attachedTo tells the mirror that the cluster was never attached to an etcd.
 type attachedTo struct{}
 
 func (attachedTo) Attached() (uint64, bool)                   { return 0, false }

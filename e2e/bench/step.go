@@ -18,7 +18,7 @@ const (
 	stepCount     = 5000
 )
 
-// planner calls the planning step on a world whose nodes carry out every order.
+// planner runs planning steps on a state in this process, whose nodes carry out every order.
 type planner struct {
 	*world
 	cache *sched.Cache
@@ -41,8 +41,8 @@ func (allLive) NextExpiry() int64                              { return 0 }
 func (allLive) DownSince(string) int64                         { return 0 }
 func (allLive) Outstanding(sched.Order) bool                   { return false }
 
-// step100k converges 100,000 workloads. Then before each step one workload has a new report. The cost of a
-// step must depend on the changes, not on the size of the state.
+// step100k brings 100,000 workloads to their desired state. Then one workload reports a new status before each planning
+// step. The cost of a step must depend on the changes, not on the size of the state.
 func step100k(ctx context.Context, _ *env) (result, error) {
 	p, err := converged(ctx)
 	if err != nil {

@@ -107,7 +107,7 @@ func (w *world) workloads(spec []byte, cpuMillicores, memoryMiB int64, ids ...st
 	return w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: puts}}})
 }
 
-// assign places workloads. The function node returns the node for workload number i.
+// assign assigns workloads to nodes. The function node returns the node for ids[i].
 func (w *world) assign(ids []string, node func(i int) string) error {
 	to := make([]*commandv1.Assignment, len(ids))
 	for i, id := range ids {

@@ -181,8 +181,8 @@ func nodeName(i int) string      { return "node-" + string(rune('a'+i)) }
 // inherited lists the variables that programs inherit from this process.
 var inherited = []string{"PATH", "HOME", "TMPDIR", "DOCKER_HOST", "GORACE", "GOCOVERDIR", "LANG", "TZ"}
 
-// environment returns the inherited variables and those of sets. If two sets have the same variable, the
-// later one counts. No other variable of this process reaches a program.
+// environment returns the inherited variables and those of sets. If two sets have the same variable, the later set
+// takes precedence. No other variable of this process reaches a program.
 func environment(sets ...map[string]string) []string {
 	all := map[string]string{}
 	for _, k := range inherited {

@@ -27,9 +27,9 @@ const (
 	ThawLimit = 60 * time.Second
 )
 
-// Disk is an ext4 file system in a file. It can be frozen, and then writes and syncs hang. A process of
-// its own holds it. If the test process dies, the holding process thaws and unmounts the file system. It
-// also thaws the file system if it was frozen for ThawLimit. The methods are safe for concurrent use.
+// Disk is an ext4 file system in a file. It can be frozen, and then writes and syncs hang. A separate process mounts
+// it, thaws it when it was frozen for ThawLimit, and thaws and unmounts it when the test process dies. The methods are
+// safe for concurrent use.
 type Disk struct {
 	Dir string // path where the disk is mounted
 
