@@ -13,8 +13,8 @@ func adoptRevision(g *commandv1.Generation, workload, node, revision string) Com
 	}}}
 }
 
-// imported returns a world (state under test) with a workload that runs on node a. The node runs the revision
-// rev-9, which a legacy v1 scheduler ordered.
+// imported returns the state after an import from etcd. Its workload web runs on node a with the revision rev-9, which
+// a legacy v1 scheduler ordered.
 func imported(t *testing.T) *world {
 	t.Helper()
 	w := formed(t, "a", "b")
@@ -44,8 +44,8 @@ func imported(t *testing.T) *world {
 	return next
 }
 
-// TestAdoptedRevision: an instance that a legacy v1 scheduler ordered counts as running the imported
-// specification until the specification changes. The workload has the revision that its node reports.
+// TestAdoptedRevision: an imported workload gets the revision that its node reports, and no new order, until its
+// specification changes.
 func TestAdoptedRevision(t *testing.T) {
 	for _, c := range []struct {
 		fact string

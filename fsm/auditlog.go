@@ -117,8 +117,8 @@ func (a *auditLog) add(e Event, records, bytes int) {
 	}
 }
 
-// auditLogOf returns the audit log of an event; "" for none. Events caused by an API call, events that a
-// replica reports of API calls, and both events of a preemption are audited; other events are not.
+// auditLogOf returns the audit log into which an event is copied; "" for none. Events caused by an API call, events
+// that a replica reports of API calls, and both events of a preemption are audited; other events are not.
 func (t *Tx) auditLogOf(e *Event) AuditLog {
 	switch e.Type {
 	case EventJoinRefused, EventCallRefused, EventMutation:
@@ -225,7 +225,8 @@ func (t *Tx) readAuditEntry(r *commandv1.AuditEntryRecord) error {
 	return nil
 }
 
-// chainAudit numbers the audit records that were read from a snapshot and computes their hashes.
+// chainAudit numbers the audit records that were read from a snapshot, and computes the hash of each from the hash of
+// the record before it.
 func (t *Tx) chainAudit() error {
 	for _, l := range AuditLogs() {
 		a := t.r.audit.of(l)

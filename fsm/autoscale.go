@@ -6,7 +6,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Autoscale is how the leader chooses the number of members of a group. It never changes.
+// Autoscale holds the settings by which the leader chooses the number of members of a group. A published value never
+// changes.
 type Autoscale struct {
 	Min, Max uint32 // limits of the number of members
 	CPU      uint32 // wanted CPU use of the members in percent of Demand.CPU

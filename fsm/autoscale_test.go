@@ -46,7 +46,8 @@ func TestAutoscaledGroup(t *testing.T) {
 	refused(t, w.do(scaling(1, 3, byLeader)), Conflict, "does not choose")
 }
 
-// TestApplyKeepsTheNumber: an apply that was prepared for another number of members is refused.
+// TestApplyKeepsTheNumber: an apply names the number of members that it was made for (if_count), and is refused if the
+// group has another number by now.
 func TestApplyKeepsTheNumber(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(ifCount(autoscaled(group(1, 2, 0, false), 1, 4), 0))
@@ -54,8 +55,8 @@ func TestApplyKeepsTheNumber(t *testing.T) {
 	w.ok(ifCount(autoscaled(group(1, 2, 0, false), 1, 4), 2))
 }
 
-// TestAutoscaleChangesNoOrder: other limits are stored without a new order for the nodes, and do not wait for a
-// rolling update.
+// TestAutoscaleChangesNoOrder: a change of the autoscaler's limits is stored at once, gives no member a new order, and
+// starts no rolling update.
 func TestAutoscaleChangesNoOrder(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(autoscaled(group(1, 2, 1, false), 1, 4))
@@ -100,7 +101,7 @@ func TestAutoscaleFaults(t *testing.T) {
 }
 
 // TestUndoKeepsTheNumber: after the autoscaler has changed the number of members, an undo of the last update is
-// refused. The former file returns to the former specification and keeps the number.
+// refused. An apply of the former file restores the former specification and keeps the number.
 func TestUndoKeepsTheNumber(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(autoscaled(group(1, 2, 1, false), 2, 8))
@@ -127,8 +128,8 @@ func TestUndoKeepsTheNumber(t *testing.T) {
 	refused(t, w.do(rolloutAction("undo")), Conflict, "4 members by now, not 2")
 }
 
-// TestAutoRevertDeletesNoMember: a failed update that added members to a group with an autoscaler goes back without
-// them, and does not wait for those that fail.
+// TestAutoRevertDeletesNoMember: an update adds members to a group with an autoscaler and fails. The automatic rollback
+// restores the former members, leaves the added ones as they are, and does not wait for added members that fail.
 func TestAutoRevertDeletesNoMember(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(autoscaled(group(1, 3, 1, true), 3, 8))
@@ -165,8 +166,8 @@ func TestAutoRevertDeletesNoMember(t *testing.T) {
 	is(t, "without an autoscaler the count goes back too", w.members(), "web-0")
 }
 
-// TestAutoscaledMembersKeepThePolicy: the members that the leader adds to a group of a confined user have the
-// policy of the first one and are judged by it, also after the policy became stricter.
+// TestAutoscaledMembersKeepThePolicy: the members that the leader adds to a group of a confined user have the policy of
+// the first member and are checked against it, also after the policy became stricter.
 func TestAutoscaledMembersKeepThePolicy(t *testing.T) {
 	shop := func(c Command, ask func(*commandv1.WorkloadPut)) Command {
 		for _, p := range append(c.GetPutWorkloads().GetWorkloads(), c.GetScaleGroup().GetMembers()...) {

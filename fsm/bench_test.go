@@ -98,8 +98,8 @@ func BenchmarkReport(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/item")
 }
 
-// BenchmarkSnapshotStall writes a snapshot of 100,000 workloads while the writer continues,
-// and reports the longest duration of one put.
+// BenchmarkSnapshotStall writes a snapshot of 100,000 workloads while puts are applied, and reports the longest
+// duration of one put.
 func BenchmarkSnapshotStall(b *testing.B) {
 	s := populated(b, 100_000)
 	var worst time.Duration

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// Bundle holds the files that lie beside a Compose file, as a sealed archive. A command brings it once. It
-// is kept while a workload, a former revision or an update refers to it.
+// Bundle holds the files that lie beside a Compose file, as a sealed archive. The command that first refers to it
+// carries it. It is kept while a workload, a former revision or an update refers to it.
 type Bundle struct {
 	Digest string // SHA-256 of Data, 64 hex digits
 	Data   []byte // sealed archive, which only agents open
@@ -30,7 +30,8 @@ type bundleView interface {
 	Bundle(digest string) (*Bundle, bool)
 }
 
-// bundlesFault returns an error text if puts refer to bundles that neither the command nor the state has, or "".
+// bundlesFault returns an error text for an invalid bundle of the command (offered), and for puts that refer to a
+// bundle which neither the command nor the state has; "" otherwise.
 func bundlesFault(v bundleView, offered []*commandv1.Bundle, puts []*commandv1.WorkloadPut) string {
 	for _, b := range offered {
 		if fault := bounds.BundleFault(b.GetDigest(), b.GetData()); fault != "" {
@@ -45,8 +46,8 @@ func bundlesFault(v bundleView, offered []*commandv1.Bundle, puts []*commandv1.W
 	return ""
 }
 
-// filesBytes returns the size in bytes of a bundle that the state or the present command has;
-// 0 if neither has the bundle.
+// filesBytes returns the size in bytes of a bundle that the state or the present command (offered) has; 0 if neither
+// has the bundle.
 func filesBytes(v bundleView, offered []*commandv1.Bundle, digest string) int64 {
 	if digest == "" {
 		return 0

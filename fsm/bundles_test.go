@@ -8,7 +8,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// bundlesScenario writes the commands about bundles for the golden corpus.
+// bundlesScenario applies the commands about bundles (files of Compose stacks) that the golden corpus records.
 func bundlesScenario(w *world) {
 	w.do(register("a"))
 	w.do(put("web", filed("a-1"))) // refused: neither the command nor the state has the bundle
@@ -106,8 +106,8 @@ func TestBundlesOfFormerRevisions(t *testing.T) {
 	is(t, "the revisions of the workload are kept", len(w.s.Revisions("web")), 3)
 }
 
-// TestRoomCountsBundles: the bytes of bundles count against the limit that follows from the memory of the
-// smallest scheduler.
+// TestRoomCountsBundles: the bytes of bundles count against the limit of the state's size, which follows from the
+// memory of the smallest scheduler.
 func TestRoomCountsBundles(t *testing.T) {
 	w := formed(t)
 	w.ok(replicaWith("r2", 8)) // 1 MiB
@@ -143,7 +143,7 @@ func TestImportOmitsWorkloadsWithoutTheirFiles(t *testing.T) {
 	is(t, "the assembled state has only the needed bundles", held(s), "a")
 }
 
-// held returns the first byte of the digest of each bundle in a state, as one text.
+// held lists the bundles of a state: the first byte of each digest, as one text.
 func held(s State) string {
 	var out []string
 	s.Bundles(func(b *Bundle) bool { out = append(out, b.Digest[:1]); return true })

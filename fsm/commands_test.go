@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// fact is a subtest whose name states a property of the state machine. It starts with a
-// cluster c1 that has the nodes a and b.
+// fact is a subtest whose name states a property of the state machine. It gets the state of a cluster c1 with the nodes
+// a and b.
 type fact struct {
 	name string
 	run  func(t *testing.T, w *world)

@@ -28,7 +28,7 @@ func (w *Workload) DataOn(n *Node) (names []string) {
 	return names
 }
 
-// BoundByData reports whether w may not leave its node n because n holds its only copy of data.
+// BoundByData reports whether w must stay on its node n because n has the only copy of its local data.
 func (w *Workload) BoundByData(n *Node) bool {
 	return !w.DiscardData && n != nil && slices.ContainsFunc(w.Data, func(d LocalData) bool { return d.localTo(n) })
 }
@@ -60,8 +60,8 @@ func (w *Workload) onlyCopy(n *Node) string {
 	return "node " + n.ID + " has the only copy of " + DataText(w.DataOn(n))
 }
 
-// KeptByData returns the message for a workload that should leave node n, which is up, but may not because
-// only n has its data.
+// KeptByData returns the message for a workload that should leave node n, which is up, but must stay because only n has
+// its data.
 func (w *Workload) KeptByData(n *Node) string {
 	say := "persysctl apply --discard-data"
 	if n.Draining {
@@ -81,8 +81,8 @@ func (w *Workload) AwaitsData(n *Node) string {
 		n.ID + " --discard-data"
 }
 
-// stake is called when the node has accepted an order. It adds the local data in the demand of w to
-// w.Data, the list of local data on the node.
+// stake adds the local data in the demand of w to w.Data, the list of local data on its node. It is called when the
+// node has accepted an order.
 func (w *Workload) stake() {
 	for i, d := range w.Demand.LocalData {
 		if slices.Contains(w.Data, d) {

@@ -113,8 +113,8 @@ func (e *encoder) taints(list []Taint) {
 	}
 }
 
-// change encodes the new record of a change. The former record became part of the digest when it
-// was written.
+// change encodes the new record of a change. The former record is not encoded, because the digest has covered it since
+// it was written.
 func (e *encoder) change(c *Change) {
 	e.u64(uint64(c.Table))
 	e.str(c.Key)
@@ -149,9 +149,9 @@ func (e *encoder) ports(list []HostPort) {
 	}
 }
 
-// address encodes the host address of a port, if the port has one. The word "address" marks this
-// optional field. It cannot be confused with a protocol name, which may stand in the same place:
-// every protocol name is shorter.
+// address encodes the host address of a port, if the port has one. The word "address" before it marks this optional
+// field. It cannot be confused with a protocol name, which may come at the same position, because every protocol name
+// is shorter.
 func (e *encoder) address(a string) {
 	if a != "" {
 		e.str("address")

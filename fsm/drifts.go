@@ -345,7 +345,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 			return res
 		}
 	}
-	// Check the assignment as if the workload were unplaced, before anything is changed.
+	// Check, before any record is changed, whether the workload could be assigned to the node if it had none.
 	want := Workload{ID: d.Workload, Demand: &Demand{}, Desired: DesiredRunning}
 	if known {
 		want.Demand, want.Desired, want.Namespace = old.Demand, old.Desired, old.Namespace
@@ -374,8 +374,8 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	t.takeOver(&w, n, CodeAdopted)
 	t.putWorkload(old, &w)
 	if put != nil && d.Revision != "" && !strings.HasPrefix(d.Revision, ownRevision) {
-		// A legacy v1 agent recreates the instance if an order has another revision. The caller vouches
-		// that the instance matches the put, so the record keeps the revision that the agent knows.
+		// A legacy v1 agent recreates the instance if an order has another revision. The caller guarantees that the
+		// instance matches the given specification, so the record keeps the revision that the agent knows.
 		named := w
 		named.Adopted = d.Revision
 		t.putWorkload(&w, &named)
@@ -385,7 +385,8 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	return Result{Items: []Item{itemOf(&w)}}
 }
 
-// dropOrphan adds a residual for an orphan, so that its node is told to delete the instance.
+// dropOrphan adds a residual (a record of an instance that a node must remove) for an orphan, so that the leader orders
+// the node to delete it.
 func (t *Tx) dropOrphan(b *commandv1.DropOrphan) Result {
 	d, n, res := t.orphan(b.GetNode(), b.GetWorkload())
 	if d == nil {

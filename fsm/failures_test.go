@@ -31,7 +31,7 @@ func action(task, workload string, ended int64) *commandv1.AgentAction {
 	}
 }
 
-// provePlaced runs the given subtests, each in a world where workload web is placed on node a.
+// provePlaced runs the given subtests, each on a new state in which workload web is assigned to node a.
 func provePlaced(t *testing.T, facts []fact) {
 	t.Helper()
 	for _, f := range facts {

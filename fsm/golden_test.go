@@ -639,8 +639,8 @@ var scenarios = []struct {
 		w.do(labelNode("zz", "zone=y"))
 		w.do(taintNode("a", Taint{Key: "gpu"}, Taint{Key: "spot", Effect: TaintPreferNoSchedule}))
 	}},
-	// This scenario has only refused commands: only an import creates workloads that may adopt a
-	// revision. TestAdoptedRevision has the accepted commands.
+	// Only an import creates workloads that may adopt a revision, and no command imports. So this scenario has only
+	// refused commands; TestAdoptedRevision tests accepted ones.
 	{"75-adopted-revisions", func(w *world) {
 		w.do(register("a"))
 		w.do(put("web"))
@@ -710,7 +710,7 @@ func TestGoldenCorpus(t *testing.T) {
 	}
 }
 
-// judged applies the commands of a recorded log again and returns the results as text.
+// judged applies the commands of a recorded log to a new state and returns the results as text.
 func judged(t *testing.T, log []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer

@@ -148,7 +148,8 @@ func (t *Tx) claimWorkload(w *Workload, n *Node, sign int) {
 	t.claimAmounts(n, w.Demand, sign, sign, 0)
 }
 
-// claimResidual adds (sign +1) or removes (-1) the resources and ports that a residual reserves on its node.
+// claimResidual adds (sign +1) or removes (-1) the resources and ports that a residual, an instance which its node must
+// still remove, reserves on the node.
 func (t *Tx) claimResidual(r *Residual, n *Node, sign int) {
 	t.claimPorts(r.Engine, r.Demand.Ports, claimLeft, r.Generation, r.Node, r.Workload, sign)
 	t.claimAmounts(n, &r.Demand, sign, 0, sign)

@@ -113,7 +113,8 @@ func (t *Tx) endJob(old *Workload, r *JobResult) *Workload {
 
 const maxJobMessage = 1024 // bytes
 
-// expireJobs deletes the records of finished jobs whose TTL has passed, and of runs that their cron does not keep.
+// expireJobs deletes the records of finished jobs whose TTL has passed, and of runs beyond the number that their cron
+// keeps.
 func (t *Tx) expireJobs(b *commandv1.ExpireJobs) (res Result) {
 	for _, e := range b.GetJobs() {
 		old, why := t.planned(e.GetWorkload(), e.GetIfGeneration())
@@ -134,8 +135,8 @@ func (t *Tx) expireJobs(b *commandv1.ExpireJobs) (res Result) {
 	return res
 }
 
-// readmits reports whether the quota of the namespace has room for a finished job that is to run
-// again. A finished job reserves nothing.
+// readmits reports whether the quota of the namespace has room for a finished job that is to run again. The check is
+// needed because a finished job reserves nothing.
 func (t *Tx) readmits(w *Workload) (Result, bool) {
 	if !w.Finished() {
 		return Result{}, true

@@ -80,7 +80,7 @@ func TestJobs(t *testing.T) {
 		return w
 	}
 	inN1 := func(p *commandv1.WorkloadPut) { p.Namespace = "n1" }
-	// full returns a world in which job pack has finished and workload web uses up the quota of their namespace.
+	// full returns a state in which job pack has finished and workload web uses up the quota of their namespace.
 	full := func(t *testing.T) *world {
 		w := formed(t, "a")
 		w.ok(putNamespace("n1", func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{CpuMillicores: 1000} }))

@@ -7,8 +7,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// TestNodeWithoutRuntimeIsNoCandidate: a node that refused a workload type because its runtime is missing is not
-// a candidate for that type until it registers again.
+// TestNodeWithoutRuntimeIsNoCandidate: a node that refused an order because it lacks the runtime for the workload type
+// gets no workloads of that type until it registers again.
 func TestNodeWithoutRuntimeIsNoCandidate(t *testing.T) {
 	refusal := func(w *world, code string) Command {
 		return report(&commandv1.WorkloadReport{

@@ -24,9 +24,9 @@ func (t *Tx) indexMACs(before, after *Workload) {
 	}
 }
 
-// macFault returns why workloads of a put may not have their Ethernet addresses; "" if they may.
-// The function sees reports whether the caller may see a namespace. A refusal does not name
-// workloads of namespaces that the caller may not see.
+// macFault returns why the workloads of a put cannot have the Ethernet addresses that they request; "" if they can. The
+// function sees reports whether the caller may see a namespace. A refusal does not name workloads of namespaces that
+// the caller may not see.
 func (s State) macFault(puts []*commandv1.WorkloadPut, olds []*Workload, sees func(namespace string) bool) string {
 	c := macCheck{s: s, sees: sees, rollouts: s.r.rollouts.Scan}
 	return c.fault(puts, olds)

@@ -6,8 +6,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// TestApplyFollowsTheModeMatrix: Apply permits and refuses each command as the table of modes and commands
-// says.
+// TestApplyFollowsTheModeMatrix: in each mode, Apply permits or refuses each command as the table armRules says.
 func TestApplyFollowsTheModeMatrix(t *testing.T) {
 	for _, mode := range []Mode{ModeDegraded, ModeRecovery} {
 		for _, c := range []Command{

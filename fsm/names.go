@@ -46,8 +46,8 @@ func (s State) identityFault(puts []*commandv1.WorkloadPut, olds, leaving []*Wor
 	return s.macFault(puts, olds, sees)
 }
 
-// nameFault returns why the workloads of a put may not have their ids and group names; "" if they
-// may. The list leaving has the workloads that the same command deletes, so their names are free.
+// nameFault returns why the DNS names of a put's workloads and group are not free; "" if they are. The list leaving has
+// the workloads that the same command deletes, so their names are free.
 func (s State) nameFault(puts []*commandv1.WorkloadPut, olds, leaving []*Workload) string {
 	for i, p := range puts {
 		id, group := p.GetId(), p.GetDemand().GetGroup()

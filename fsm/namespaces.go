@@ -28,8 +28,9 @@ type Namespace struct {
 	// may act only in those namespaces. A user who is listed in none may act everywhere. Package rpc never
 	// confines admins.
 	Users []string
-	// MaxPriority has two uses. It is the highest priority that callers confined to namespaces may set
-	// here, and the highest priority that counts for preemption in other namespaces; see preempt.go.
+	// MaxPriority has two uses. Callers confined to namespaces cannot set a higher priority in this namespace. And a
+	// workload of this namespace that has a higher priority preempts workloads of other namespaces only as if its
+	// priority were MaxPriority (preempt.go).
 	MaxPriority int32
 	// AllowScaling lets suggestions of automations scale the groups of this namespace.
 	AllowScaling bool
@@ -422,9 +423,9 @@ func (t *Tx) may(id, namespace string) (Result, bool) {
 	return refuse(Denied, "workload %q is in namespace %q, and %s acts only in %s", clip(id), clip(namespace), t.by, strings.Join(t.confined, ", ")), false
 }
 
-// within lists the commands that a caller confined to namespaces may use. Commands about workloads
-// are also checked against the namespace of the workload. The other commands in the list do not
-// affect other callers.
+// within lists the commands that a caller confined to namespaces may use. Commands about workloads are also checked
+// against the namespace of the workload. The remaining commands (barrier, audit, admit) change no records of other
+// callers.
 var within = [...]arm{
 	"put_workloads", "set_desired", "delete_workload", "retry_workload", "adopt_drift", "drop_orphan",
 	"set_rollout", "start_run", "scale_group", "barrier", "audit", "admit",
@@ -470,8 +471,8 @@ func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
 	return Result{}
 }
 
-// freed returns the users who may act in more namespaces once namespace record n has replaced
-// record old. old may be nil.
+// freed returns the users who may act in more namespaces once record n has replaced record old: users removed from the
+// only namespace that listed them, and users whom n lists in addition to other namespaces. old may be nil.
 func (t *Tx) freed(old, n *Namespace) (users []string) {
 	if old != nil {
 		for _, u := range old.Users {
@@ -488,9 +489,9 @@ func (t *Tx) freed(old, n *Namespace) (users []string) {
 	return users
 }
 
-// unmoved refuses a PutNamespace that its caller derived from an earlier version of the record. It
-// replaces the whole record, so it would undo the change that another caller made meanwhile. old is
-// the present record; it may be nil.
+// unmoved refuses a PutNamespace that its caller derived from an earlier version of the record. A PutNamespace replaces
+// the whole record, so it would undo a change that another caller made meanwhile. old is the present record; it may be
+// nil.
 func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
 	if b.IfVersion == nil {
 		return Result{}

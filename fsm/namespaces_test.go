@@ -43,7 +43,7 @@ func cpu(millicores int64) func(*commandv1.WorkloadPut) {
 	return demand(func(d *commandv1.Demand) { d.CpuMillicores = millicores })
 }
 
-// confined returns the command c as if a user sent it who may act only in namespaces.
+// confined returns the command c as sent by a user who may act only in the given namespaces.
 func confined(c Command, namespaces ...string) Command {
 	c.Head = &commandv1.Head{At: epoch0, By: "ada", Namespaces: namespaces}
 	return c

@@ -20,7 +20,7 @@ type NodeFailure struct {
 }
 
 // Reschedule limits how often a workload is moved because its node cannot run it: at most Attempts times within
-// Interval nanoseconds. The record remembers a node for Interval.
+// Interval nanoseconds. For Interval, the workload also avoids the nodes that it left.
 type Reschedule struct {
 	Attempts int32
 	Interval int64
@@ -50,8 +50,8 @@ func (d *Demand) MoveLimit() Reschedule {
 	return Reschedule{DefaultMoves, DefaultMovesWithin}
 }
 
-// FailsOnNode reports whether the node of w has reported that it cannot run w for a cause of its own, and that no
-// instance runs.
+// FailsOnNode reports whether the node of w has reported that it cannot run w for a cause of the node, and that no
+// instance of w runs there.
 func (w *Workload) FailsOnNode() bool {
 	return w.Desired == DesiredRunning && w.Node != "" && w.Acknowledged && w.Actual.Generation == w.Generation &&
 		w.Actual.TryElsewhere && w.Actual.State != ActualRunning && !w.Retry.Terminal
@@ -66,7 +66,7 @@ func (w *Workload) LeftSince(at int64) []NodeFailure {
 	return w.FailedOn[i:]
 }
 
-// noMove returns why w does not leave its node because of a failure at a time; "" if it may.
+// noMove returns why w may not be moved off its failing node at time at (Unix nanoseconds); "" if it may.
 func (w *Workload) noMove(at int64) string {
 	switch limit := w.Demand.MoveLimit(); {
 	case !w.FailsOnNode():
@@ -81,7 +81,7 @@ func (w *Workload) noMove(at int64) string {
 	return ""
 }
 
-// leftFailing returns the nodes that w remembers after it has left its node because of a failure.
+// leftFailing returns w.FailedOn, the nodes that w left because they failed to run it, with its present node added.
 func (w *Workload) leftFailing(at int64) []NodeFailure {
 	f := NodeFailure{w.Node, clipTo(w.Actual.Code, 64), clipTo(w.Actual.Message, maxFailureMessage), at}
 	kept := w.FailedOn[max(0, len(w.FailedOn)+1-MaxNodeFailures):]
@@ -126,7 +126,7 @@ func (e *encoder) reschedule(r *Reschedule) {
 	}
 }
 
-// failedOn encodes the nodes that a workload remembers, if there are any.
+// failedOn encodes the nodes that a workload left because they failed to run it. It adds no bytes for an empty list.
 func (e *encoder) failedOn(list []NodeFailure) {
 	if len(list) == 0 {
 		return

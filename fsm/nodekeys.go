@@ -220,8 +220,8 @@ func keyText(removed bool, key, value string) string {
 	return key + value
 }
 
-// rejoin merges labels and taints that people set on a node, from a backup, into the present ones
-// in k. The present ones take precedence.
+// rejoin merges the labels and taints that people set on a node according to a backup (was) into those of the present
+// state (k). For each key, the present value takes precedence.
 func (k NodeKeys) rejoin(was NodeKeys) NodeKeys {
 	return NodeKeys{
 		Labels: rejoined(k.Labels, was.Labels, func(l NodeLabel) string { return l.Key }),

@@ -91,11 +91,11 @@ func (t *Tx) lacks(n *Node, w *Workload) *Node {
 	return &next
 }
 
-// heldFor protects the id of a lost node that may still run an exclusive workload. Another machine that
-// registers under that id would be given the workload, or would report that it does not run the workload.
-// heldFor returns the id of such a workload if facts come from another machine. It returns "" if the facts
-// may come from the same machine, or if no exclusive workload may run on the node. An agent that lost its
-// data directory still uses the same engine and finds the running workloads there.
+// heldFor returns the id of an exclusive workload that may still run on node old, if facts come from another machine.
+// That machine must not register under the id of the node: it would be given the workload, or would report that the
+// workload does not run. heldFor returns "" if the facts may come from the same machine, or if the node runs no
+// exclusive workload. An agent that lost its data directory still uses the same engine and finds the running workloads
+// there.
 func (t *Tx) heldFor(old *Node, facts *NodeFacts) (id string) {
 	if old.Fenced || !otherMachine(&old.Facts, facts) {
 		return ""
@@ -167,7 +167,7 @@ func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 	return res
 }
 
-// rejudge computes the status and reason of all workloads on a node again after the node's state changed.
+// rejudge recomputes the status and the reason of all workloads on a node after the node's state has changed.
 func (t *Tx) rejudge(n *Node) {
 	for _, old := range t.workloadsOn(n.ID) {
 		w := *old

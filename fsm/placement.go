@@ -112,9 +112,10 @@ func (e *encoder) placement(p *Placement, tags []Label) {
 	}
 }
 
-// ruled reports whether the index of workloads that others have to heed has w: w has tags, or it must not share a
-// place with certain other workloads.
+// ruled reports whether the placement of other workloads depends on w: w has tags, or a required anti-affinity. Such
+// workloads are in the index byRule.
 func ruled(w *Workload) bool { return len(w.Demand.Tags) > 0 || w.Demand.Placement.Repels() }
 
-// Ruled scans the workloads that have tags or must not share a place with certain other workloads, by id.
+// Ruled scans, by id, the workloads on which the placement of others depends: those with tags or a required
+// anti-affinity.
 func (s State) Ruled(fn func(*Workload) bool) { s.scan(s.r.byRule, "", fn) }

@@ -41,7 +41,8 @@ func placementScenario(w *world) {
 	w.do(put("bad", withRules(func(p *commandv1.Placement) { p.Policy = "random" })))
 }
 
-// TestRuledWorkloads: the index has exactly the workloads that the placement of others has to heed.
+// TestRuledWorkloads: the index byRule has exactly the workloads with tags or a required anti-affinity, on which the
+// placement of others depends.
 func TestRuledWorkloads(t *testing.T) {
 	w := formed(t)
 	list := func() (out string) {

@@ -71,8 +71,8 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 	return res
 }
 
-// unfit returns why w cannot be assigned to n now, or "". Labels and constraints of w, and taints, are checked only
-// by the planner: a violation is a poor placement and does no harm.
+// unfit returns why w cannot be assigned to n now; "" if it can. Only the planner checks labels, constraints and
+// taints, because a violation of them is a poor placement that does no harm.
 func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	switch {
 	case w.IsTemplate():
@@ -94,7 +94,8 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}
-	// Resources on this node that a residual of the same workload reserves count as free.
+	// A former instance of the same workload, which this node must still remove, may reserve resources here. They count
+	// as free.
 	var own Demand
 	if r, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 		own = r.Demand

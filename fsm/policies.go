@@ -10,9 +10,9 @@ import (
 )
 
 // Policies define what workloads may ask for (package policy). A policy is bound to namespaces and to
-// labels of nodes. A put is judged by the policy of its namespace, and a placement by the policies of the
-// node. If no policy is bound to the namespace, the puts of callers confined to namespaces are judged by
-// policy.Baseline and other puts are not judged.
+// labels of nodes. A put is checked against the policy of its namespace, and an assignment against the policies of the
+// node. If no policy is bound to the namespace, puts of callers who are confined to namespaces are checked against
+// policy.Baseline, and other puts are not checked.
 
 // MaxPolicies is the maximum number of policies, not counting the built-in ones.
 const MaxPolicies = 100
@@ -70,9 +70,9 @@ func (s State) PolicyIn(namespace string) *Policy {
 	return p
 }
 
-// PolicyFor returns the policy that judges a caller's put into a namespace, and the name that the workload's
-// record stores for it. Both are empty if the put is not judged. Under policy.Privileged, which allows
-// everything, the name is stored only for puts of callers confined to namespaces.
+// PolicyFor returns the policy against which a caller's put into a namespace is checked, and the name of it that the
+// workload's record stores. Both are empty if the put is not checked. Under policy.Privileged, which allows everything,
+// the name is stored only for puts of callers confined to namespaces.
 func PolicyFor(v PolicyView, namespace string, confined bool) (p *policy.Policy, under string) {
 	bound := v.PolicyIn(namespace)
 	switch {
@@ -90,8 +90,8 @@ type PolicyView interface {
 	PolicyIn(namespace string) *Policy
 }
 
-// Admitted returns the present form of the policy under which a workload was admitted; nil if no policy judged
-// the workload. policy.Baseline replaces a policy that no longer exists.
+// Admitted returns the policy under which a workload was admitted, with its present rules; nil if the workload was
+// admitted without a policy. If that policy has been deleted, it returns policy.Baseline.
 func (s State) Admitted(w *Workload) *policy.Policy {
 	if w.Policy == "" {
 		return nil
@@ -127,7 +127,7 @@ func (s State) NodePolicies(n *Node) (out []*policy.Policy) {
 	return out
 }
 
-// Judged returns the part of a demand that policies judge, in the form that package policy takes.
+// Judged returns the part of a demand that policies restrict, as the type that package policy checks.
 func (d *Demand) Judged() policy.Workload {
 	return policy.Workload{Kind: d.Type, CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Asks: d.Asks}
 }
@@ -296,7 +296,8 @@ func (t *Tx) bindPolicy(b *commandv1.BindPolicy) Result {
 	return t.bindNodes(b.GetPolicy(), labelOf(b.GetNodeLabel()))
 }
 
-// target returns the policy that a command wants to bind; nil if name is empty.
+// target returns the policy with the name that a command wants to bind; nil if name is empty. It returns a refusal if
+// there is no such policy.
 func (t *Tx) target(name string) (*Policy, Result, bool) {
 	if name == "" {
 		return nil, Result{}, true
@@ -338,8 +339,8 @@ func (t *Tx) unbindNamespace(p *Policy, namespace string) {
 	t.rebound(p, &next)
 }
 
-// rebound stores a policy that is no longer bound to a namespace or label. A built-in policy without bindings
-// has no record.
+// rebound stores policy p in place of record old, after a binding was removed. For a built-in policy without bindings
+// it removes the record.
 func (t *Tx) rebound(old, p *Policy) {
 	if len(p.Namespaces) == 0 {
 		p.Namespaces = nil

@@ -39,7 +39,8 @@ func asking(rule, value string) func(*commandv1.WorkloadPut) {
 
 func privileged(p *commandv1.WorkloadPut) { asking(policy.RulePrivileged, "true")(p) }
 
-// TestPolicyOfAPut checks which policy judges a put, and which policy name the workload's record stores.
+// TestPolicyOfAPut: a caller's put is checked against the right policy, and the workload's record stores the right
+// policy name.
 func TestPolicyOfAPut(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -80,7 +81,8 @@ func TestPolicyOfAPut(t *testing.T) {
 	}
 }
 
-// TestPoliciesJudgeEveryStoredSpecification: policies judge every command that stores a specification.
+// TestPoliciesJudgeEveryStoredSpecification: every command that stores a specification is checked against the policy of
+// its namespace.
 func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 	one := func(id string) *commandv1.WorkloadPut {
 		return put(id, inNamespace("a"), privileged).GetPutWorkloads().Workloads[0]

@@ -12,7 +12,7 @@ import (
 // its node meanwhile, its former ports become part of the residual. So no workload is ordered to bind a port
 // that is still bound.
 
-// CodePortConflict is the failure class of agents for a host port that something else binds.
+// CodePortConflict is the failure class that agents report for a host port which another program uses.
 const CodePortConflict = "PORT_BIND_CONFLICT"
 
 // holdPorts keeps the host ports reserved that an instance of w may have bound. w is the changed
@@ -24,7 +24,7 @@ func (t *Tx) holdPorts(w *Workload, bound []HostPort) {
 // portsAfter releases former ports of a workload after a report about the present order. If the
 // order is carried out or the instance is gone, all former ports become free. If the order failed,
 // the former ports that the report lists stay reserved, because the former instance still binds
-// them. A start that met a taken port has failed too, although its agent tries again.
+// them. A start that failed because a port was taken is treated in the same way, although its agent tries again.
 func (w *Workload) portsAfter(state Actual, refused bool) {
 	switch {
 	case len(w.FormerPorts) == 0:

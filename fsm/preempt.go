@@ -32,7 +32,8 @@ func (r Rank) Above(v *Workload) bool {
 	return r.outside > 0 && v.Demand.Priority < r.outside
 }
 
-// Everywhere returns a copy of rank r whose priority counts fully in every namespace.
+// Everywhere returns a copy of rank r without the maximum priority of its namespace: its priority counts fully in every
+// namespace.
 func (r Rank) Everywhere() Rank {
 	r.outside = max(0, r.priority)
 	return r
@@ -44,8 +45,8 @@ func (w *Workload) Preemptible(n *Node) bool {
 	return !w.Demand.Exclusive && !w.Completed() && (n == nil || len(w.DataOn(n)) == 0)
 }
 
-// preempts returns the workload whose placement needs the eviction of v; nil if the eviction is not
-// a preemption. If the preemption is not allowed, why says so.
+// preempts returns the workload that takes the place of v on its node; nil if eviction e is not a preemption. If the
+// preemption is not allowed, why has the reason.
 func (t *Tx) preempts(e *commandv1.Eviction, v *Workload) (by *Workload, why string) {
 	if e.GetCode() != CodePreempted {
 		return nil, ""

@@ -22,7 +22,8 @@ func (w *world) preempt(id, by string) Command {
 	})
 }
 
-// TestApplyJudgesEveryPreemption: the state machine judges every preemption.
+// TestApplyJudgesEveryPreemption: the state machine checks each preemption of the planner, and skips those that are not
+// allowed.
 func TestApplyJudgesEveryPreemption(t *testing.T) {
 	for name, x := range map[string]struct {
 		victim, by []func(*commandv1.WorkloadPut)
@@ -126,7 +127,8 @@ func TestMaxPriority(t *testing.T) {
 	refused(t, w.do(putNamespace("a", maxPriority(-1))), Invalid, "max_priority")
 }
 
-// TestTimesOfPreemptions: the state lists the workloads that were preempted after a time, and a restored record keeps it.
+// TestTimesOfPreemptions: Preempted lists the workloads that were preempted after a given time, the earliest first, and
+// no deleted ones.
 func TestTimesOfPreemptions(t *testing.T) {
 	w := formed(t, "n")
 	for i, id := range []string{"c", "a", "b"} {

@@ -15,8 +15,8 @@ import (
 const DefaultMaxAttempts = 5
 
 // putWorkloads creates or changes workloads. If the command does not set each, it stores all
-// workloads or none. With back, it restores former specifications of a group; every member keeps
-// the policy under which it was admitted.
+// workloads or none. If back is set, the puts restore former specifications of a group, and every member keeps the
+// policy under which it was admitted.
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back bool) Result {
 	puts := b.GetWorkloads()
 	t.offered = b.GetBundles()
@@ -181,8 +181,8 @@ func (w *Workload) SameAs(next *Workload) bool {
 	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(w.Demand, next.Demand)
 }
 
-// TakesTurn reports whether w must wait for its turn in a rolling update before it changes to
-// record next. A change that starts or stops w does not wait, nor one that the node does not see.
+// TakesTurn reports whether w must wait for its turn in a rolling update before it changes to record next. Two kinds of
+// changes are made at once: those that start or stop w, and those that give its node no new order.
 func (w *Workload) TakesTurn(next *Workload) bool {
 	same := w.Content == next.Content && demandEqualBut(w.Demand, next.Demand)
 	return !same && w.Desired == DesiredRunning && next.Desired == DesiredRunning
@@ -252,8 +252,8 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 	w.DiscardData = n != nil && (p.GetDiscardData() || old.DiscardData && (n.Draining || n.Fenced))
 	t.newOrder(&w)
 	if demand.Job != nil && old.Demand.Job != nil && old.Content == w.Content && old.Desired == desired {
-		// The content is the same; only, for example, the priority changed. That does not run a finished
-		// job again, and does not extend the limits of a running job.
+		// The content is the same; for example, only the priority changed. A finished job does not run again, and the
+		// deadline and attempts of a running job continue to count.
 		w.JobSince, w.Retry.Attempts = old.JobSince, old.Retry.Attempts
 		if keepsResult(p, old) {
 			w.Result = old.Result
@@ -261,8 +261,8 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 		}
 	}
 	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && old.Demand == demand {
-		// The demand is the same as before, so the reason stays. To explain it again would cost a log entry
-		// for each change of a workload that waits.
+		// The demand is unchanged, so the planner's reason why the workload waits still holds. A new explanation would
+		// cost a log entry for each change of a waiting workload.
 		w.Reason = old.Reason
 	}
 	t.revise(old, &w)
@@ -323,8 +323,8 @@ func attemptsOf(p *commandv1.WorkloadPut) int32 {
 	return DefaultMaxAttempts
 }
 
-// demanded returns the demand of put p. If the record old has an equal demand, demanded returns
-// that one, so that both records share its memory.
+// demanded returns the demand of put p. If the record old has an equal demand, demanded returns old's demand, so that
+// both records share its memory.
 func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 	d := demandValue(p.GetDemand())
 	if old != nil && demandEqual(old.Demand, &d) {
@@ -441,8 +441,9 @@ func (t *Tx) deleteOne(old *Workload, force bool) Item {
 	return itemOf(&w)
 }
 
-// release unbinds w, the copy of a placed record, from its node. If gone is set or the node is fenced, the
-// node runs no instance of w. Otherwise a residual keeps the resources and ports of w reserved.
+// release unbinds w, the copy of a placed record, from its node. If gone is set or the node is fenced, the node runs no
+// instance of w. Otherwise it stores a residual, which keeps the resources and ports of w reserved until the node has
+// removed the instance.
 func (t *Tx) release(w *Workload, gone bool, why string) {
 	n := t.nodeOf(w)
 	if !gone && !n.Fenced {

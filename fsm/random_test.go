@@ -30,7 +30,7 @@ func (g *stream) pick(what string, from ...string) string {
 func (g *stream) n(what string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(g.rt, what) }
 func (g *stream) bool(what string) bool         { return rapid.Bool().Draw(g.rt, what) }
 
-// odd returns the invalid value odd in rare cases, otherwise a random valid value of from.
+// odd usually returns a random value of the list from, which are valid, and rarely the invalid value odd.
 func (g *stream) odd(what, odd string, from ...string) string {
 	if g.n(what+" odd", 0, 29) == 0 {
 		return odd
@@ -606,8 +606,8 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	})
 }
 
-// TestReplayFromAnyPrefix: a state that was read from a snapshot equals the written state, and the remaining
-// log leads both to the same state. The number of commands per decoded Batch makes no difference.
+// TestReplayFromAnyPrefix: after any prefix of a log, a state that was read from a snapshot equals the written state,
+// and the rest of the log leads both to the same state, however many commands a decoded Batch has.
 func TestReplayFromAnyPrefix(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := start(t)

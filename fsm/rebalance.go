@@ -40,7 +40,7 @@ func Immovable(v View, w *Workload) string {
 	return ""
 }
 
-// GroupWaits returns why no member of the group of w may be moved now to balance the load; "" if one may.
+// GroupWaits returns why no member of a group may be moved now to balance the load; "" if one may, and for group "".
 func GroupWaits(v View, group string) string {
 	if group == "" {
 		return ""

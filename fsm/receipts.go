@@ -25,8 +25,9 @@ func outcomeOf(r receipts.Receipt) *commandv1.Outcome {
 	return o
 }
 
-// answerOf returns the stored answer as the answer to a repeated request. A request with another hash is
-// another request under the same id. A hash of 0 means that the hash is unknown.
+// answerOf returns the stored answer to a repeated request. If the hash of the request differs from the stored one,
+// another request has the same id, and answerOf returns a refusal. A hash of 0 means that the hash is unknown; it is
+// not compared.
 func answerOf(r receipts.Receipt, hash uint64) Result {
 	o := outcomeOf(r)
 	if was := o.GetRequestHash(); was != 0 && hash != 0 && was != hash {
@@ -109,7 +110,7 @@ func (t *Tx) once(c Command) Result {
 	return res
 }
 
-// judgeAudited applies a command, and makes sure that a command from the API leaves an event.
+// judgeAudited applies a command. If a command from the API writes no event of its own, judgeAudited writes one.
 func (t *Tx) judgeAudited(c Command) Result {
 	res := t.judge(c)
 	t.auditRefused(c, res)
@@ -121,8 +122,8 @@ func (t *Tx) stamp(r Result) Result {
 	return r
 }
 
-// ownReceipts copies the queue of receipts before the transaction first writes to it, as the method
-// own does for tables.
+// ownReceipts returns a queue of receipts that the transaction may change: at its first call it copies the queue of the
+// published state.
 func (t *Tx) ownReceipts() *receipts.Queue {
 	if t.owned&ownReceipts == 0 {
 		t.r.receipts = t.r.receipts.Copy()

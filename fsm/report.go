@@ -74,7 +74,7 @@ func (w *Workload) LeftOn(n *Node, said Generation, state Actual) bool {
 	return n != nil && n.Up && w.Node != n.ID && !said.IsZero() && said.Less(w.Generation) && present(state)
 }
 
-// present reports whether actual state s means that the node still has an instance of the workload.
+// present reports whether the node still has an instance of a workload that it reports in state s.
 func present(state Actual) bool {
 	switch state {
 	case ActualPending, ActualRunning, ActualStopped, ActualFailed, ActualUnknown:
@@ -83,9 +83,9 @@ func present(state Actual) bool {
 	return false
 }
 
-// leftBehind adds a residual for an instance of w on a node that w is not assigned to, so that the node is
-// told to stop it. A fence or a removal drops residuals, because it states that the node runs nothing. A
-// machine that returns with its disk may run the instance again.
+// leftBehind adds a residual for an instance of w on a node to which w is not assigned, so that the leader orders the
+// node to remove it. This happens after a fence or a removal of the node, which drop its residuals: the machine may
+// return with its disk and run the instance again.
 func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	n, _ := t.r.nodes.Get(r.GetNode())
 	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {

@@ -20,8 +20,8 @@ import (
 type RestoreInfo struct {
 	At int64  // time of the restore, Unix nanoseconds; the new incarnation is at least this time in milliseconds
 	By string // user who requested the restore, for the event
-	// Source names the origin of the state in the event. Empty means a backup, which the event
-	// names by its time.
+	// Source is the origin of the restored state, for the event. Empty means a backup; the event then has the time of
+	// the backup.
 	Source string
 }
 

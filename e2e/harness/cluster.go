@@ -151,7 +151,7 @@ func (c *Cluster) prepare() error {
 			return err
 		}
 	}
-	// Create them again, because the first certificates did not contain the addresses of the last ones.
+	// Set the environments again: each scheduler joins all others, also those that were prepared after it.
 	for _, s := range c.Schedulers {
 		c.JoinAll(s)
 	}

@@ -73,8 +73,8 @@ func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 	return ""
 }
 
-// SurgeFault describes the first invalid surge member of a put, and a put that marks other workloads as surge
-// members; "" if there is none.
+// SurgeFault describes the first invalid surge member of a put, or the first other workload that the put marks as a
+// surge member; "" if there is neither.
 func SurgeFault(b *commandv1.PutWorkloads) string {
 	for _, p := range b.GetWorkloads() {
 		if p.GetDemand().GetSurge() {
@@ -317,7 +317,8 @@ const (
 	MaxTemplateID = 112  // bytes; the ids of runs add at most 16
 )
 
-// templateFault describes the first invalid setting of a template; "" if all are valid.
+// templateFault describes the first invalid setting of a template (cron, parameterized job or system workload); "" if
+// all are valid.
 func templateFault(p *commandv1.WorkloadPut, group string) string {
 	m := p.GetDemand().GetTemplate()
 	if m == nil {

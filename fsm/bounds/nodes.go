@@ -96,8 +96,8 @@ func sizeFault(field string, n int) string {
 	return ""
 }
 
-// NodeLabelFault describes an invalid key or value of a node label that another object names; "" if both are valid.
-// at is the field.
+// NodeLabelFault describes an invalid key or value of a node label to which another record refers, for example a
+// policy; "" if both are valid. at is the name of the field for the message.
 func NodeLabelFault(at, key, value string) string { return labelFault(at, key, value) }
 
 func labelFault(at, key, value string) string {

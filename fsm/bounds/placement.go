@@ -22,7 +22,8 @@ const (
 	MaxMovesWithin = 30 * 86400 // seconds
 )
 
-// rescheduleFault describes the first invalid field of a limit of moves; "" if all are valid.
+// rescheduleFault describes the first invalid field of r, which limits how often a workload is moved off failing nodes;
+// "" if all are valid.
 func rescheduleFault(r *commandv1.Reschedule) string {
 	switch within := r.GetInterval() / 1e9; {
 	case r == nil:
@@ -34,7 +35,8 @@ func rescheduleFault(r *commandv1.Reschedule) string {
 	return ""
 }
 
-// placementFault describes the first invalid rule of a demand about its place; "" if all are valid.
+// placementFault describes the first invalid placement rule of a demand (spread, affinity, tags, policy); "" if all are
+// valid.
 func placementFault(d *commandv1.Demand) string {
 	p := d.GetPlacement()
 	switch {

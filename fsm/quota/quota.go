@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Amounts are amounts of CPU, memory and disk and a number of workloads: the demand of workloads, or the
-// limits of a namespace. As a limit, 0 means unlimited.
+// Amounts holds CPU, memory, disk and a number of workloads: either what workloads reserve, or the limits of a
+// namespace. As a limit, 0 means unlimited.
 type Amounts struct {
 	CPU       int64 // millicores
 	Memory    int64 // MiB

@@ -48,7 +48,7 @@ type block struct {
 // blockSize is the size of a block in bytes. It holds about a hundred answers about one workload.
 const blockSize = 16 << 10
 
-// place is an index entry: a request id and the sequence number of its receipt.
+// place is an entry of the index: a request id and the sequence number of its receipt.
 type place struct {
 	high, low uint64 // the request id
 	seq       uint64

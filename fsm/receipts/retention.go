@@ -34,8 +34,8 @@ const requeueMax = 8
 func (q *Queue) Trim(now int64, keep Retention) (droppedUntil int64) {
 	for moves := 0; q.Len() > 0 && moves < requeueMax; {
 		oldest := q.oldest
-		// The client's clock was ahead. Keep the receipt until the time in its id has passed, so that
-		// droppedUntil is never in the future.
+		// If the client's clock was ahead, the time in the id is in the future. Keep the receipt until that time has
+		// passed, so that droppedUntil is never in the future.
 		minted := MintedAt(oldest.Request)
 		age := time.Duration(now - max(oldest.At, minted*1e6))
 		if n := q.Len(); n <= keep.Max && (keep.MaxBytes == 0 || q.bytes <= keep.MaxBytes) && age <= keep.MaxAge && (age <= keep.MinAge || n <= keep.Min) {
