@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// Config configures one replica. Addresses are host:port. Errors about a field name its environment variable,
-// given in capitals below.
+// Config configures one replica. Addresses are host:port. An error about a field names the environment variable that
+// sets it, given in capitals below.
 type Config struct {
 	// Name is the stable name of the replica (SCHEDULER_NAME), in the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 	// By its name the cluster recognises a replica that lost its disk.
@@ -42,8 +42,8 @@ type Config struct {
 	// together, at most 9. With 1, this replica forms a cluster alone; with 0, it forms none, except under
 	// AllowSolo.
 	BootstrapExpect int
-	// AllowSolo lets a replica without data, Join and BootstrapExpect form a cluster alone. Set by
-	// -insecure, --init and `persys dev`.
+	// AllowSolo lets a replica without data, Join and BootstrapExpect form a cluster alone. It is set by -insecure,
+	// --init and `persys dev`.
 	AllowSolo bool
 	// ClusterID is the id that an existing cluster must have and that a new cluster gets. If ClusterID
 	// is empty, this replica joins a cluster with any id, and a new cluster gets a random id.

@@ -81,9 +81,9 @@ func (n *Node) copiesOf(id string) (addrs []string) {
 	return addrs
 }
 
-// refuse halts this replica because its data directory is a copy. It stores the refusal in the directory, so
-// that the replica halts again after a restart. first is the Raft address of the original replica, which is
-// told about this copy while the process runs.
+// refuse halts this replica because its data directory is a copy. It stores this in the directory, so that the replica
+// halts again after a restart. first is the Raft address of the original replica, which is told about this copy while
+// the process runs.
 func (n *Node) refuse(first, why string) {
 	b, err := json.Marshal(refusal{First: first, Why: why})
 	if err == nil {
@@ -206,9 +206,9 @@ func (m *members) tellTwins(ctx context.Context, now time.Time) {
 	}
 }
 
-// moveGrace times Timing.Reconcile is how long a replica must be at a new address before the leader changes
-// the configuration. If a machine and its copy restart at the same moment, the original can answer at the old
-// address within that time.
+// moveGrace times Timing.Reconcile is how long a replica must be at a new address before the leader changes the Raft
+// configuration. If a machine and its copy restart at the same moment, the original can answer at the old address
+// within that time.
 const moveGrace = 5
 
 // movesLater reports whether a replica has had its new address for less than moveGrace times
@@ -226,8 +226,7 @@ func (m *members) movesLater(h *Hello, now time.Time) bool {
 	return now.Sub(since) < moveGrace*m.n.cfg.Timing.Reconcile
 }
 
-// eventAgain is the time in which the cluster records at most one event for each copy, also if the leader
-// changes.
+// eventAgain is the interval in which the cluster records at most one event for each copy, even if the leader changes.
 const eventAgain = time.Hour
 
 // recordCopies records an event ReplicaCopied for every copy that has had none within eventAgain.

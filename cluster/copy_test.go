@@ -55,14 +55,15 @@ func copyIn(g *group) *copied {
 	return c
 }
 
-// forgetPlace removes the stored place from the copy's directory, as if an older version had written it.
+// forgetPlace removes the stored boot id, path and address from the copy's directory, as if an older version had
+// written the directory.
 func (c *copied) forgetPlace() {
 	c.t.Helper()
 	o, err := openOffline(c.dirs[c.copy], slog.New(slog.DiscardHandler))
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	if err := errors.Join(o.logs.setOwn(keyPlace, ""), o.close()); err != nil {
+	if err := errors.Join(o.logs.setOwn(keyLocation, ""), o.close()); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -160,7 +161,8 @@ func TestACopiedMachineIsStopped(t *testing.T) {
 	}
 }
 
-// All replicas restart at the same moment, and the copy of one of them starts before its original.
+// If all replicas restart at the same moment, and a copy starts before its original, the copy halts and the original
+// stays a member.
 func TestACopyAndTheWholeClusterRestart(t *testing.T) {
 	c := newCopied(t)
 	running := c.snapshot()
@@ -175,8 +177,7 @@ func TestACopyAndTheWholeClusterRestart(t *testing.T) {
 	c.refused()
 }
 
-// The leader finds a copy whose directory does not record its last place, even if the leader is the
-// original.
+// The leader finds a copy whose directory stores no former address, even if the leader is the original.
 func TestTheLeaderFindsACopy(t *testing.T) {
 	for _, leads := range []bool{false, true} {
 		t.Run(fmt.Sprintf("original leads %t", leads), func(t *testing.T) {
@@ -211,8 +212,8 @@ func (g *group) makeLeader(id string) {
 	})
 }
 
-// A copy whose directory does not record its last place may join gossip before the original starts.
-// The record of the original in the state must not change.
+// A copy whose directory stores no former address may join gossip before the original starts. The record of the
+// original in the state must not change.
 func TestACopyReachesNoRecord(t *testing.T) {
 	g := newGroup(t, 3)
 	// Make moveGrace periods long enough to start the original within them.
@@ -307,23 +308,23 @@ func TestASecondAddressIsNoCopy(t *testing.T) {
 }
 
 func TestMayBeCopy(t *testing.T) {
-	was := place{Boot: "b1", Dir: "8:5", Addr: "a:1"}
+	was := location{Boot: "b1", Dir: "8:5", Addr: "a:1"}
 	for _, tt := range []struct {
 		name string
-		now  place
+		now  location
 		want bool
 	}{
 		{"the same address and the same directory", was, false},
-		{"the same address and directory after a restart of the machine", place{"b2", "8:5", "a:1"}, false},
-		{"another address, the same directory", place{"b1", "8:5", "b:1"}, false},
-		{"another directory and another address, the same machine", place{"b1", "8:6", "b:1"}, true},
-		{"another machine", place{"b2", "8:5", "b:1"}, true},
-		{"another directory at the same address", place{"b1", "8:6", "a:1"}, false},
+		{"the same address and directory after a restart of the machine", location{"b2", "8:5", "a:1"}, false},
+		{"another address, the same directory", location{"b1", "8:5", "b:1"}, false},
+		{"another directory and another address, the same machine", location{"b1", "8:6", "b:1"}, true},
+		{"another machine", location{"b2", "8:5", "b:1"}, true},
+		{"another directory at the same address", location{"b1", "8:6", "a:1"}, false},
 	} {
 		if got := tt.now.mayBeCopy(was); got != tt.want {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
 		}
-		if tt.now.mayBeCopy(place{}) {
+		if tt.now.mayBeCopy(location{}) {
 			t.Errorf("%s: a directory without a stored place must not count as a possible copy", tt.name)
 		}
 	}

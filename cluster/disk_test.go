@@ -265,8 +265,7 @@ func TestEveryFlippedBitOfTheStableStoreIsNoticed(t *testing.T) {
 	}
 }
 
-// A replica whose term in memory is damaged does not make the other replicas adopt that term, and does not
-// stop them.
+// If the Raft term in the memory of one replica is damaged, the other replicas do not adopt that term and keep running.
 func TestAnImplausibleTermIsNotAdopted(t *testing.T) {
 	var m counted
 	g := newGroup(t, 3)

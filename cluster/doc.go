@@ -38,20 +38,18 @@
 //
 // DataDir holds lock (flock, one process), raft-id (a copy for people), peers.json (the cluster id and the
 // other replicas, for a replica that has to join again) and raft/ with log.db and snapshots/. The replica
-// id is stored in log.db, so a replica that loses its log loses its id and cannot vote under it. log.db
-// also contains the place where the directory was last in use, from which a copy is recognised (place.go).
-// Every entry, and every value of the stable store (term, vote, ids), has a checksum. Everything above the
-// newest snapshot is read before Raft starts, because the library panics on a bad entry. The first write
-// that fails stops the replica (logstore.go): a leader steps down, a follower stops acknowledging, and Err
-// names the file and the cause.
+// id is stored in log.db, so a replica that loses its log loses its id and cannot vote under it. log.db also contains
+// the boot id, path and Raft address of the last use, from which a copy is recognised (place.go). Every entry, and
+// every value of the stable store (term, vote, ids), has a checksum. Everything above the newest snapshot is read
+// before Raft starts, because the library panics on a bad entry. The first write that fails stops the replica
+// (logstore.go): a leader steps down, a follower stops acknowledging, and Err names the file and the cause.
 //
 // # Connections
 //
 // One port carries Raft's streams and the calls between replicas. Both begin with a greeting (transport.go)
-// that names sender, receiver and cluster, since Raft checks none of them. A request for the vote of a
-// replica that no longer exists is refused by the replica that has its address now. A replica of another
-// cluster is refused, and the error names both cluster ids. With TLS, both sides first check that the peer
-// is a scheduler.
+// that names sender, receiver and cluster, since Raft checks none of them. If a vote request is meant for a removed
+// replica, the replica that now has its address refuses the request. A replica of another cluster is refused, and the
+// error names both cluster ids. With TLS, both sides first check that the peer is a scheduler.
 //
 // # Membership
 //
@@ -79,22 +77,22 @@
 //     commands waits until that entry is committed. That costs a call up to one round of latency and saves
 //     every replica the fsyncs for small entries.
 //   - Confirm costs a log entry, which all callers within a millisecond share, and also the commands that
-//     are proposed at that moment. The library's VerifyLeader costs none, but an answer to an older
-//     heartbeat can satisfy it.
+//     are proposed at that moment. The library's VerifyLeader costs no log entry, but an answer to an older heartbeat
+//     can satisfy it.
 //   - Failover by timeout takes about twice Timing.Heartbeat. For the common case, a dead process,
 //     failover.go takes milliseconds. It trusts ECONNREFUSED: a firewall that rejects with a reset can
 //     cause a needless change of leader, never two leaders in one term.
 //   - An append to a follower that does not answer waits in the transport until the follower answers a
-//     heartbeat. The library's own pause grows to 10 s. For that time a follower that is back would get no
-//     entries, and if another follower were lost, the cluster could commit nothing. A follower that is
+//     heartbeat. The alternative, the library's own pause, grows to 10 s. For that time a follower that has come back
+//     would get no entries, and if another follower were lost, the cluster could commit nothing. A follower that is
 //     asked to take over leadership is exempt (transport.waitForContact).
 //   - The log cache is limited in bytes, not in entries, and a Raft message has at most 64 entries. With
 //     entries of 256 KiB the library's defaults would hold a gigabyte.
-//   - A leader whose disk hangs gives leadership up after Timing.DiskStall (stall.go). A stall that is
-//     shorter delays the writes of that time and changes nothing else.
+//   - A leader whose disk hangs gives leadership up after Timing.DiskStall (stall.go). A shorter hang only delays the
+//     writes made during it.
 //   - A voter that has been dead for less than DeadAfter stays a voter. Removing it sooner would shrink the
 //     quorum for every reboot.
-//   - A replica that was removed while it was unreachable learns of it from the leader that removed it. If
-//     that leader changes first, the replica counts as a returning member and joins again as a non-voter.
-//     Stop a machine before removing its replica with force.
+//   - A replica that was removed while it was unreachable learns of it from the leader that removed it. If leadership
+//     changes before the replica learns of its removal, the new leader lets it join again as a non-voter. Stop a
+//     machine before removing its replica with force.
 package cluster

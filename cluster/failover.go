@@ -25,7 +25,7 @@ import (
 // Fast failover is safe, because votes are counted as always. A wrong guess would only cause a needless
 // change of leader. To avoid that, only ECONNREFUSED starts an election; a timeout, a reset or an unreachable
 // host may be a partition. Only a voter starts one, only for the present leader, and once per leader and
-// term. Voters wait by rank, so that the second voter stands only if the first did not win.
+// term. Voters wait in the order of their rank, so that the second voter stands only if the first voter did not win.
 const (
 	probeEvery = 2 * time.Millisecond
 	probeFor   = 150 * time.Millisecond

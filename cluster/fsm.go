@@ -36,7 +36,7 @@ type machine struct {
 	learned func(id string)
 	// onSnapshot is called when the writing of a snapshot begins.
 	onSnapshot func()
-	// restoring is called after a snapshot was read and before its state replaces the present one.
+	// restoring is called after a snapshot was read and before its state replaces the present state.
 	restoring func() error
 	metrics   Metrics
 	// restoreErr is the first error of a restore. It is kept because the library would silently go on with

@@ -19,7 +19,7 @@ import (
 // Gossip finds replicas and suspects dead ones. It proves nothing about them: this replica asks each replica
 // that gossip names, on the Raft port, who it is (cluster/DESIGN.md).
 
-// hint is what a replica publishes about itself in gossip, at most 512 bytes.
+// hint is the metadata that a replica publishes about itself in gossip, at most 512 bytes.
 type hint struct {
 	Name string `json:"n"`
 	Raft string `json:"r"`
@@ -62,8 +62,8 @@ type gossip struct {
 	seen map[string]sighting  // live members by Raft id; memberlist's own list may be read only in its callbacks
 	dead map[string]time.Time // for each Raft id: the time at which gossip declared the replica dead
 	word map[string]time.Time // for each Raft id: the time of the replica's last answer to a ping, or of its join
-	// neverMet maps the Raft id of a configured server that is neither in seen nor in dead to the time since
-	// which this process has waited for it. Gossip stores nothing across a restart. Without neverMet, a
+	// neverMet holds the configured servers that are neither in seen nor in dead: it maps the Raft id of the server to
+	// the time when this process began to wait for it. Gossip stores nothing across a restart. Without neverMet, a
 	// server that died while this process was down would never be declared dead here.
 	neverMet map[string]time.Time
 	twins    map[string]string // for the Raft id of a live replica: the Raft address of another replica with the same id
@@ -192,8 +192,8 @@ func (g *gossip) resolveAll(host string) ([]string, error) {
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%s has no address", host)
 	}
-	// Each replica advertises one address, IPv4 if it has one. The other address of a replica would never
-	// become a member, and would be dialled for ever.
+	// Each replica advertises one address, IPv4 if it has one. An IPv6 address of such a replica never appears among
+	// the members, so it would be dialled for ever.
 	if four := slices.DeleteFunc(slices.Clone(found), func(a net.IPAddr) bool { return a.IP.To4() == nil }); len(four) > 0 {
 		found = four
 	}
@@ -204,9 +204,9 @@ func (g *gossip) resolveAll(host string) ([]string, error) {
 	return ips, nil
 }
 
-// SetGossipKeys replaces the gossip keys: this replica encrypts with seals, and decrypts with any key in all.
-// When the cluster changes its key, every replica installs the new key before any replica encrypts with it.
-// So a change loses at most the packets in transit.
+// SetGossipKeys replaces the gossip keys: this replica encrypts with the key seals, and decrypts with any key in all.
+// When the cluster changes its key, every replica installs the new key before any replica encrypts with it. So a change
+// loses at most the packets in transit.
 func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
 	ring := n.gossip.keys
 	if ring == nil {
@@ -352,8 +352,8 @@ func (g *gossip) expireNeverMet(now time.Time) {
 // maxFresh is the largest number of addresses that one call of join dials.
 const maxFresh = 256
 
-// join dials the addresses that are not members yet. A host name stands for all of its addresses. join
-// returns the number of addresses that answered, and the errors of the others.
+// join dials those addresses of addrs that no member uses yet. A host name stands for all of its addresses. join
+// returns the number of addresses that answered, and the errors of the other addresses.
 func (g *gossip) join(addrs []string) (int, error) {
 	if g.isOver() {
 		return 0, nil
@@ -402,9 +402,9 @@ func (g *gossip) poke() {
 	}
 }
 
-// close ends gossip. With goodbye it first sends a leave message, so that the other replicas need no failure
-// detection; a replica that misses the message detects the end itself. A copy passes false: it has the Raft
-// id of the original replica, which must not appear to leave.
+// close ends gossip. If goodbye is true, it first sends a leave message, so that the other replicas need no failure
+// detection; a replica that misses the message detects the end by its probes. A copy passes false: it has the Raft id
+// of the original replica, which must not appear to leave.
 func (g *gossip) close(goodbye bool) error {
 	g.life.Lock()
 	defer g.life.Unlock()

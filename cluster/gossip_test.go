@@ -55,13 +55,12 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	}
 }
 
-// missedWithin is the time within which a dead replica must be declared dead: the 5 s TTL of the schedulers'
-// DNS records, plus a second for a busy machine.
+// missedWithin is the time in which gossip must declare a stopped replica dead: the 5 s TTL of the schedulers' DNS
+// records, plus a second for a busy machine.
 const missedWithin = 6 * time.Second
 
-// A replica that starts while another one is dead has never met the dead one in gossip. It lists the dead
-// replica last from the start, declares it dead as soon as the others would, and shows it as alive after its
-// restart.
+// A replica that starts while another replica is dead has never met the dead replica in gossip. It must list the dead
+// replica last from the start, declare it dead within the usual time, and show it as alive after its restart.
 func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)
@@ -205,7 +204,7 @@ func TestGossipKeysChange(t *testing.T) {
 	if k := stranger(old); k != 0 {
 		t.Errorf("a member with the former key must reach no other member, but reached %d", k)
 	}
-	// Replace three keys by a list that lacks the middle one and keeps the last one.
+	// Replace three keys by a list without the middle key and with the last key.
 	third := bytes.Repeat([]byte{3}, 32)
 	for _, all := range [][][]byte{{fresh, old, third}, {fresh, third}} {
 		if err := leader.SetGossipKeys(fresh, all); err != nil {

@@ -47,8 +47,8 @@ func fastTiming() Timing {
 // particular leader use it.
 func calm(c *Config) { c.Timing.Heartbeat, c.Timing.LeaderLease = 2*time.Second, 1700*time.Millisecond }
 
-// network connects the replicas of a test. A replica cannot reach another replica from which it is cut, and
-// their open connections end, but no port refuses a connection.
+// network connects the replicas of a test and can cut two replicas apart: their open connections end and new
+// connections fail, but not with ECONNREFUSED, as in a partition.
 type network struct {
 	mu    sync.Mutex
 	cuts  map[[2]string]bool

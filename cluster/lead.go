@@ -61,15 +61,15 @@ func (l *leadership) announce(parent context.Context, leads bool) {
 	l.update(parent, func() { l.leads = leads })
 }
 
-// hold ends the present period of leadership, and no other begins until release is called. It is
-// used while the whole state is replaced, because every leader must act on the new state.
+// hold ends the present period of leadership, and no new period begins until release is called. It is used while the
+// whole state is replaced, because every leader must act on the new state.
 func (l *leadership) hold() { l.update(context.Background(), func() { l.held = true }) }
 
 func (l *leadership) release(parent context.Context) {
 	l.update(parent, func() { l.held = false })
 }
 
-// pause(true) ends the present period of leadership, and no other begins until pause(false).
+// pause(true) ends the present period of leadership, and no new period begins until pause(false).
 func (l *leadership) pause(on bool, parent context.Context) {
 	l.update(parent, func() { l.paused = on })
 }
@@ -119,9 +119,9 @@ func (l *leadership) next(ctx context.Context) (*raftLeadership, error) {
 	}
 }
 
-// Lead runs fn once per leadership term of this replica, until ctx ends or the node stops. The context of fn
-// ends with the leadership. fn of the next term starts only after fn of this term has returned, however long
-// that takes. When fn starts, this replica's Store shows everything that earlier leaders committed.
+// Lead runs fn once per leadership term of this replica, until ctx ends or the node stops. The context of fn ends with
+// the leadership. Lead calls fn for the next term only after the call for this term has returned, however long that
+// takes. When fn starts, this replica's Store shows everything that earlier leaders committed.
 //
 // If fn returns nil while the replica still leads, Lead waits for the next term. If fn returns an error while
 // the replica still leads, Lead transfers leadership and returns the error, because a leader that does no

@@ -36,7 +36,7 @@ var (
 	keyReplicaID = []byte("persys-replica-id")
 	keyClusterID = []byte("persys-cluster-id")
 	keyRemoved   = []byte("persys-removed")
-	keyPlace     = []byte("persys-place")
+	keyLocation  = []byte("persys-place")
 	keyCopied    = []byte("persys-copied")
 )
 
@@ -48,9 +48,9 @@ var (
 	stableBucket = []byte("conf")
 )
 
-// stableKeys are all keys that may occur in the stable store. Any other key is a damaged one;
-// without this list, its value would seem never to have been set.
-var stableKeys = []string{string(keyTerm), string(keyLastVote), string(keyCandidate), string(keyReplicaID), string(keyClusterID), string(keyRemoved), string(keyPlace), string(keyCopied)}
+// stableKeys are all keys that may occur in the stable store. Any other key was damaged on disk; without this check,
+// the value of the intact key would seem never to have been set.
+var stableKeys = []string{string(keyTerm), string(keyLastVote), string(keyCandidate), string(keyReplicaID), string(keyClusterID), string(keyRemoved), string(keyLocation), string(keyCopied)}
 
 // storage is the interface of raft-boltdb that logStore uses.
 type storage interface {
@@ -91,7 +91,7 @@ func openLogStore(dir string, wrap func(storage) storage) (s *logStore, err erro
 			Timeout:        time.Second,
 			NoFreelistSync: true,
 			FreelistType:   bbolt.FreelistMapType,
-			// bbolt replaces a mapping that is too small each time the file doubles, and all readers wait
+			// If the memory mapping is small, bbolt replaces it each time the file doubles, and all readers wait
 			// meanwhile. So begin with a large mapping.
 			InitialMmapSize: 256 << 20,
 		},
@@ -374,11 +374,10 @@ func (s *logStore) set(k, v []byte) error {
 	return s.disk.Set(k, seal(k, v))
 }
 
-// conflict returns the range of log entries that a snapshot proves to be uncommitted, or that a gap
-// follows, so that this replica must never send them as a leader. These are the entries up to the
-// end of the snapshot, unless the log holds exactly the snapshot's last entry. With after, the
-// range includes later entries whose term is lower than that of the snapshot, because their leader
-// was deposed before they were committed. 0, 0 means no entries.
+// conflict returns the range of log entries that this replica must never send as a leader, because a snapshot proves
+// that they are uncommitted, or because a gap follows them. These are the entries up to the end of the snapshot, unless
+// the log holds exactly the snapshot's last entry. If after is true, the range includes later entries whose term is
+// lower than that of the snapshot, because their leader was deposed before they were committed. 0, 0 means no entries.
 func (s *logStore) conflict(snapshot entryID, after bool) (from, to uint64, err error) {
 	first, last, err := s.ends()
 	if err != nil || first == 0 || s.has(snapshot) {

@@ -235,7 +235,7 @@ func (m *members) lead(ctx context.Context, s LeadershipTerm) error {
 			return ctx.Err()
 		case <-time.After(again):
 		case <-wake:
-			// Changes of several replicas arrive at about the same time. Wait a moment, so that one pass
+			// Gossip often reports changes of several replicas at about the same time. Wait a moment, so that one pass
 			// handles all of them.
 			select {
 			case <-ctx.Done():
@@ -394,9 +394,9 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 			}
 			to := raft.ServerAddress(h.RaftAddr)
 			if slices.ContainsFunc(servers, func(o raft.Server) bool { return o.Address == to }) {
-				// The Raft configuration cannot hold one address twice. A server whose new address still
-				// belongs to another server gets an address that leads nowhere, and its own in a later pass.
-				// Raft dials the addresses from gossip, so it reaches the server meanwhile.
+				// The Raft configuration cannot hold one address twice. If the configuration still lists the server's
+				// new address for another server, set an address that leads nowhere now, and the new address in a later
+				// pass. Raft dials the addresses from gossip, so it reaches the server meanwhile.
 				if to = raft.ServerAddress(id + ".invalid:1"); to == s.Address {
 					continue
 				}
@@ -514,7 +514,7 @@ func (m *members) change(ctx context.Context, f func(time.Duration) raft.IndexFu
 	return m.n.await(ctx, func() error { return f(m.n.cfg.Timing.RPC).Error() })
 }
 
-// record updates the replica records and the feature level in the state. The level may rise only once the
+// record updates the replica records and the feature level in the state. The feature level may rise only once the
 // records are right, so changed asks for another pass at once.
 func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, err error) {
 	n := m.n

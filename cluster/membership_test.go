@@ -117,8 +117,8 @@ func TestRestartFromDisk(t *testing.T) {
 	})
 }
 
-// The Raft library doubles its pause after every failed append. So only a few appends may fail while a
-// follower is down, however long it is down.
+// A follower that was down gets new entries at once. The Raft library doubles its pause after every failed append, so
+// only a few appends may fail while the follower is down.
 func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 	g := newGroup(t, 3)
 	g.also(calm)
@@ -314,8 +314,8 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	g.put("w", 3)
 	testbed.Until(t, "the replica has the data at its new address", func() bool { return value(n.Store().View(), "w") == 3 })
 
-	// While the address was being changed, the library's appends to the former address had to fail although
-	// a replica answered there: the library reads the address without a lock.
+	// The library reads a server's address without a lock, so it may still send appends to the former address. They
+	// must fail, although the replica at the former address answers.
 	leader = g.waitLeader()
 	var last raft.Log
 	if err := leader.logs.GetLog(n.raft.AppliedIndex(), &last); err != nil {
@@ -347,9 +347,8 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	}
 }
 
-// All replicas may restart at other addresses at once, for example after a power failure with new DHCP
-// leases. They can elect no leader before they find each other. Some replicas get the former address of
-// another one.
+// All replicas restart at other addresses at once, for example with new DHCP leases after a power failure, and some of
+// them get the former address of another replica. They must find each other before they can elect a leader.
 func TestAllRestartOnOtherAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		size int
@@ -456,7 +455,7 @@ func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	}
 }
 
-// A removal that failed is not repeated when the same leader leads again.
+// If the removal of a replica fails and the same leader leads again, the leader does not repeat the removal.
 func TestFailedRemovalIsNotRepeated(t *testing.T) {
 	g := newGroup(t, 3)
 	g.cfg = func(i int, c *Config) {

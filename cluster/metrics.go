@@ -11,7 +11,7 @@ import (
 // Metrics receives the measurements of a replica. Its methods are called from any goroutine and must not
 // block.
 type Metrics interface {
-	// Append: log entries were written to this replica's disk. took includes fsync.
+	// Append: log entries were written to this replica's disk. The duration took includes fsync.
 	Append(entries, bytes int, took time.Duration)
 	// Commit: the leader has answered the callers of one log entry. took begins when Raft got the entry.
 	Commit(commands, bytes int, took time.Duration, err error)

@@ -352,8 +352,8 @@ func (n *Node) startRaft(mute bool) (err error) {
 		rc.HeartbeatTimeout, rc.ElectionTimeout = muted, muted
 	}
 	rc.LeaderLeaseTimeout = t.LeaderLease
-	// A follower learns of a commit within one to two times CommitTimeout. The answers of followers, above
-	// all of their DNS servers, should be right within 50 ms.
+	// A follower learns of a commit within one to two times CommitTimeout. The state of followers, which their DNS
+	// servers show, should be at most 50 ms old.
 	rc.CommitTimeout = min(15*time.Millisecond, t.Heartbeat/4)
 	rc.MaxAppendEntries = maxAppend
 	rc.BatchApplyCh = true

@@ -10,9 +10,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// note is the file peers.json: what this replica knows of its cluster. It is stored outside the Raft
-// directory, so that a replica without its Raft directory finds the others: one whose state diverged, that
-// lost its data, or that is repaired.
+// note is the file peers.json: what this replica knows of its cluster. It is stored outside the Raft directory, so that
+// a replica whose Raft directory was lost or moved aside finds the other replicas.
 type note struct {
 	Cluster string    `json:"cluster"`
 	Replica string    `json:"replica"` // Raft id of this replica

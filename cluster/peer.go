@@ -12,14 +12,15 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Calls between replicas on the Raft port: one JSON message in each direction, on a connection that is
-// reused. The calls are few and small, and no write waits for one, so JSON is fast enough.
+// Calls between replicas on the Raft port: one JSON message in each direction, on a connection that is reused. JSON is
+// fast enough, because the calls are few and small and no write waits for a call.
 const (
 	peerLimit = 64 << 10
 	peerIdle  = 2 * time.Minute
 )
 
-// Hello is the introduction of a replica to another one: who it is and what it knows.
+// Hello is the message in which a replica introduces itself to another replica: its identity, its addresses and its
+// status.
 type Hello struct {
 	ID        string `json:"id"` // Raft id of the sender
 	Name      string `json:"name"`
@@ -169,8 +170,8 @@ func (n *Node) hello() Hello {
 	}
 }
 
-// knows reports whether this replica knows a cluster: it has a Raft configuration, or is getting one. A
-// cluster id in the settings does not mean that: it is also the id for a new cluster.
+// knows reports whether this replica knows a cluster: it has a Raft configuration, or is getting one. A cluster id in
+// the settings does not mean that this replica knows a cluster: a new cluster gets the same id.
 func (n *Node) knows() bool {
 	return len(n.servers()) > 0 || n.learned.Load() != nil
 }

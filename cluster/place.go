@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// place describes where a data directory was last in use. It is stored in the directory, so a copy of the
-// directory contains the place of the original.
-type place struct {
+// location says on which machine, under which directory and at which Raft address a data directory was last in use. It
+// is stored in the directory, so a copy of the directory contains the location of the original.
+type location struct {
 	// Boot is the boot id of the kernel. It differs between machines and between boots.
 	Boot string `json:"boot,omitempty"`
 	// Dir is the device number and the inode of the data directory.
@@ -25,12 +25,12 @@ type place struct {
 // compared.
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-func placeOf(dir, addr string) (place, error) {
+func locationOf(dir, addr string) (location, error) {
 	st, err := os.Stat(dir)
 	if err != nil {
-		return place{}, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
+		return location{}, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
 	}
-	p := place{Addr: addr}
+	p := location{Addr: addr}
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
 		p.Dir = fmt.Sprintf("%d:%d", sys.Dev, sys.Ino)
 	}
@@ -40,10 +40,9 @@ func placeOf(dir, addr string) (place, error) {
 	return p, nil
 }
 
-// mayBeCopy reports whether a directory may be a copy; was is the place stored in the directory. The
-// directory is no copy if its Raft address is the same, or if it is the same directory and the machine was
-// not restarted.
-func (p place) mayBeCopy(was place) bool {
+// mayBeCopy reports whether a directory may be a copy; was is the location stored in the directory. The directory is no
+// copy if its Raft address is the same, or if it is the same directory and the machine was not restarted.
+func (p location) mayBeCopy(was location) bool {
 	return was.Addr != "" && was.Addr != p.Addr && (was.Boot != p.Boot || was.Dir != p.Dir)
 }
 
@@ -54,9 +53,10 @@ type refusal struct {
 	Why   string `json:"why"`
 }
 
-// locate compares the present place of the data directory with the stored place. If the directory may be a
-// copy, was is the stored place. If the directory was found to be a copy before, refused is that refusal.
-func (n *Node) locate() (was *place, refused *refusal, err error) {
+// locate compares the present location of the data directory with the stored location. If the directory may be a copy,
+// locate returns the stored location in was. If the directory was found to be a copy before, locate returns that
+// finding in refused.
+func (n *Node) locate() (was *location, refused *refusal, err error) {
 	text, err := n.logs.own(keyCopied)
 	if err != nil {
 		return nil, nil, err
@@ -68,17 +68,17 @@ func (n *Node) locate() (was *place, refused *refusal, err error) {
 		}
 		return nil, refused, nil
 	}
-	now, err := placeOf(n.cfg.DataDir, n.port.advertise)
+	now, err := locationOf(n.cfg.DataDir, n.port.advertise)
 	if err != nil {
 		return nil, nil, err
 	}
-	if text, err = n.logs.own(keyPlace); err != nil {
+	if text, err = n.logs.own(keyLocation); err != nil {
 		return nil, nil, err
 	}
-	var stored place
+	var stored location
 	if text != "" {
 		if err := json.Unmarshal([]byte(text), &stored); err != nil {
-			return nil, nil, fmt.Errorf("%w: raft log %s: value %s: %w", ErrCorrupt, n.logs.path, keyPlace, err)
+			return nil, nil, fmt.Errorf("%w: raft log %s: value %s: %w", ErrCorrupt, n.logs.path, keyLocation, err)
 		}
 	}
 	if now.mayBeCopy(stored) {
@@ -87,8 +87,8 @@ func (n *Node) locate() (was *place, refused *refusal, err error) {
 	return nil, nil, n.settle(now, stored)
 }
 
-// settle stores the present place of the data directory, if it differs from the stored place.
-func (n *Node) settle(now, stored place) error {
+// settle stores the present location of the data directory, if it differs from the stored location.
+func (n *Node) settle(now, stored location) error {
 	if now == stored {
 		return nil
 	}
@@ -96,7 +96,7 @@ func (n *Node) settle(now, stored place) error {
 	if err != nil {
 		return err
 	}
-	return n.logs.setOwn(keyPlace, string(b))
+	return n.logs.setOwn(keyLocation, string(b))
 }
 
 // muted is the election timeout of a replica that must not take part in elections: so long that the replica
@@ -112,18 +112,17 @@ func (n *Node) Waiting() string {
 	return ""
 }
 
-func (n *Node) wait(was place) {
+func (n *Node) wait(was location) {
 	why := fmt.Sprintf("the data directory was last used at %s on another machine, in another directory or before a restart of the machine: this replica takes part at %s unless %s answers within %s",
 		was.Addr, n.port.advertise, was.Addr, n.cfg.Timing.MoveWait)
 	n.waiting.Store(&why)
 	n.log.Warn("this data directory may be a copy", "why", why)
 }
 
-// waitForFirst asks at this replica's former address which replica answers there. If a replica with
-// the same id answers, this replica runs on a copy and must not vote: two processes with one Raft
-// id could vote twice in one term. If nothing answers for Timing.MoveWait, the directory was moved,
-// and this replica takes part.
-func (n *Node) waitForFirst(was place) {
+// waitForFirst asks the process at this replica's former Raft address for its identity. If a replica with the same id
+// answers, this replica runs on a copy and must not vote: two processes with one Raft id could vote twice in one term.
+// If nothing answers for Timing.MoveWait, the directory was moved, and this replica takes part.
+func (n *Node) waitForFirst(was location) {
 	end := time.Now().Add(n.cfg.Timing.MoveWait)
 	for time.Now().Before(end) {
 		if first, err := n.greetAt(n.ctx, was.Addr); err == nil && first.ID == n.id && first.Instance != n.instance {
@@ -137,7 +136,7 @@ func (n *Node) waitForFirst(was place) {
 		}
 	}
 	n.log.Info("nothing answers at the former address of this replica: it takes part", "from", was.Addr, "at", n.port.advertise)
-	now, err := placeOf(n.cfg.DataDir, n.port.advertise)
+	now, err := locationOf(n.cfg.DataDir, n.port.advertise)
 	if err == nil {
 		err = n.settle(now, was)
 	}

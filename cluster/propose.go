@@ -28,8 +28,8 @@ const (
 	minPipelined = 64 << 10
 )
 
-// States of a call. While the call is queued, its caller may give up. Once the coalescing goroutine has taken
-// the call, the outcome of the call is that of its log entry.
+// States of a call. While the call is queued, its caller may give up. Once the coalescing goroutine has taken the call,
+// the call has the outcome of its log entry.
 const (
 	callQueued = iota
 	callTaken
@@ -57,10 +57,10 @@ type entry struct {
 	n      int // number of commands in the call
 }
 
-// proposer combines concurrent calls into log entries. One goroutine makes the entries, another collects the
-// answers in order. While an entry is in progress, later calls are gathered into the next entry, which is
-// sent at once only if it is large. At most Timing.InFlight entries are in progress. So bytes and fsyncs
-// limit the throughput, not the number of callers.
+// proposer combines concurrent calls into log entries. One goroutine makes the entries, another goroutine collects the
+// answers in order. While an entry is in progress, later calls are gathered into the next entry, which is sent at once
+// only if it is large. At most Timing.InFlight entries are in progress. So bytes and fsyncs limit the throughput, not
+// the number of callers.
 type proposer struct {
 	n    *Node
 	pool sync.Pool
@@ -246,8 +246,8 @@ func (p *proposer) ready() bool {
 	return p.inFlight == 0 || p.inFlight < cap(p.sent) && p.bytes >= minPipelined
 }
 
-// wait returns nil once c has its outcome, or an error if ctx ends or the log disk hangs before that. A call
-// that was given up must not be reused, because other goroutines may still write to it.
+// wait returns nil once c has its outcome, or an error if ctx ends or the log disk hangs before that. A call whose
+// caller has given up must not be reused, because other goroutines may still write to it.
 func (c *call) wait(ctx context.Context, stalled <-chan struct{}) error {
 	refused, cause := ErrBusy, errStalled
 	select {
@@ -368,8 +368,8 @@ func (p *proposer) collect() {
 	}
 }
 
-// settle is called when new calls are already refused. It waits until the calls that were accepted earlier
-// are answered. Raft may not have all of them yet, but a restore must start from a state that contains them.
+// settle is called before a restore, when new calls are already refused. It waits until the calls that were accepted
+// earlier are answered, because the restore must start from a state that contains them.
 func (p *proposer) settle(ctx context.Context) error {
 	for {
 		p.mu.Lock()

@@ -24,10 +24,10 @@ type Survivor struct {
 	RaftAddr  string
 	// Servers are the servers of the last Raft configuration, including this replica.
 	Servers []raft.Server
-	// Lost are the names of the other replicas, as far as the state has them.
+	// Lost are the names of the other replicas, without those that have no record in the state.
 	Lost []string
-	// LastIndex and LastTerm belong to the last entry of the log. A recovery treats all entries in the log
-	// as committed, because no other replica is left.
+	// LastIndex and LastTerm are the index and the term of the last entry of the log. A recovery treats all entries in
+	// the log as committed, because no other replica is left.
 	LastIndex, LastTerm uint64
 	State               fsm.State
 }
@@ -243,9 +243,9 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	if err := os.Remove(peers); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
 	}
-	// The operator chose this directory for the recovery. So delete its stored place, and the refusal if it
-	// was found to be a copy; otherwise the replica might not start.
-	for _, key := range [][]byte{keyPlace, keyCopied} {
+	// The operator chose this directory for the recovery. So delete the directory's stored location, and the record
+	// that the directory is a copy; otherwise the replica might not start.
+	for _, key := range [][]byte{keyLocation, keyCopied} {
 		if err := o.logs.setOwn(key, ""); err != nil {
 			return nil, err
 		}

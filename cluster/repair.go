@@ -37,11 +37,10 @@ const (
 var ErrNoRepair = errors.New("this replica does not repair itself")
 
 // Repair prepares a replica whose data is damaged to join its cluster anew. damage is the error of Open, an
-// ErrCorrupt. Repair moves the Raft directory aside once that loses no acknowledged write. That is the case
-// when the leader has proven, without this replica, that it leads, and a majority of all voters is healthy
-// and reachable. Until then Repair waits, and calls waiting with the reason after each attempt. Repair
-// returns nil when Open can be called again: it has moved the damaged data aside, or somebody has changed the
-// data meanwhile.
+// ErrCorrupt. Repair moves the Raft directory aside once that loses no acknowledged write. No write can be lost when
+// the leader has proven its leadership without this replica's vote, and a majority of all voters is healthy and
+// reachable. Until then Repair waits, and calls waiting with the reason after each attempt. Repair returns nil when
+// Open can be called again: it has moved the damaged data aside, or somebody has changed the data meanwhile.
 //
 // At the next start the replica gets a new Raft id, joins as a non-voter, catches up and becomes a voter.
 // Only the Raft directory is moved: keys and certificates stay.
@@ -200,8 +199,8 @@ func (r *repairer) attempt(ctx context.Context) error {
 
 // quorum is a leader's description of its cluster for a replica whose data is damaged.
 type quorum struct {
-	// Leads: after the damaged replica asked, the leader has committed a barrier without it. So the leader
-	// has every acknowledged write, and so do as many voters as a commit needs.
+	// Leads: after the damaged replica asked, the leader has committed a barrier without it. So a majority of voters,
+	// with the leader, has every acknowledged write.
 	Leads  bool     `json:"leads"`
 	Term   uint64   `json:"term"`
 	Voters int      `json:"voters"` // number of voters in the configuration, including the damaged replica
@@ -217,8 +216,8 @@ type member struct {
 	Healthy bool `json:"healthy"`
 }
 
-// lacks returns an error unless enough voters are healthy, as the leader reports, and can also be reached
-// from this replica. reached holds the result for each voter.
+// lacks returns an error if too few voters are both healthy, as the leader reports, and reachable from this replica.
+// reached holds the result for each voter.
 func (q *quorum) lacks(reached map[string]error) error {
 	need, have := q.Voters/2+1, 0
 	var why []string

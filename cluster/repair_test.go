@@ -107,8 +107,8 @@ func (g *group) damaged(i int, damage func(dir string) error) error {
 	g.t.Helper()
 	g.close(i)
 	if damage == nil {
-		// Damage every copy of the entry in the file: unused pages hold old copies, and Open does not check
-		// those.
+		// Damage every copy of the entry in the file, because the first copy found may be in an unused page, which Open
+		// does not check.
 		damage = func(dir string) error {
 			b, err := os.ReadFile(logPath(dir))
 			if err != nil || !bytes.Contains(b, []byte("needle")) {
@@ -484,8 +484,8 @@ func TestARepairIsRefused(t *testing.T) {
 	}
 }
 
-// Three folders with damaged data, or one that is younger than an hour, prevent a repair. One older folder
-// does not.
+// Three folders with damaged data prevent a repair, and so does one folder that is younger than an hour. One older
+// folder does not.
 func TestARepairWaits(t *testing.T) {
 	g := newGroup(t, 3)
 	g.formRepairable()

@@ -36,7 +36,7 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 		n.leadership.release(n.ctx)
 	}()
 	began := time.Now()
-	// All calls that were accepted are proposed now, so they are committed before the barrier that follows.
+	// All calls that were accepted are proposed now, so they are committed before the barrier below.
 	if err := n.prop.settle(ctx); err != nil {
 		return 0, fmt.Errorf("before the restore: %w", err)
 	}
@@ -79,8 +79,8 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 		return n.raft.Restore(meta, r, 0)
 	})
 	if err != nil {
-		// Raft applies the snapshot on this replica first. If this replica does not show the new state
-		// after Raft's answer, nothing has changed.
+		// Raft applies the snapshot on this replica first. So if Raft has answered and this replica does not show the
+		// new state, no replica has changed.
 		if !isCanceled(err) && n.machine.store.State().Info().Incarnation < info.Incarnation {
 			return 0, fmt.Errorf("restore: %w", err)
 		}

@@ -34,8 +34,8 @@ func TestRestoreReachesEveryReplica(t *testing.T) {
 	g.put("w", 2)
 	g.put("younger", 1)
 
-	// A restore ends the leadership term that worked with the former state. Then a new term begins, and its
-	// epoch is higher.
+	// A restore ends the leadership term that worked with the old state. Then a new leadership term with a higher epoch
+	// begins.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	epochs := make(chan fsm.Epoch, 8)
@@ -170,7 +170,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 	if got.State.Info().Incarnation <= before.Incarnation {
 		t.Errorf("incarnation %d, was %d, want a higher one", got.State.Info().Incarnation, before.Incarnation)
 	}
-	// Recover can be repeated, for example after an interruption, and then changes nothing more.
+	// Recover can be repeated, for example after an interruption. The second call must change nothing more.
 	if got, err = Recover(t.Context(), dir, "operator", leader.log); err != nil || len(got.Lost) != 0 {
 		t.Fatalf("a second Recover returned %v, lost %v, want nil and no lost replicas", err, got.Lost)
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// verifySnapshots removes unfinished snapshots and returns the index of the newest complete one. A snapshot
-// with a broken description is an error. The library would skip it; then the log might not reach back far
-// enough, and no error would say why.
+// verifySnapshots removes unfinished snapshots and returns the index of the newest complete one. A snapshot whose
+// metadata file is damaged is an error. The library would skip such a snapshot and use an older one; then the log might
+// lack the entries after the older one, and no error would say why.
 func verifySnapshots(dir string) (newest uint64, err error) {
 	found, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -89,7 +89,7 @@ func openSnapshots(dir string, history *snapshotHistory, logger hclog.Logger) (*
 	return &snapshots{files, history}, nil
 }
 
-// Create begins to write a snapshot: of this replica's state, or one that another replica sends.
+// Create begins to write a snapshot: either of this replica's state, or a snapshot that another replica sends.
 func (s *snapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, configIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
 	sink, err := s.FileSnapshotStore.Create(version, index, term, c, configIndex, trans)
 	if err != nil {
@@ -122,12 +122,13 @@ func (s *recordingSink) Close() error {
 	return err
 }
 
-// entryID identifies an entry of a log, and with it all entries before that. The zero value identifies no
-// entry.
+// entryID identifies a log entry, and so, by Raft's log matching, all entries before it too. The zero value identifies
+// no entry.
 type entryID struct{ index, term uint64 }
 
-// snapshotHistory holds the last entry of the newest snapshot that this replica took, and of the newest one
-// that it installed. The state contains these entries even if the log no longer reaches back to them.
+// snapshotHistory holds the last entry of the newest snapshot that this replica took, and the last entry of the newest
+// snapshot that it installed from a leader. The state contains these entries even if the log no longer reaches back to
+// them.
 type snapshotHistory struct {
 	logs *logStore
 	size atomic.Int64 // size of the newest snapshot in bytes; 0 if there is none
@@ -186,7 +187,7 @@ func (p *snapshotHistory) holds(id entryID) bool {
 }
 
 // contradicts reports whether id, an entry in the present leader's log, differs from the last entry of a
-// snapshot of this replica with the same index. Then this replica's state was never committed: it is a backup
+// snapshot of this replica with the same index. If it differs, this replica's state was never committed: it is a backup
 // that only this replica restored.
 func (p *snapshotHistory) contradicts(id entryID) bool {
 	p.mu.Lock()

@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// byHand is a test fixture: a leader that sends appends written by the test, and its only follower, which is
-// a real replica.
+// byHand is a test fixture of two members: the test itself plays the leader and writes every append, and the only
+// follower is a real replica.
 type byHand struct {
 	t        *testing.T
 	g        *group
@@ -129,10 +129,10 @@ func (b *byHand) applied(index uint64) {
 	testbed.Until(b.t, fmt.Sprintf("the follower has applied entry %d", index), func() bool { return b.follower.raft.AppliedIndex() == index })
 }
 
-// A leader that missed an answer repeats its append. Meanwhile the follower has installed a
-// snapshot. It must accept the entries that continue the snapshot.
+// A leader that missed an answer repeats its append, and the follower has installed a snapshot meanwhile. The follower
+// must accept the entries that continue the snapshot.
 func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
-	// Use a term so high that the two replicas do not reach it by elections of their own.
+	// Use a term so high that elections of the follower itself do not reach it.
 	const term, snapshot, last = 1000, 50, 61
 	for _, c := range []struct {
 		name   string
@@ -219,8 +219,8 @@ func TestAContradictedSnapshotStopsTheReplica(t *testing.T) {
 	testbed.Until(t, "the replica halts", func() bool { return errors.Is(b.follower.Err(), ErrDiverged) })
 }
 
-// The follower holds uncommitted entries after those that an append sends. The leader may have other entries
-// there, so the follower must not apply them.
+// The follower holds uncommitted entries after the last entry of an append. The leader may have other entries at these
+// indexes, so the follower must not apply its own.
 func TestOnlyEntriesThatAnAppendProvesAreApplied(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61
 	b := newByHand(t)
@@ -361,7 +361,7 @@ func TestConflictingEntriesAreRemovedAtTheStart(t *testing.T) {
 	}
 }
 
-// endsBehind stops the follower after it has stored a snapshot and before it has removed conflicting entries.
+// endsBehind stops the follower after it has stored a snapshot and before it has removed the conflicting log entries.
 // The log holds entries 1 to last of the previous term.
 func (b *byHand) endsBehind(term, snapshot, last uint64) {
 	b.t.Helper()

@@ -23,8 +23,8 @@ import (
 //  2. asks the most advanced healthy voter to stand for election, with the message of a transfer;
 //  3. sends no heartbeats and appends any more, so that the others elect a leader even if no voter agreed.
 //
-// This needs neither the disk nor the main loop. The hanging entry was sent to no other replica yet. When the
-// write ends, the replica goes on, as a follower of the new leader or as leader if there is none.
+// These steps need neither the disk nor the main loop. The entry whose write hangs was sent to no other replica yet.
+// When the write ends, the replica goes on, as a follower of the new leader or as leader if there is none.
 type stall struct {
 	n     *Node
 	limit time.Duration
@@ -92,8 +92,8 @@ func stallThreshold(limit, slowest time.Duration, stops bool) time.Duration {
 	if stops {
 		least, most = min(limit, stopStall), limit
 	}
-	// If the disk hung within the last minute, its slowest write took long. So limit the threshold,
-	// because the disk may hang again.
+	// The slowest write of the last minute may have been a hang. So limit the threshold, because the disk may hang
+	// again.
 	return min(max(least, slowest*3/2), most)
 }
 
@@ -110,7 +110,7 @@ func (s *stall) isSilent() bool {
 	return s.silent
 }
 
-// started returns a channel that is closed while this replica is stalled.
+// started returns a channel that is closed when a stall of this replica begins.
 func (s *stall) started() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,8 +246,8 @@ func (n *Node) DiskPending() (age time.Duration, stalled bool) {
 const electionWrites = 2 * 5
 
 // electionTimeout returns the time after which a candidate without a result starts another election; write is
-// the usual duration of a write to the log. If candidates did that before the voters have written their
-// votes, no candidate would ever win.
+// the usual duration of a write to the log. If candidates started again before the voters have written their votes, no
+// candidate would ever win.
 func (t Timing) electionTimeout(write time.Duration) time.Duration {
 	return min(max(t.Election, electionWrites*write), max(t.Election, 5*time.Second))
 }
@@ -273,8 +273,8 @@ const (
 	// slowWrite: a leader whose writes usually take at least this long looks for a replica with a faster
 	// disk.
 	slowWrite = 40 * time.Millisecond
-	// slowFactor is how many times faster the disk of another replica must be before a leader transfers
-	// leadership to it.
+	// slowFactor is how many times faster the disk of another replica must be before a leader with a slow disk
+	// transfers leadership to it.
 	slowFactor = 3
 )
 

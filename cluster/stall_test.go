@@ -156,9 +156,9 @@ func TestALeaderWhoseDiskHangsIsReplaced(t *testing.T) {
 	}
 }
 
-// keepsLeader checks that an attempt ends with the leader and the term that it began with. It makes several
-// attempts and fails only if every one ends with another leader or term, because on a busy machine an
-// election may happen at any time.
+// keepsLeader checks that leader and term are the same before and after a call of attempt. It calls attempt several
+// times and fails only if leader or term change in every call, because on a busy machine an election may happen at any
+// time.
 func (g *group) keepsLeader(attempt func(leader *Node)) {
 	g.t.Helper()
 	const attempts = 5
@@ -225,8 +225,8 @@ func TestAShortStallChangesNoLeader(t *testing.T) {
 	})
 }
 
-// A leader that no other replica can replace stops acting as leader while its disk hangs. It begins a new
-// leadership term when the disk works again.
+// The leader of a cluster of one stops acting as leader while its disk hangs. It begins a new leadership term when the
+// disk works again.
 func TestAnOnlyReplicaWhoseDiskHangedLeadsAgain(t *testing.T) {
 	g := newGroup(t, 1)
 	disks := g.onDisks(stallLimit)
@@ -288,8 +288,8 @@ func TestCloseWithAHangingDiskEndsSoon(t *testing.T) {
 	}
 }
 
-// All three replicas have slow disks. After the leader died, the other two elect a new one, because a candidate
-// waits long enough for a vote from a slow disk. All three also elect a leader after a restart, when they have
+// All three replicas have slow disks. After the leader has died, the other two elect a leader, because a candidate
+// waits long enough for a vote from a slow disk. After a restart of all three, they elect a leader although they have
 // not measured their disks yet.
 func TestSlowDisksElectALeader(t *testing.T) {
 	g := newGroup(t, 3)
@@ -381,7 +381,7 @@ func TestASlowLeaderHandsOverToAFasterReplica(t *testing.T) {
 	}
 }
 
-// A replica with a slow disk that has just begun to lead keeps leadership for Timing.SlowCooldown.
+// A new leader with a slow disk keeps leadership for Timing.SlowCooldown.
 func TestASlowLeaderStaysForTheCooldown(t *testing.T) {
 	const cooldown = 3 * time.Second
 	g := newGroup(t, 3)

@@ -6,9 +6,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// maxTermLeap is the largest number of terms by which a peer's term may be ahead of this replica's. So many
-// terms take 3.6 days of elections without a pause, so a higher term comes from damaged data. It would spread
-// to every replica, and after the highest possible term no leader could be elected any more.
+// maxTermLeap is the largest number of terms by which a peer's term may be ahead of this replica's. Elections without a
+// pause need 3.6 days for so many terms, so a term that is further ahead comes from damaged data. If it were adopted,
+// it would spread to every replica, and after the highest possible term no leader could be elected any more.
 const maxTermLeap = 1 << 20
 
 // leap returns an error if a peer's term is too far ahead to be adopted. A replica that has no term yet
@@ -43,8 +43,8 @@ func (t *transport) checkTerm(command any) error {
 	return nil
 }
 
-// SetHeartbeatHandler sets the function with which the library handles heartbeats, which do not pass through
-// the channel of Consumer. Their term is checked here.
+// SetHeartbeatHandler sets the function with which the library handles heartbeats. Heartbeats do not pass through the
+// channel of Consumer, so their term is checked here.
 func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	t.NetworkTransport.SetHeartbeatHandler(func(rpc raft.RPC) {
 		err := t.checkTerm(rpc.Command)

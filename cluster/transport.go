@@ -25,8 +25,8 @@ import (
 
 // The Raft port carries two kinds of connections, distinguished by their first byte: Raft's streams, and
 // calls between replicas (peer.go). Both begin with a greeting that names the sender, the replica that it
-// wants to reach, and the cluster. The answer to the greeting is empty, or the reason of a refusal. Raft
-// itself checks none of these. Without the greeting, a replica that lost its disk would vote under its old
+// wants to reach, and the cluster. The answer to the greeting is empty, or the reason of a refusal. Raft itself checks
+// neither sender nor receiver nor cluster. Without the greeting, a replica that lost its disk would vote under its old
 // id, and a replica of another cluster that got a reused address would have its log overwritten.
 const (
 	kindRaft = 'R'
@@ -320,7 +320,7 @@ type refusedError struct{ addr, reason string }
 
 func (e *refusedError) Error() string { return e.addr + " refused: " + e.reason }
 
-// Is reports that a refusal because of another cluster is ErrWrongCluster.
+// Is makes errors.Is(e, ErrWrongCluster) true if the replica refused because it belongs to another cluster.
 func (e *refusedError) Is(target error) bool {
 	return target == ErrWrongCluster && strings.HasPrefix(e.reason, ErrWrongCluster.Error())
 }
@@ -388,10 +388,10 @@ func (p *port) gossipAddrOf(id string) string {
 	return p.seen[id]
 }
 
-// Dial connects to a target of the form "<raft id>@<host:port>". If gossip has another address for that
-// replica, Dial tries the other address first. This is needed when most replicas have new addresses: only a
-// leader can change the configuration, and there is no leader before the replicas reach each other. The
-// greeting proves which replica answers.
+// Dial connects to a target of the form "<raft id>@<host:port>". If gossip has a different address for that replica,
+// Dial tries the address from gossip first. This is needed when most replicas have new addresses: only a leader can
+// change the configuration, and there is no leader before the replicas reach each other. The greeting proves which
+// replica answers.
 func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	to, addr, ok := strings.Cut(string(target), "@")
 	if !ok {
@@ -580,8 +580,7 @@ func (t *transport) relay() {
 	}
 }
 
-// ask hands a call to the library and waits for the answer. Once the library has taken a call, it always
-// answers.
+// ask hands a Raft call to the library and waits for the answer. Once the library has taken a call, it always answers.
 func (t *transport) ask(command any, body io.Reader) (any, error) {
 	answer := make(chan raft.RPCResponse, 1)
 	select {
@@ -599,8 +598,8 @@ func (t *transport) ask(command any, body io.Reader) (any, error) {
 //     would take state and membership back to an earlier index.
 //   - The installation takes longer than the leader waits. The leader would send the snapshot for ever.
 func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (answer any, read bool, err error) {
-	// Let the library check, by an append without entries, whether the sender leads. When the library
-	// answers, no earlier call is in progress any more.
+	// Let the library check, by an append without entries, whether the sender leads. The library handles calls one
+	// after another, so when it answers, no earlier call is in progress.
 	leads, err := t.ask(&raft.AppendEntriesRequest{RPCHeader: r.RPCHeader, Term: r.Term}, nil)
 	a, ok := leads.(*raft.AppendEntriesResponse)
 	if err != nil || !ok {
@@ -746,7 +745,8 @@ func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, 
 }
 
 func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
-	// The library writes the snapshot in small pieces. TLS records of 64 KiB cost much less, so buffer.
+	// The library writes the snapshot in small pieces, and each would become a TLS record. Buffer 64 KiB, which costs
+	// much less.
 	return t.NetworkTransport.InstallSnapshot(id, addressed(id, target), args, resp, bufio.NewReaderSize(data, 64<<10))
 }
 
@@ -782,7 +782,8 @@ func (c *contacts) asks(id raft.ServerID) {
 	c.mu.Unlock()
 }
 
-// of returns when a follower last answered a heartbeat, and the index in that answer; false if it never answered.
+// of returns the time at which a follower last answered a heartbeat, and the log index in that answer; false if it
+// never answered.
 func (c *contacts) of(id raft.ServerID) (contact, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
