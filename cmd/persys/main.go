@@ -157,8 +157,8 @@ func agentConfig(dir string, schedulers []string) (cfg agentd.Config, err error)
 	return cfg, nil
 }
 
-// startReplicas starts three schedulers that form one cluster. Each starts after the one before it has opened
-// its ports, and joins those before it. So every scheduler can use any free port.
+// startReplicas starts three schedulers that form one cluster. They start one after another: each scheduler opens free
+// ports, and the next scheduler gets the chosen addresses to join.
 func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int, log *slog.Logger) ([]*replica.Replica, error) {
 	var out []*replica.Replica
 	var join []string

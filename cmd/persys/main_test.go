@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// The agent that `persys dev` starts runs the same kinds of workloads as an agent with default settings.
+// The agent that `persys dev` starts must offer the same kinds of workloads as an agent with default settings.
 func TestAgentOfDevRunsStacks(t *testing.T) {
 	cfg, err := agentConfig(t.TempDir(), []string{"127.0.0.1:1"})
 	if err != nil {

@@ -195,7 +195,8 @@ func (c *cli) send(ctx context.Context, batch []*controlv1.ApplyWorkloadRequest)
 	return r, err
 }
 
-// applied prints the result for one workload of ApplyWorkloads, and adds the states to wait for to goals.
+// applied prints the result r that ApplyWorkloads returned for the workload in req. It adds the states for which --wait
+// must wait to goals.
 func (c *cli) applied(req *controlv1.ApplyWorkloadRequest, r *controlv1.ApplyWorkloadResponse, goals map[string]goal, failures *several) {
 	id := req.GetWorkloadId()
 	if !r.GetSuccess() {
@@ -270,7 +271,8 @@ func removed(ids []string) string {
 	return "; deletes " + ids[0] + " to " + ids[len(ids)-1]
 }
 
-// takenBack returns a line for each field that applying a file sets back to the value of an earlier revision.
+// takenBack returns a line for each field that an apply sets back to the value of an earlier revision, because the file
+// is older than the workload's present revision.
 func (c *cli) takenBack(before string, list []*controlv1.TakenBack) (lines []string) {
 	for _, b := range list {
 		text := before + c.paint.Paint(screen.Warn, "takes back ") + screen.Clean(b.GetField())
@@ -297,8 +299,8 @@ func revisionFlag(f *pflag.FlagSet, condition *string) {
 	f.StringVar(condition, "if-revision", "", "refuse unless this is the workload's present revision: its number (see persysctl history) or etag; 0 = it does not exist")
 }
 
-// located returns the lines of the text with which the scheduler refused workload id. It adds the file and
-// line of each fault if they are known.
+// located splits text, the reason for which the scheduler refused workload id, into lines. It adds the file and line of
+// each fault if they are known.
 func (c *cli) located(id, text string) []string {
 	doc := c.documents[id]
 	if cut := strings.LastIndexByte(id, '-'); doc == nil && cut > 0 {

@@ -241,8 +241,8 @@ func auditEvent(r *clusterv1.AuditRecord) *clusterv1.Event {
 			e.Details = map[string]string{}
 		}
 		key := d.GetKey()
-		// The key "from" means the caller's address, but in a change of status also the former status. If a
-		// record has both, the first is the caller's address.
+		// The key "from" means the caller's address, and in a change of status the former status. If a record has the
+		// key twice, the first value is the caller's address.
 		if key == "from" && i+1 < len(r.GetDetails()) && r.GetDetails()[i+1].GetKey() == "from" {
 			key = "caller"
 		}

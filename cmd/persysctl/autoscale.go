@@ -8,7 +8,7 @@ import (
 )
 
 // autoscaleCell shows the CPU use of a group, its target and its limits, as "45 % of 70 %, 2 to 10"; "" without an
-// autoscaler. Only the leader knows the use.
+// autoscaler. Only the leader knows the CPU use.
 func autoscaleCell(a *controlv1.AutoscaleStatus) string {
 	if a == nil {
 		return ""

@@ -56,7 +56,7 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 	for _, id := range ids {
 		targets := []string{id}
 		if o.wait {
-			// List the members of the group before the call, because a deleted group no longer has any.
+			// List the members of the group before the call, because a deleted group has no members.
 			targets = c.targets(ctx, id)
 		}
 		r, err := change(ctx, c, c.control.DeleteWorkload, &controlv1.DeleteWorkloadRequest{WorkloadId: id, Force: o.force, IfRevision: o.condition})

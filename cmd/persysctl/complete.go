@@ -18,11 +18,11 @@ const completeWithin = 700 * time.Millisecond
 
 type completer func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)
 
-// asker returns candidates to complete a word. Some of them may not begin with that word.
+// asker returns candidates to complete a word; candidates that do not begin with the word are dropped later.
 type asker func(ctx context.Context, word string) []string
 
-// ids completes word with the ids that ask returns, except those in not. If the cluster does not answer, it
-// returns none.
+// ids completes word with the ids that ask returns, without the ids in not. If the cluster does not answer, it returns
+// no ids.
 func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask asker) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()

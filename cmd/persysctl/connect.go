@@ -23,8 +23,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// settings configure the connection. The YAML keys and the variables without the
-// prefix PERSYS_ are those of the legacy v1 CLI (contract/gateway-rest.md).
+// settings configure the connection. The YAML keys and the environment variables without the prefix PERSYS_ have the
+// names that the legacy v1 CLI uses (contract/gateway-rest.md).
 type settings struct {
 	Server     string `env:"PERSYS_SCHEDULER_ADDR,PERSYS_SERVER,GRPC_ENDPOINT" flag:"server" short:"s" yaml:"grpc_endpoint" default:"127.0.0.1:8085" usage:"schedulers: HOST[:PORT],… or srv://NAME[?dns=HOST:PORT]; or a gateway: http(s)://HOST[:PORT]"`
 	Insecure   bool   `env:"PERSYS_INSECURE,PERSYS_SCHEDULER_INSECURE,GRPC_INSECURE" flag:"insecure" yaml:"grpc_insecure" usage:"connect in plain text, without TLS"`
@@ -48,8 +48,8 @@ type settings struct {
 	Other otherKeys
 }
 
-// otherKeys are keys that a configuration file of the legacy v1 CLI may contain. They have no effect,
-// because persysctl reads certificates from files and never calls agents.
+// otherKeys are keys that a configuration file of the legacy v1 CLI may contain and that have no effect here, because
+// persysctl reads certificates from files and never calls agents.
 type otherKeys struct {
 	GRPCTarget         string `yaml:"grpc_target"`
 	Verbose            string `yaml:"verbose"`

@@ -18,7 +18,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestUnknownOutcomeOmitsTheCause: the message of an unknown outcome ends before the error of the last attempt.
+// TestUnknownOutcomeOmitsTheCause: the error message for an unknown outcome does not contain the error of the last
+// attempt.
 func TestUnknownOutcomeOmitsTheCause(t *testing.T) {
 	f := &failure{text: "a scheduler stopped answering, and " + dial.OutcomeText + "read tcp 10.0.0.1:1: reset"}
 	unknownOutcome(f)
@@ -390,7 +391,8 @@ func TestCompletionIsSilentWithoutACluster(t *testing.T) {
 	for _, args := range [][]string{{"--insecure", "-s", "127.0.0.1:1", "get", ""}, {"get", ""}} {
 		s := newSession(t)
 		code := run(t.Context(), s.world, append([]string{"__complete"}, args...))
-		// cobra prints the completion directive as text to stderr, which shells ignore.
+		// cobra also prints the completion directive as text to stderr, and shells ignore stderr. So stderr need not be
+		// empty.
 		if code != 0 || s.stdout.String() != ":4\n" || strings.Contains(s.stderr.String(), "Error") {
 			t.Errorf("exit %d, %q, %q", code, s.stdout.String(), s.stderr.String())
 		}

@@ -54,7 +54,7 @@ func (c *cli) jobCommand() *cobra.Command {
 	return parent
 }
 
-// startRunCommand makes a command that starts one run. With takes it has parameters and an input.
+// startRunCommand makes a command that starts one run. If takes is true, the command accepts parameters and an input.
 func (c *cli) startRunCommand(use, short, example string, takes bool) *cobra.Command {
 	var o waiting
 	var key, input string

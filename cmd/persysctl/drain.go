@@ -58,7 +58,7 @@ func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 		}
 		return err
 	}
-	// List the node's workloads before and after the start of the drain, because some may leave or arrive in
+	// List the node's workloads both before and after the start of the drain, because workloads may leave or arrive in
 	// between.
 	wait := o.wait && !o.preview && !o.undo
 	if wait {
@@ -138,7 +138,7 @@ func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptio
 	}
 }
 
-// evicts names the workloads that lose their place to a workload of higher priority.
+// evicts names the workloads that would be evicted for a workload of higher priority.
 func evicts(ids []string) string { return "evicts " + strings.Join(ids, ", ") }
 
 // leavesBehind names the data that a workload leaves on its node.

@@ -117,8 +117,8 @@ only if it differs from the specification.`,
 }
 
 // deletes makes cmd a command that deletes one object on one node. Its arguments are the node and the object.
-// question is a format string for the object and the node. said describes the result: "deleted" or
-// "deleting".
+// question is the format string of the confirmation, for the object and the node. said is the word for the result:
+// "deleted" or "deleting".
 func (c *cli) deletes(cmd *cobra.Command, question, said string, do func(ctx context.Context, node, what string) (message, error)) *cobra.Command {
 	var yes bool
 	cmd.RunE = c.online(func(ctx context.Context, args []string) error {

@@ -82,7 +82,7 @@ var nextCommand = regexp.MustCompile("[;,:] *`(persysctl [^`]+)`[^`]*$")
 // methodName matches the method name that package dial puts before its errors.
 var methodName = regexp.MustCompile(`^/persys\.[\w.]+/\w+: `)
 
-// operations are the names that schedulers put before their errors, such as "list revisions" for
+// operations are the names of operations with which the error texts of schedulers begin, such as "list revisions" for
 // ListRevisions.
 var operations = sync.OnceValue(func() map[string]bool {
 	upper := regexp.MustCompile(`\B[A-Z]`)
@@ -105,7 +105,7 @@ func (c *cli) explain(err error, mutation bool) *failure {
 	return c.explained(err, mutation, c.timeout())
 }
 
-// explained is explain for a call with the time limit limit instead of the usual one.
+// explained does the same as explain, for a call whose time limit is limit.
 func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure {
 	var f *failure
 	if errors.As(err, &f) {
@@ -199,7 +199,8 @@ func (c *cli) unreachable(f *failure, reason string) {
 		f.text = fmt.Sprintf("%s closes plain-text connections; it probably wants TLS", where)
 		f.hint = "leave --insecure out and give --tls-ca, --tls-cert and --tls-key"
 	case reason == "" && !transport(low):
-		// A scheduler has answered, so the error comes from a server behind it, for example an agent.
+		// The error is not about the connection to the scheduler, so it comes from a server behind the scheduler, for
+		// example an agent.
 		if _, own, ok := strings.Cut(f.text, "rounds: "); ok {
 			f.text = own
 		}
@@ -293,8 +294,8 @@ func (c *cli) report(err error) int {
 	return f.code
 }
 
-// several collects the failures of a command with several targets. Each failure is printed at once, and the
-// most severe one decides the exit code.
+// several collects the failures of a command with several targets. Each failure is printed at once, and the most severe
+// failure decides the exit code.
 type several struct {
 	c     *cli
 	worst *failure

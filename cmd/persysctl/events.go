@@ -172,7 +172,7 @@ func eventText(e *clusterv1.Event) string {
 	return screen.Join(" ", out, strings.Join(rest, " "))
 }
 
-// eventWidth is the width of the column for event types: the length of the longest one.
+// eventWidth is the width of the column for event types: the length of the longest event type.
 const eventWidth = 18
 
 // watchEvents prints events as they happen. If the connection breaks, it continues after the last printed

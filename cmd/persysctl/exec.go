@@ -77,7 +77,7 @@ func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
 	if open.GetTty() && c.size != nil {
 		open.Size = terminalSize(c.size())
 	}
-	// Before the session is open no command runs in the workload, so Ctrl-C ends persysctl.
+	// Until the session is open, no command runs in the workload, so Ctrl-C ends persysctl itself.
 	unhook := context.AfterFunc(ctx, cancel)
 	say, first, err := c.openSession(life, open)
 	if !unhook() {
@@ -158,7 +158,7 @@ func (c *cli) openSession(ctx context.Context, open *clusterv1.ExecOpen) (*sayer
 	return say, first, err
 }
 
-// hear writes the session's output until the stream sends the command's exit code, and returns that.
+// hear writes the session's output until the stream sends the command's exit code, and returns the exit code.
 func (c *cli) hear(stream clusterv1.Cluster_ExecClient) (int32, error) {
 	for {
 		m, err := stream.Recv()

@@ -86,7 +86,7 @@ func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
 	}
 }
 
-// execWays returns the flags for each kind of connection: to a scheduler, and to a gateway.
+// execWays maps each kind of connection, to a scheduler and to a gateway, to the flags of persysctl that select it.
 func execWays(t *testing.T, f *fake) map[string][]string {
 	return map[string][]string{"straight": {"--insecure", "-s", f.addr}, "gateway": {"-s", behind(t, f, 10*time.Second)}}
 }
@@ -222,8 +222,8 @@ func testCtrlCGoesToTheCommand(t *testing.T, f *fake, to []string) {
 	}
 }
 
-// deaf is a session stream whose command reads no input. So Send blocks, as the flow control of a real
-// connection makes it block.
+// deaf simulates the stream of a session whose command reads no input: Send blocks, as flow control makes it block on a
+// real connection.
 type deaf struct {
 	clusterv1.ClusterClient
 	grpc.ClientStream

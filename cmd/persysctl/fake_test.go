@@ -69,8 +69,8 @@ type fake struct {
 	requestIDs []string
 }
 
-// scene is a list of changes that one watch sends. After them the watch ends with err, or stays open if err
-// is nil.
+// scene is what the fake scheduler sends on one watch stream: a list of changes, and then the error err. If err is nil,
+// the stream stays open.
 type scene struct {
 	pause   time.Duration // delay before the changes
 	changes []*clusterv1.WorkloadChange
@@ -263,8 +263,7 @@ func (f *fake) apply(req *controlv1.ApplyWorkloadRequest) *controlv1.ApplyWorklo
 	return out
 }
 
-// olderFile lists the fields that applying the file of workload "older" sets back to the values of an earlier
-// revision.
+// olderFile lists the fields that an apply of the workload "older" would set back to the values of an earlier revision.
 var olderFile = []*controlv1.TakenBack{
 	{Field: "desired_state", Before: "Stopped", After: "Running"},
 	{Field: "container.image", Before: "web:2", After: "web:1", Revision: 7, By: "persys://c1/user/alice", AppliedAt: before(time.Hour)},

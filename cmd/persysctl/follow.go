@@ -104,15 +104,15 @@ func (e *openError) Is(target error) bool { return target == errOpen }
 
 func (e *openError) GRPCStatus() *status.Status { return status.Convert(e.err) }
 
-// watched is one change of a workload. A watch sends the present state of all workloads first, then one value
-// with both fields empty, then the changes.
+// watched is one value of a watch of workloads. A watch first sends a value for every workload that exists, then one
+// value with both fields empty, and then a value for every change.
 type watched struct {
 	view *controlv1.WorkloadView
 	gone string // id of a deleted workload
 }
 
 // watch calls take with the present state of the workloads and then with every change, also after broken
-// connections. An id in ids that does not exist is reported as gone.
+// connections. An id in ids for which no workload exists is reported as gone.
 func (c *cli) watch(ctx context.Context, req *clusterv1.WatchWorkloadsRequest, ids []string, take func(watched) error) error {
 	known := map[string]bool{}
 	for _, id := range ids {

@@ -209,7 +209,8 @@ func typeText(w *controlv1.WorkloadView) string {
 // kindText returns the kind of a workload.
 func kindText(w *controlv1.WorkloadView) string { return cmp.Or(w.GetKind(), spec.KindService) }
 
-// kindShown is kindText with a mark for an extra member, which exists only during an update of its group.
+// kindShown returns the same text as kindText, and marks a surge member, which exists only during an update of its
+// group.
 func kindShown(w *controlv1.WorkloadView) string {
 	if w.GetSurge() {
 		return kindText(w) + ", extra"

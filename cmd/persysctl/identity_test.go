@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// ca is the CA of a cluster. The fake scheduler of the cluster renews certificates.
+// ca is the CA of a test cluster, with which a fake scheduler renews certificates.
 type ca struct {
 	t    *testing.T
 	root *pki.Root
@@ -35,7 +35,8 @@ func newCA(t *testing.T) *ca {
 	return &ca{t, root, a}
 }
 
-// issue stores a certificate that is as old as ago, in the form in which `persysctl join` stores one.
+// issue stores an identity in dir as `persysctl join` does. Its certificate was issued ago before now and is valid for
+// life.
 func (a *ca) issue(dir string, id pki.Identity, ago, life time.Duration, schedulers ...string) *pki.Files {
 	a.t.Helper()
 	k := pki.IdentityStore{Dir: dir}
@@ -80,9 +81,9 @@ func (t trustFake) Bundle(context.Context, *clusterv1.BundleRequest) (*clusterv1
 	return &clusterv1.BundleResponse{}, nil
 }
 
-// TestIdentityIsRenewed: a command renews the user's certificate silently once a quarter of its life is
-// over, in any folder. In the second half of its life a failure is reported. The error for an expired
-// certificate names the next command.
+// TestIdentityIsRenewed: a command renews the user's certificate silently once a quarter of the certificate's life is
+// over, in whichever folder it is stored. In the second half of the certificate's life a failed renewal is reported.
+// The error for an expired certificate names the next command.
 func TestIdentityIsRenewed(t *testing.T) {
 	const day = 24 * time.Hour
 	ada, own := pki.Identity{Role: pki.RoleUser, ID: "ada"}, filepath.Join(".persys", "identity")

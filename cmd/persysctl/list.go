@@ -117,8 +117,8 @@ func (c *cli) nothing(o listOptions) {
 	c.empty(what, next)
 }
 
-// empty prints that a list has no elements, and the next command, to stderr, so that a pipe on stdout gets an
-// empty list.
+// empty prints to stderr that a list has no elements, and the next command to type. Nothing goes to stdout, so a pipe
+// gets an empty list.
 func (c *cli) empty(what, next string) {
 	if what != "" {
 		fmt.Fprintln(c.err, what)
@@ -156,8 +156,8 @@ func (c *cli) image(s string) string {
 	return s
 }
 
-// reasonCell returns the reason why a workload is not in its desired state, or "" if it is. For a cron it returns
-// the next time.
+// reasonCell returns the reason why a workload is not in its desired state, or "" if it is. For a cron it returns the
+// time of the next run.
 func (c *cli) reasonCell(w *controlv1.WorkloadView) string {
 	if next := w.GetTemplate().GetNextRun(); next != nil {
 		return "next run " + c.moment(next)

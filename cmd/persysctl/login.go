@@ -143,7 +143,7 @@ func (c *cli) saveLogin(l *login) error {
 }
 
 // lockLogins waits until no other process renews, stores or deletes a login of this user. Providers accept a
-// refresh token once, so two processes that renew one login at the same time would end it.
+// refresh token once, so if two processes renewed one login at the same time, the login would end.
 func (c *cli) lockLogins(ctx context.Context) (unlock func(), err error) {
 	at := contexts.Path(c.environ, c.home)
 	if at == "" {

@@ -19,7 +19,8 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
-// loginWorld is an OIDC provider with a device flow, and a gateway that believes its tokens.
+// loginWorld is a test fixture: an OIDC provider with a device flow, and a gateway that accepts the tokens of this
+// provider.
 type loginWorld struct {
 	gateway, issuer *httptest.Server
 	life            atomic.Int64 // life of the ID tokens in seconds
@@ -152,8 +153,8 @@ func TestLoginIsRenewedOnce(t *testing.T) {
 	}
 }
 
-// TestLogin: a login by the device flow gives the bearer token of later calls. The token is stored for its owner
-// only, renewed before it ends, and deleted by a logout.
+// TestLogin: later calls use the bearer token of a login by the device flow. Only the user can read the stored token;
+// it is renewed before it expires, and deleted by a logout.
 func TestLogin(t *testing.T) {
 	w := newLoginWorld(t)
 	home := t.TempDir()

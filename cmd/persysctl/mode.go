@@ -54,7 +54,7 @@ their etcd; so they do with normal, as soon as etcd is healthy.`,
 	return parent
 }
 
-// modeShow shows the mode from the state of the connected replica. So it works without a leader.
+// modeShow shows the mode according to the connected replica, so it works without a leader.
 func (c *cli) modeShow(ctx context.Context) error {
 	r, err := read(ctx, c, c.cluster.Status, &clusterv1.StatusRequest{})
 	if err != nil {

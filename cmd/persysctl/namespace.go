@@ -29,7 +29,7 @@ func (c *cli) namespace() string {
 	return c.settings.Namespace
 }
 
-// place puts workloads without a namespace into the namespace of --namespace.
+// place sets the namespace of workloads whose specification names none: the value of --namespace.
 func (c *cli) place(list []*controlv1.ApplyWorkloadRequest) error {
 	name := c.namespace()
 	if name == "" {
@@ -177,7 +177,7 @@ func (c *cli) setNamespace(ctx context.Context, name string, o namespaceOptions,
 	}
 }
 
-// wanted returns the present state of a namespace with the changes that the flags ask for.
+// wanted reads a namespace and returns a request that writes it back with the changes from the flags.
 func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given func(string) bool) (*clusterv1.PutNamespaceRequest, error) {
 	req := &clusterv1.PutNamespaceRequest{Name: name, Quota: &clusterv1.NamespaceAmounts{}, Release: o.release, IfVersion: new(uint64)}
 	have, err := c.oneNamespace(ctx, name)

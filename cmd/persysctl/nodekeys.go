@@ -86,8 +86,8 @@ persysctl why.`,
 	}
 }
 
-// setText lists the keys of labels and taints that users set or removed on a node; "zone disk-" means that
-// zone was set and disk removed.
+// setText lists the keys of labels and taints that users set or removed on a node; "zone disk-" means that a user set
+// zone and removed disk.
 func setText(n *controlv1.NodeView) string {
 	var out []string
 	for _, list := range [][]string{n.GetSetLabels(), n.GetSetTaints()} {

@@ -246,6 +246,6 @@ func writeText(w io.Writer, text string) {
 }
 
 func writeLines(w io.Writer, lines []string) {
-	// An error means that the reader of stdout is gone, so the error is ignored.
+	// The error is ignored: it means that the process that reads stdout has ended.
 	_, _ = io.WriteString(w, strings.Join(lines, "\n")+"\n")
 }

@@ -50,8 +50,8 @@ each workload would run on. Nothing is changed. -o wide shows the present node t
 	return cmd
 }
 
-// plan shows what applying the workloads in files would do. If policy is not "", that policy is used instead
-// of those of the namespaces.
+// plan shows what applying the workloads in files would do. If policy is not "", the plan uses that policy instead of
+// the policies of the namespaces.
 func (c *cli) plan(ctx context.Context, o applyOptions, policy string) error {
 	if len(o.files) == 0 {
 		return failf(exitUsage, "persysctl plan -f FILE", "no file is given")
@@ -143,8 +143,8 @@ func (c *cli) showPlan(r *clusterv1.PlanWorkloadsResponse) {
 	writeLines(c.out, lines)
 }
 
-// heldLines returns a line for each reason why planned changes would not be carried out now. The table may
-// show only the beginning of these reasons.
+// heldLines returns a warning for each reason why planned changes would be held back for now. The table above may cut
+// these reasons off.
 func heldLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	held, order := map[string][]string{}, []string{}
 	for _, w := range workloads {
@@ -165,8 +165,8 @@ func heldLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	return lines
 }
 
-// turnLines returns a line for each group whose members would change a few at a time. Only workloads with
-// count have such groups; the members of NAME are NAME-0, NAME-1 and so on.
+// turnLines returns a line for each group whose members would change a few at a time. A group is made from a
+// specification with count; the members of group NAME are NAME-0, NAME-1 and so on.
 func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	atATime, members := map[string]int32{}, map[string]int{}
 	for _, w := range workloads {

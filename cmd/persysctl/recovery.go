@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// recoveryLimit is the time limit of calls that read or write a whole etcd.
+// recoveryLimit is the time limit of calls that read or write all keys of an etcd.
 const recoveryLimit = 15 * time.Minute
 
 func (c *cli) recoveryCommand() *cobra.Command {
@@ -110,8 +110,8 @@ func (c *cli) recoveryShow(ctx context.Context, prefix string) error {
 	})
 }
 
-// slow makes a call with the caller's deadline instead of the usual one, because the call reads or writes a
-// whole etcd. If the request is a preview, it changes nothing.
+// slow makes a call that reads or writes all keys of an etcd, so it uses the deadline of ctx instead of the usual time
+// limit. A request that is a preview changes nothing.
 func slow[Req interface{ GetPreview() bool }, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	resp, err := do(ctx, req)
 	if err != nil {

@@ -134,8 +134,8 @@ func (c *Config) identityStore() pki.IdentityStore {
 	return pki.IdentityStore{Dir: c.StatePath + ".tls"}
 }
 
-// identity obtains an identity (key and certificate) with the join token, or loads the one from an earlier
-// start. It returns false if the PERSYS_TLS_* files are used instead.
+// identity obtains an identity (key and certificate) with the join token, or loads the identity that an earlier start
+// has stored. It returns false if the PERSYS_TLS_* files are used instead.
 func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (bool, error) {
 	identityStore := c.identityStore()
 	hosts := c.hosts()

@@ -142,9 +142,9 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 	}
 }
 
-// The agent's unit file must not contain certain directives: they would give the service its own mount
-// namespace (systemd.exec, PrivateMounts=), and an engine would not see the volumes that the agent mounts. It
-// must set User: only then does systemd set HOME, below which Docker's configuration is.
+// The agent's unit file must not contain a directive that gives the service its own mount namespace (systemd.exec,
+// PrivateMounts=), because an engine would not see the volumes that the agent mounts. The file must set User, because
+// only then does systemd set HOME, below which Docker's configuration is.
 func TestUnitIsAsTheMachineIs(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
 	if err != nil {

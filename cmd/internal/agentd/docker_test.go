@@ -43,7 +43,8 @@ func TestMain(m *testing.M) {
 	shared.Main(m, nil)
 }
 
-// machine is one node without schedulers: the agent's state file, the engine and, while it runs, the agent.
+// machine is a test fixture: one node without schedulers, with the agent's state file, the engine and, between start
+// and stop, the agent.
 type machine struct {
 	*testing.T
 	*engine
@@ -212,8 +213,8 @@ func (m *machine) container(volumes ...*agentv1.ManagedVolumeSpec) *agentv1.Work
 	}}}
 }
 
-// A container whose start failed has the state "created" and an error in the engine. The agent must start it
-// again, whatever its restart policy is.
+// If the start of a container fails, the engine shows it in the state "created" with an error. The agent must start
+// such a container again, whatever its restart policy is.
 func TestAStartThatFailedIsTriedAgain(t *testing.T) {
 	m := newMachine(t)
 	m.start()

@@ -21,9 +21,9 @@ import (
 	"github.com/persys/compute/agent/fencer"
 )
 
-// FencerCommand is the first argument that makes this program a fencer. UntilIdle as the second argument ends
-// the fencer when no workload needs it any more. Agents and fencers pass UntilIdle when they start a fencer.
-// A fencer is a process that stops exclusive workloads when the node's lease ends.
+// FencerCommand as the first argument makes this program a fencer. UntilIdle as the second argument makes the fencer
+// end when no workload needs it any more. Agents and fencers pass UntilIdle when they start a fencer. A fencer is a
+// process that stops exclusive workloads when the node's lease ends.
 const (
 	FencerCommand = "fencer"
 	UntilIdle     = "--until-idle"
@@ -100,7 +100,7 @@ func (fencerOff) ExitCode() int { return 78 }
 
 // supervised reports to the supervisor (systemd; sd_notify(3)) that the fencer is ready, and then at least
 // three times per WATCHDOG_USEC that it is alive. If these reports stop, the supervisor kills the fencer and
-// starts another one. So a fencer runs again even after the agent and both fencers were paused or killed
+// starts another one. So a fencer runs again even after the agent and both fencers of the node were paused or killed
 // together. The fencer calls beat regularly to send the reports. beat is nil if there is no supervisor.
 func supervised(env func(string) string, pid int) (beat, done func(), err error) {
 	done = func() {}

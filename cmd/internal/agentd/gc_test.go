@@ -205,9 +205,9 @@ func (m *machine) inspect(workload string) (image string, volumes []string) {
 	return res.Container.Image, volumes
 }
 
-// A newer image takes over the tag of an image. If unused images exceed the budget, the image without a tag
-// is removed first, unless a user gave it another tag. Anonymous volumes of images are removed together with
-// their containers.
+// An image loses its tag when a newer image gets the same tag. If unused images exceed the budget, images without a tag
+// are removed first; an image to which a user gave another tag stays. Anonymous volumes of images are removed together
+// with their containers.
 func TestImagesWithoutATagAreRemovedFirst(t *testing.T) {
 	none := ""
 	m := newMachine(t)
@@ -269,9 +269,8 @@ func TestImagesWithoutATagAreRemovedFirst(t *testing.T) {
 	}
 }
 
-// An agent that lost its state file does not know which workloads it ran. A stack with its network and
-// volume, and an exited container, stay until a user asks for their removal. Then all of their resources
-// are removed.
+// An agent that lost its state file does not know which workloads it ran. A stack with its network and volume, and an
+// exited container, must stay until a user asks for their removal. Then all of their resources must be removed.
 func TestOrphansOnTheEngine(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -342,8 +341,8 @@ func (m *machine) exited(id string) bool {
 	return err == nil && res.Container.State.Status == container.StateExited
 }
 
-// An image that the agent pulled, with credentials from a file of the machine, is removed when no workload
-// uses it and it exceeds the budget. An image that the engine had before stays. No log or status contains the
+// An image that the agent pulled, with credentials from a file on the machine, is removed when no workload uses it and
+// the images exceed the budget. An image that the engine had before the agent stays. No log or status contains the
 // password.
 func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	const canary = "c4nary-registry-password"

@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 )
 
-// Once libvirt is installed, the agent offers virtual machines and adds their driver, only once.
+// When libvirt is installed while the agent runs, the agent adds the driver of virtual machines, exactly once.
 func TestLibvirtIsAddedOnceItExists(t *testing.T) {
 	engine, err := sim.NewEngine(sim.Options{Kind: driver.VM})
 	if err != nil {

@@ -191,9 +191,9 @@ func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 	}
 }
 
-// hint returns an address in the schedulers' network, by which the agent can choose its own address there. It
-// is the address of a scheduler, or of the DNS server that resolves their names. "" means that no such
-// address is configured.
+// hint returns an address in the schedulers' network, so that the agent can choose its own address in the same network.
+// It is the address of a scheduler, or of the DNS server that resolves the schedulers' names; "" if neither is
+// configured.
 func hint(cfg *Config) string {
 	list := strings.Join(cfg.Schedulers, ",")
 	if list == "" {
@@ -245,7 +245,8 @@ func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Lo
 		UserAgent: "persys-agent",
 		CacheFile: cfg.StatePath + ".schedulers",
 		// A scheduler that does not answer is given up after one second, long before the lease of this node
-		// ends. A lease can be as short as three seconds, and the next leader grants it again.
+		// ends. A lease can be as short as three seconds, and the agent must reach the next leader in that time to
+		// renew it.
 		StallAfter:   time.Second,
 		ProbeTimeout: time.Second,
 		Log:          log,
@@ -299,8 +300,8 @@ type machines struct {
 	log     *slog.Logger
 }
 
-// late is the function Late of an agent.Config: it returns the driver of virtual machines once libvirt is
-// available, and no driver before and afterwards.
+// late is the function Late of an agent.Config: the first call after libvirt has become available returns the driver of
+// virtual machines, and all other calls return no driver.
 func (m *machines) late(b agent.Binding) ([]driver.Driver, error) {
 	if m.away == nil || m.offered() != nil {
 		return nil, nil
@@ -339,7 +340,7 @@ func offersVMs(cfg *Config) error {
 
 const defaultLibvirt = "qemu:///system"
 
-// engineDrivers returns a factory of the drivers of the Docker engine, or of the simulated one.
+// engineDrivers returns a factory of the drivers of the Docker engine, or of the simulated engines.
 func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 	creds := &store.Store{File: cfg.CredsFile, Docker: cfg.DockerConf}
 	return func(b agent.Binding) ([]driver.Driver, error) {

@@ -17,9 +17,9 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// existing is a machine as a legacy v1 agent left it (contract/state-etcd.md, "Agent local store";
-// contract/semantics.md, section 12): one container with a managed volume, one stack, one stopped
-// container, and the state file with its four buckets.
+// existing is a machine on which a legacy v1 agent has run (contract/state-etcd.md, "Agent local store";
+// contract/semantics.md, section 12): one container with a managed volume, one stack, one stopped container, and the
+// agent's state file with its four buckets.
 type existing struct {
 	containers map[string]string // container names and their engine ids
 	started    map[string]string
@@ -149,8 +149,8 @@ func TestAnAgentTakesOverFromALegacyAgent(t *testing.T) {
 	m.start()
 	m.running("web")
 
-	// An order with the specification of a running workload does not restart it, whichever revision the order
-	// names.
+	// An order with the specification of a running workload does not restart the workload, even if the order names
+	// another revision.
 	same := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
 		Image: m.image, Env: map[string]string{"SECRET": "plain in their file"}, Ports: []*agentv1.PortMapping{{ContainerPort: 8080}},
 		ManagedVolumes: []*agentv1.ManagedVolumeSpec{{Name: "data", Driver: "local", MountPath: "/data", RetainPolicy: "Delete"}},

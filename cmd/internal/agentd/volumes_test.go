@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestVolumeOfAContainer tests a volume with a size on the real Docker engine. A container writes to it. The
-// volume survives an update, a restart of the agent and a reboot. No container starts while the volume is not
-// mounted. It is deleted with the workload.
+// TestVolumeOfAContainer tests a volume with a size on the real Docker engine. The volume keeps what a container wrote
+// to it after an update, a restart of the agent and a reboot. The container does not start while the volume is not
+// mounted. The volume is deleted with the workload.
 func TestVolumeOfAContainer(t *testing.T) {
 	testbed.LoopDevices(t)
 	m := newMachine(t)
@@ -74,7 +74,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 	}
 }
 
-// A managed volume of the workload takes the place of an external volume in a Compose stack.
+// A managed volume of a Compose workload is used for the external volume of the same name in the Compose file.
 func TestVolumeOfAStack(t *testing.T) {
 	m := newMachine(t)
 	m.start()

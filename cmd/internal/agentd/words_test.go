@@ -21,8 +21,8 @@ import (
 	"github.com/persys/compute/stack"
 )
 
-// TestAContainerAndAServiceMeanTheSame applies the same words as a container and as the only service of a stack,
-// and compares the two containers that the engine has then.
+// TestAContainerAndAServiceMeanTheSame applies the same keys of a specification as a container and as the only service
+// of a stack, and compares the two containers that the engine creates.
 func TestAContainerAndAServiceMeanTheSame(t *testing.T) {
 	m := newMachine(t)
 	tables := map[string]string{
@@ -134,8 +134,8 @@ func asJSON(t *testing.T, v any) string {
 	return string(out)
 }
 
-// made creates a workload from a file, does not start it, and returns the engine's view of its container
-// without the values that name it.
+// made creates a workload from a specification file without starting it, and returns the engine's description of its
+// container without names and ids.
 func (m *machine) made(t *testing.T, id, body string) container.InspectResponse {
 	t.Helper()
 	docs, err := spec.Parse("t.yaml", []byte("id: "+id+"\n"+body), spec.Options{})

@@ -16,7 +16,8 @@ import (
 
 // TestLoginInABrowser signs in and out of the console in a real browser, which applies the rules of cookies.
 func TestLoginInABrowser(t *testing.T) {
-	// A page fails to load (ERR_NETWORK_CHANGED) while other tests add networks to the machine.
+	// The test needs a network namespace of its own: the browser fails to load a page (ERR_NETWORK_CHANGED) when other
+	// tests add networks to the machine.
 	if !testbed.OwnNetwork(t) {
 		return
 	}
@@ -71,7 +72,7 @@ func TestLoginInABrowser(t *testing.T) {
 	if strings.Contains(kept, "eyJ") || strings.Contains(kept, "persys-session") {
 		t.Errorf("scripts see %s", kept)
 	}
-	// The session is also there after the page is opened again, and a change is accepted from the console.
+	// The session continues after the page is reloaded, and the gateway accepts a change from the console's page.
 	if err := do(chromedp.Reload()); err != nil {
 		t.Fatal(err)
 	}

@@ -108,7 +108,7 @@ type ignored struct {
 	Loki        string `yaml:"log.loki_endpoint" usage:"ignored"`
 }
 
-// publicTLS reports whether the public listener uses TLS. On its default port the contract
+// publicTLS reports whether the public listener uses TLS. On the listener's default port the contract
 // (contract/gateway-rest.md) requires plain HTTP.
 func (c *Config) publicTLS() bool {
 	switch c.PublicTLS {
@@ -159,10 +159,10 @@ func (c *Config) limits() limits.Limits {
 	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 }
 
-// clusters returns the clusters that this gateway serves and the id of the default cluster. They come from
-// the first of these sources that names clusters: the cluster file, the main file, the discovery domain, the
-// scheduler addresses. If the environment sets the default cluster, it must be one of them. The file of a
-// legacy v1 gateway may name a default that does not exist. Then first is "" and gateway.New chooses one.
+// clusters returns the clusters that this gateway serves and the id of the default cluster. They come from the first of
+// these sources that names clusters: the cluster file, the main file, the discovery domain, the scheduler addresses. A
+// default cluster that the environment sets must be one of these clusters. The file of a legacy v1 gateway may name a
+// default cluster that does not exist; then first is "" and gateway.New chooses the default.
 func (c *Config) clusters(log *slog.Logger) (all []gateway.Cluster, first string, err error) {
 	all, first, err = c.listed()
 	if err != nil || c.DefaultCluster != "" {
@@ -217,8 +217,8 @@ func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 	return []gateway.Cluster{g}, first, nil
 }
 
-// byDNS returns the schedulers of the discovery domain from its SRV records. If there are none, it looks
-// up the names that legacy v1 gateways use, in their order (contract/gateway-rest.md).
+// byDNS returns the schedulers of the discovery domain from its SRV records. If there are no SRV records, it looks up
+// the names that legacy v1 gateways look up, in the same order (contract/gateway-rest.md).
 func (c *Config) byDNS() string {
 	service := strings.TrimPrefix(c.DiscoveryService, "_")
 	hosts := []string{service + "." + c.DiscoveryDomain}

@@ -61,7 +61,7 @@ func TestCallsAreLimited(t *testing.T) {
 }
 
 // TestConnectionsAreLimited: the gateway accepts at most the configured number of connections from one host
-// on each listener. When one of them ends, it accepts another.
+// on each listener. When one of the connections ends, the gateway accepts another one.
 func TestConnectionsAreLimited(t *testing.T) {
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_LIMIT_CONNECTIONS_PER_HOST": "1"}, "")
 	for name, url := range map[string]string{"api": w.api + "/health", "public": w.public + "/"} {

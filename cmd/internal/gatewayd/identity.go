@@ -24,8 +24,8 @@ func (c *Config) identityStore() pki.IdentityStore {
 	return pki.IdentityStore{Dir: filepath.Join(c.StateDir, "tls")}
 }
 
-// identity obtains an identity (key and certificate) with the join token, or loads the one from an earlier
-// start. It returns false if the PERSYS_GATEWAY_TLS_* files are used instead.
+// identity obtains an identity (key and certificate) with the join token, or loads the identity that an earlier start
+// has stored. It returns false if the PERSYS_GATEWAY_TLS_* files are used instead.
 func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 	switch {
 	case c.Join != "" && c.Insecure:
@@ -62,7 +62,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 	return true, nil
 }
 
-// place fills in the name of the gateway and the folder for its identity.
+// place sets the default name of the gateway and the default folder for its identity.
 func (c *Config) place() error {
 	if c.Name == "" {
 		name, err := os.Hostname()

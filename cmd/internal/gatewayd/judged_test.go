@@ -17,8 +17,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// startScheduler starts a real scheduler with real permissions. It knows some users, who joined with
-// tokens.
+// startScheduler starts a real scheduler that checks permissions. Some users have joined the cluster with join tokens.
 func startScheduler(t *testing.T, certs pki.DevSet) (addr string) {
 	t.Helper()
 	cfg, err := replica.DefaultConfig()

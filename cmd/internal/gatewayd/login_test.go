@@ -16,8 +16,8 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// grants are the login page and the authorization codes of a fake issuer. Whoever opens the login page is
-// logged in as the user ada.
+// grants are the login page and the authorization codes of a fake issuer. Every visitor of the login page is logged in
+// as the user ada.
 type grants struct {
 	mu   sync.Mutex
 	open map[string]url.Values // requests to the login page, by authorization code, until the code is exchanged
@@ -113,7 +113,7 @@ func (v *visitor) signIn() {
 	}
 }
 
-// user returns the name that the gateway shows for the visitor's session; "" for none.
+// user returns the user name that the gateway reports for the visitor's session; "" if there is no session.
 func (v *visitor) user() string {
 	v.t.Helper()
 	code, body, _ := v.at(v.api + "/auth/session")
@@ -169,8 +169,8 @@ func startLoginWorld(t *testing.T) (*world, *issuer) {
 	return w, i
 }
 
-// TestLoginAtTheConsole: a person signs in through the browser, is the same person as with the bearer token,
-// and signs out.
+// TestLoginAtTheConsole: a person signs in through the browser, has the same identity as with the bearer token, and
+// signs out.
 func TestLoginAtTheConsole(t *testing.T) {
 	w, i := startLoginWorld(t)
 	v := w.visitor("")
@@ -230,7 +230,8 @@ func TestLoginAtTheConsole(t *testing.T) {
 	v.reads(401, "no client certificate and no bearer token")
 }
 
-// TestLoginsThatFail: the ways in which a login must not succeed. None gives a session.
+// TestLoginsThatFail: every invalid login, for example with a wrong state or an expired code, is refused and gives no
+// session.
 func TestLoginsThatFail(t *testing.T) {
 	w, i := startLoginWorld(t)
 	edit := func(v *visitor, field, value string) {

@@ -10,9 +10,9 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// TestAccountsThroughTheGateway: callers with the token of an account or of a group have their roles also
-// through the gateway, and only in the namespaces of these roles. With a wrong token every call is refused,
-// even the list of clusters.
+// TestAccountsThroughTheGateway: a caller with the token of an account or of a group has the roles of that account or
+// group at the gateway too, in the namespaces of these roles only. With a wrong token every call is refused, even the
+// list of clusters.
 func TestAccountsThroughTheGateway(t *testing.T) {
 	users, ci := newIssuer(t), newIssuer(t)
 	w := startWorldOf(t, map[string]string{

@@ -48,7 +48,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 10 * time.Second
 
-// fakeScheduler answers the read and delete calls of gateways, which it recognizes by their certificate.
+// fakeScheduler answers read and delete calls. It accepts only callers with the certificate of a gateway.
 type fakeScheduler struct {
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
@@ -58,7 +58,7 @@ func (fakeScheduler) Status(context.Context, *clusterv1.StatusRequest) (*cluster
 	return &clusterv1.StatusResponse{SelfId: "s1", LeaderId: "s1", Mode: "normal"}, nil
 }
 
-// ListNodes returns one node. Its labels contain the caller's identity as the gateway reported it.
+// ListNodes returns one node, whose labels contain the caller's identity as the gateway reported it.
 func (fakeScheduler) ListNodes(ctx context.Context, _ *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	said := map[string]string{}
@@ -287,8 +287,9 @@ func (i *issuer) token(t *testing.T, key any, alg jose.SignatureAlgorithm, chang
 	return out
 }
 
-// TestAnUnreachableIssuerRefusesOnlyTokens: while the token issuer does not answer, only callers with
-// tokens are refused. The issuer may run on the same cluster and be started through this gateway.
+// TestAnUnreachableIssuerRefusesOnlyTokens: while the token issuer does not answer, only callers with tokens are
+// refused. The gateway must start without the issuer, because the issuer may be a workload that is deployed through
+// this gateway.
 func TestAnUnreachableIssuerRefusesOnlyTokens(t *testing.T) {
 	i := newIssuer(t)
 	i.away.Store(true)
@@ -401,8 +402,7 @@ func TestCertificatesGiveRoles(t *testing.T) {
 			}
 		}
 	}
-	// The identity that the gateway reports to the schedulers is the one that they would read from the
-	// caller's certificate.
+	// The gateway reports to the schedulers the same identity that they would read from the caller's certificate.
 	leaf := w.certs.Leaf["user/olga"]
 	olga, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key})
 	if err != nil {
@@ -489,8 +489,8 @@ func TestClientCertificateRequired(t *testing.T) {
 	}
 }
 
-// The certificate of a scheduler may contain the name in the SRV record but not the address. Every routing
-// strategy must connect to the scheduler and probe it under that name.
+// The certificate of a scheduler may contain the name in the SRV record but not the address. With every routing
+// strategy, the gateway must connect to and probe such a scheduler under the name in the SRV record.
 func TestSchedulersDiscoveredByName(t *testing.T) {
 	for _, strategy := range []string{gateway.LeaderOnly, gateway.Sticky, gateway.Shard} {
 		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -656,7 +656,7 @@ webhook:
 	if w.forward.has("d3") || w.forward.has("d5") {
 		t.Error("a refused delivery was forwarded")
 	}
-	// The receiver fails for a moment. The gateway retries the delivery, and the receiver gets it exactly
+	// The receiver of webhooks fails three times. The gateway retries the delivery, and the receiver gets it exactly
 	// once.
 	w.forward.mu.Lock()
 	w.forward.fail = 3

@@ -9,8 +9,8 @@ import (
 
 // TakeArgs returns a copy of args and overwrites the join tokens in args in place, so that `ps` does not show
 // them to other users. args must be os.Args: on Linux the kernel reads a process's command line from the
-// memory of these strings. During the first milliseconds a token is visible; PERSYS_JOIN_FILE and
-// SCHEDULER_JOIN_FILE avoid that, because they name a file with the token.
+// memory of these strings. A token on the command line is still visible during the first milliseconds. PERSYS_JOIN_FILE
+// and SCHEDULER_JOIN_FILE avoid that, because they name a file with the token.
 func TakeArgs(args []string) []string {
 	out := make([]string, len(args))
 	for i, a := range args {

@@ -82,7 +82,7 @@ func TestWhichFileIsRead(t *testing.T) {
 	}
 }
 
-// `ps` shows no join token, in whichever form the command line contains it.
+// TakeArgs removes the join token from the arguments that `ps` shows, for every form of the flag.
 func TestJoinTokensAreHiddenFromPs(t *testing.T) {
 	const token = "persys-join-1.abc.def"
 	var args []string // like os.Args, the arguments must be in writable memory
@@ -98,7 +98,8 @@ func TestJoinTokensAreHiddenFromPs(t *testing.T) {
 	}
 }
 
-// TestSignalsEndAProgram: each signal ends the context, so that a program cleans up, also when its terminal is closed.
+// TestSignalsEndAProgram: SIGINT, SIGTERM and SIGHUP each end the context, so that a program cleans up, even when its
+// terminal is closed.
 func TestSignalsEndAProgram(t *testing.T) {
 	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		if signal.Ignored(end) {

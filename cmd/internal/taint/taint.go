@@ -1,4 +1,4 @@
-// Package taint reads and writes taints as people type them: key[=value]:effect[:seconds].
+// Package taint parses and formats node taints in the form key[=value]:effect[:seconds].
 package taint
 
 import (

@@ -31,7 +31,7 @@ type Context struct {
 	// ClusterID is the id of one of the clusters behind a gateway; empty selects the gateway's default
 	// cluster.
 	ClusterID string `yaml:"cluster_id,omitempty" json:"cluster_id,omitempty"`
-	// Namespace is the namespace of applied workloads whose file names none, and of lists.
+	// Namespace is the default namespace: of applied workloads whose file names no namespace, and of lists.
 	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty"`
 	// TokenFile is the path of a file with a bearer token for a gateway.
 	TokenFile string `yaml:"token_file,omitempty" json:"token_file,omitempty"`

@@ -39,9 +39,8 @@ func JSON(m proto.Message, indent bool) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// YAML returns a message as YAML with the fields that are set, in the order of the proto file. It writes
-// 64-bit integers as numbers; protobuf's JSON writes them as strings. If lists is true, it also writes empty
-// lists of messages.
+// YAML returns the fields of a message that are set as YAML, in the order of the proto file. Unlike protobuf's JSON, it
+// writes 64-bit integers as numbers, not as strings. If lists is true, it also writes empty lists of messages.
 func YAML(m proto.Message, lists bool) ([]byte, error) {
 	n := messageNode(m.ProtoReflect(), lists)
 	var out bytes.Buffer
@@ -62,7 +61,7 @@ func textNode(s string) *yaml.Node {
 	n.SetString(s)
 	switch strings.ToLower(s) {
 	case "y", "n", "yes", "no", "on", "off":
-		// YAML 1.1 reads these words as booleans, and "no" is also a restart policy.
+		// Quote words that YAML 1.1 reads as booleans: "no", for example, is also a restart policy.
 		n.Style = yaml.DoubleQuotedStyle
 	}
 	return n

@@ -12,8 +12,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestYAMLKeepsStringsAndNumbersApart: a YAML reader gets strings that look like other types back as strings,
-// even under YAML 1.1, and numbers as numbers.
+// TestYAMLKeepsStringsAndNumbersApart: a YAML parser, even of YAML 1.1, reads a string that looks like another type
+// back as a string, and a number as a number.
 func TestYAMLKeepsStringsAndNumbersApart(t *testing.T) {
 	env := map[string]string{}
 	for _, s := range []string{"no", "Yes", "on", "true", "null", "~", "1", "1.5", "0x1f", "1e3", "2026-11-20", "", " x", "a: b", "# c", "- d", "line\nbreak", "*", "&a", "'q'", "\"", "\t"} {

@@ -102,8 +102,8 @@ func (s Source) Local(name string, text []byte) stack.Local {
 }
 
 // faults converts the faults that loading a Compose file found to errors of the specification. In err, files
-// are relative to the folder of the Compose file. own is the path of the Compose file if the specification
-// names one; otherwise the Compose text is in the specification itself, and its errors name no file.
+// are relative to the folder of the Compose file. own is the path of the Compose file if the specification names a
+// file, and "" if the Compose text is in the specification itself; then the errors name no file.
 func (s Source) faults(in stack.Local, own string, err error) error {
 	var list stack.Faults
 	if !errors.As(err, &list) {

@@ -45,8 +45,8 @@ const (
 	// silence is how long a stream or session may receive nothing before it is ended. A gateway sends a
 	// comment or a ping every 15 or 20 seconds.
 	silence = 45 * time.Second
-	// probe is the time limit of the second connection (see Conn.why), which finds out why a gateway closed
-	// the first one.
+	// probe is the time limit of a second connection that Conn.why opens to find out why a gateway closed the first
+	// connection.
 	probe = 5 * time.Second
 )
 
@@ -144,8 +144,8 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 	mutation, once := !dial.IsRead(method), dial.Once(method)
 	key := ""
 	if mutation && !once {
-		// All attempts carry the same request id in this header, so the change happens at most once. Because
-		// of the header, net/http may repeat the request too.
+		// All attempts carry the same request id in this header, so the change happens at most once. The header also
+		// allows net/http to repeat the request.
 		if key, err = requestID(ctx); err != nil {
 			return status.Errorf(codes.Internal, "%v", err)
 		}
@@ -242,7 +242,7 @@ func neverSent(err error) bool {
 }
 
 // refused returns the reason in a TLS alert with which the server refused our certificate, or "" for any
-// other error. In TLS 1.3 the alert arrives after our side of the handshake, instead of an answer.
+// other error. In TLS 1.3 the alert arrives in place of the answer, after the client's handshake has succeeded.
 func refused(err error) string {
 	var op *net.OpError
 	if !errors.As(err, &op) || op.Op != "remote error" {
