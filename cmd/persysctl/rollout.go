@@ -147,8 +147,8 @@ func rolloutLine(r *clusterv1.GetRolloutResponse) string {
 // rolloutLook is the interval at which --wait reads the state of a rolling update.
 const rolloutLook = 300 * time.Millisecond
 
-// awaitRollout waits until the rolling update of a group has ended or waits for its promotion, and prints its
-// progress. The result is true if it waits for its promotion.
+// awaitRollout prints the progress of a group's rolling update until the update has ended or waits for a promotion by
+// the user. awaits is true if the update waits for the promotion.
 func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Generation, late <-chan time.Time) (awaits bool, err error) {
 	hint, last := "persysctl rollout status "+group, ""
 	look := time.NewTicker(rolloutLook)

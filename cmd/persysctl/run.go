@@ -236,15 +236,17 @@ func (f *jobFollower) take(ctx context.Context, v *controlv1.WorkloadView) {
 	}
 }
 
-// write writes output. The output of a run and messages of this program do not mix.
+// write writes data to one of the standard streams. A mutex keeps the output of a run and the messages of persysctl
+// apart.
 func (f *jobFollower) write(to io.Writer, data []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	_, _ = to.Write(data) // a write to a closed pipe ends the program, as in persysctl logs
 }
 
-// read copies the output of one run of the job until it ends. former is closed when all output of the run
-// before it was copied; nil for the first run. The end of that run's output is lost if its node is lost.
+// read copies the output of one run of the job until it ends. The channel former is closed when the output of the
+// previous run was copied, so that outputs do not mix; nil for the first run. If the node of a run is lost, the end of
+// its output is lost.
 func (f *jobFollower) read(ctx context.Context, former <-chan struct{}, done chan<- struct{}) {
 	defer close(done)
 	if former != nil {

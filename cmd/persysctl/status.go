@@ -76,7 +76,7 @@ func (c *cli) statusCommand() *cobra.Command {
 }
 
 // status asks the connected replica, and then the leader, because only the leader knows the indexes of the
-// other replicas. If there is no leader, the exit code is that of an error, so that scripts notice it.
+// other replicas. If there is no leader, persysctl exits with an error code, so that scripts notice it.
 func (c *cli) status(ctx context.Context) error {
 	r, err := read(ctx, c, c.cluster.Status, &clusterv1.StatusRequest{})
 	if err != nil {
@@ -85,8 +85,8 @@ func (c *cli) status(ctx context.Context) error {
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for r.GetLeaderId() != "" && r.GetLeaderId() != r.GetSelfId() && c.direct != nil && c.direct.Leader() != "" {
-		// The answer contained the leader's address. Wait for the connection to the leader, to which further
-		// calls then go.
+		// The trailer of the answer contained the leader's address, and package dial connects to the leader in the
+		// background. Wait until the connection is ready, so that the next call reaches the leader.
 		select {
 		case <-time.After(25 * time.Millisecond):
 		case <-soon.Done():

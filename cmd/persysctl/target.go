@@ -77,8 +77,8 @@ func (c *cli) fromFile(field string) bool {
 	return c.configUsed != "" && strings.HasPrefix(c.loader.Source(field), c.configUsed+":")
 }
 
-// useContext copies the fields of a context to the settings. Flags and environment variables override all of
-// them except the address. by is the setting that selected the context.
+// useContext copies the fields of a context to the settings. Flags and environment variables override all fields except
+// the address. by is the setting that selected the context.
 func (c *cli) useContext(name, by string) error {
 	file, err := contexts.Load(contexts.Path(c.environ, c.home))
 	if err != nil {
@@ -134,7 +134,8 @@ func (c *cli) connectGateway(ctx context.Context) error {
 		return usagef("--server %q: must be http(s)://HOST[:PORT]", c.settings.Server)
 	}
 	withToken := c.settings.Token != "" || c.settings.TokenFile != ""
-	// A certificate that a flag or the environment names for this call is used instead of a stored login.
+	// If a flag or the environment names a certificate for this call, the certificate is used instead of a stored
+	// login.
 	certificate := c.settings.Cert != "" && c.loader.Set("Cert") && !c.fromFile("Cert")
 	if !withToken && !certificate {
 		l, err := c.storedLogin()
@@ -222,7 +223,8 @@ func orPublic(cfg *tls.Config, host string, roots *x509.CertPool) {
 	}
 }
 
-// traceHTTP is startTrace for a gateway: the trace span is sent in the W3C header Traceparent.
+// traceHTTP does the same as startTrace for a connection to a gateway: it sends the trace span in the W3C header
+// Traceparent.
 func (c *cli) traceHTTP(ctx context.Context) (func(http.RoundTripper) http.RoundTripper, error) {
 	if _, err := c.startTrace(ctx, c.log()); err != nil || c.trace.span == nil {
 		return nil, err

@@ -174,8 +174,8 @@ func TestRefusalsOfAGatewayAreExplained(t *testing.T) {
 	}
 }
 
-// TestGatewayRepeatsUnderOneKey: a request without an answer is repeated under the same idempotency key.
-// If no answer comes, the error says that the outcome is unknown.
+// TestGatewayRepeatsUnderOneKey: a request without an answer is repeated under the same idempotency key. If no attempt
+// gets an answer, the error says that the outcome is unknown.
 func TestGatewayRepeatsUnderOneKey(t *testing.T) {
 	var keys []string
 	answer := 3
@@ -306,8 +306,8 @@ func TestContextIsUsed(t *testing.T) {
 	}
 }
 
-// TestAPublicGatewayNeedsAToken: a user with an identity of a cluster calls a gateway whose certificate is of a public
-// CA. The gateway is accepted only if the user has a token.
+// TestAPublicGatewayNeedsAToken: a user with a certificate of a cluster calls a gateway whose certificate comes from a
+// public CA. persysctl accepts the gateway only if the user has a token.
 func TestAPublicGatewayNeedsAToken(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := pki.DevCerts(dir, pki.DevOptions{}); err != nil {
@@ -331,7 +331,7 @@ func TestAPublicGatewayNeedsAToken(t *testing.T) {
 }
 
 // TestSettingsOfTheLegacyCLIWork: the configuration file and the environment variables of the legacy v1 CLI
-// still work. That CLI uses a gateway by default.
+// still work. The legacy v1 CLI uses a gateway by default.
 func TestSettingsOfTheLegacyCLIWork(t *testing.T) {
 	for _, c := range []struct {
 		name string

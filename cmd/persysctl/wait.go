@@ -32,15 +32,15 @@ func goalStatus(status string) goal {
 	}}
 }
 
-// goalKept is reached when a workload is in its desired state. It serves for restarts, because a stopped
-// workload stays stopped when it is restarted.
+// goalKept is reached when a workload is in its desired state. It is the goal of a restart, because the restart of a
+// stopped workload leaves the workload stopped.
 func goalKept() goal {
 	return goal{name: "in its desired state", members: true, met: func(w *controlv1.WorkloadView) bool {
 		return w.GetStatus() == w.GetDesiredState() && healthy(w) || completed(w)
 	}}
 }
 
-// completed reports whether a workload has ended with success and its restart policy keeps it ended
+// completed reports whether a workload has ended with success and its restart policy does not start it again
 // (fsm.CodeCompleted).
 func completed(w *controlv1.WorkloadView) bool {
 	return w.GetStatus() == "Stopped" && w.GetDesiredState() == "Running" && w.GetReason().GetCode() == "Completed"
@@ -60,8 +60,8 @@ func goalDeleted() goal {
 	return goal{name: "deleted", gone: true, met: func(*controlv1.WorkloadView) bool { return false }}
 }
 
-// goalOff is reached when a workload has left the node and is in its desired state on another one, is
-// deleted, or has completed.
+// goalOff is reached when a workload has left the node: it is in its desired state on another node, is deleted, or has
+// completed.
 func goalOff(node string) goal {
 	return goal{name: "off " + node, gone: true, met: func(w *controlv1.WorkloadView) bool {
 		return w.GetAssignedNodeId() != node && w.GetStatus() == w.GetDesiredState() || completed(w)
@@ -79,7 +79,7 @@ func desiredGoal(word string) goal {
 	return goalStatus("Running")
 }
 
-// hopeless reports whether a workload stays as it is until a user acts: the planner has given up
+// hopeless reports whether the state of a workload does not change until a user acts: the planner has given up
 // (fsm.CodeExhausted, fsm.CodePermanentFailure), or the workload must not leave its data (fsm.CodeHoldsData).
 func hopeless(w *controlv1.WorkloadView) bool {
 	if r := w.GetJobResult(); r != nil && !r.GetSucceeded() {
@@ -248,8 +248,8 @@ func membersText(m *controlv1.SystemMembers) string {
 	return screen.Clean(out)
 }
 
-// loop waits until all goals are reached or the wait fails. Its second result is true if the watch has ended,
-// that is, if ended sent a value.
+// loop waits until all goals are reached or the wait fails. Its second result is true if the watch has ended, that is,
+// if the channel ended has sent a value.
 func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan error, timeout time.Duration, late <-chan time.Time) (error, bool) {
 	var redraw <-chan time.Time
 	if w.c.errTerm {
@@ -355,8 +355,8 @@ func (p *progress) line() string {
 	case code != "":
 		out += ": " + code
 	case v.GetStatus() == "Scheduled":
-		// While an order is on its way, the agent's message is left out, because it is still about the previous
-		// order.
+		// Until the agent has accepted an order, the agent's message is left out, because the message is still about
+		// the previous order.
 		out += ": waits for the agent to accept it"
 	case why != "":
 		out += ": " + why
@@ -366,8 +366,8 @@ func (p *progress) line() string {
 	return out
 }
 
-// lines returns the lines that show draws: one line per workload, or, if they do not fit, one per unfinished
-// workload.
+// lines returns the lines that show draws: one line per workload. If they do not fit on the screen, it returns only the
+// lines of workloads that have not reached their goal.
 func (w *waiter) lines() []string {
 	show := w.all
 	room := 20
@@ -456,8 +456,8 @@ func others(list []*progress) string {
 	return fmt.Sprintf(" (and %s)", screen.Plural(len(list)-1, "other"))
 }
 
-// waited returns the error of a command that made a change and then waited: the error of the wait, or, if
-// there is none, that of the change.
+// waited returns the error of a command that made a change and then waited: the error wait, or, if wait is nil or only
+// Ctrl-C, the error before of the change.
 func waited(before, wait error) error {
 	if wait == nil || errors.Is(wait, context.Canceled) && before != nil {
 		return before

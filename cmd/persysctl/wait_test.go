@@ -147,8 +147,8 @@ func TestWaitForAGroup(t *testing.T) {
 	}
 }
 
-// TestWaitForTheMembersOfASystemWorkload: --wait ends when the members are ready on all nodes, and with an error when
-// one has failed for good.
+// TestWaitForTheMembersOfASystemWorkload: --wait ends when the members are ready on all nodes, and ends with an error
+// when a member has failed for good.
 func TestWaitForTheMembersOfASystemWorkload(t *testing.T) {
 	none := &controlv1.SystemMember{NodeId: "node-c", Status: "Pending"}
 	failed := &controlv1.SystemMember{NodeId: "node-c", WorkloadId: "log-node-c", Status: "Failed", ReasonCode: "PermanentFailure", ReasonMessage: "no such image", Failed: true}
@@ -329,7 +329,7 @@ func TestStreamThatNeverWorks(t *testing.T) {
 }
 
 // TestFollowedLogsGoOnByTheNodesClock: after a broken connection, logs are requested from the time of the
-// last line. That is a time of the node's clock, because the local clock may differ.
+// last line. The time must be the node's, because the local clock may differ.
 func TestFollowedLogsGoOnByTheNodesClock(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	f.logs, f.logBreaks = []*clusterv1.LogChunk{
@@ -588,7 +588,7 @@ func TestComposeFilesAreFoundAsByCompose(t *testing.T) {
 }
 
 // TestApplyWaitsForARollout: in a rolling update, members that wait for their turn still run with the former
-// specification. So apply --wait waits for the end of the rolling update, and fails if that fails.
+// specification. So apply --wait waits for the end of the rolling update, and fails if the rolling update fails.
 func TestApplyWaitsForARollout(t *testing.T) {
 	for _, c := range []struct {
 		group, want string
@@ -680,7 +680,8 @@ func TestPlansAreBounded(t *testing.T) {
 	}
 }
 
-// TestWarningsOfStacksNameTheirPlace: a warning about a key has the file and the line once.
+// TestWarningsOfStacksNameTheirPlace: a warning about a key of a Compose file begins with the file and the line, and
+// names them only once.
 func TestWarningsOfStacksNameTheirPlace(t *testing.T) {
 	s := newSession(t)
 	file := filepath.Join(s.home, "app.yaml")

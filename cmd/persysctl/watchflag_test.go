@@ -62,7 +62,7 @@ func TestWatchShowsChanges(t *testing.T) {
 	}
 }
 
-// TestWatchSaysThatItIsStale: every output of --watch says that it is stale, not only the first.
+// TestWatchSaysThatItIsStale: if the answers are stale, every output of --watch says so, not only the first output.
 func TestWatchSaysThatItIsStale(t *testing.T) {
 	for _, args := range [][]string{{"nodes", "-w"}, {"top", "nodes", "-w"}} {
 		t.Run(args[0], func(t *testing.T) {

@@ -182,8 +182,8 @@ func (c *cli) actions(ctx context.Context, id string, limit int32) error {
 	})
 }
 
-// action is one action of an agent. It comes from the agent's list of recent actions or from the record of
-// a workload.
+// action is one action of an agent, such as a start: from the agent's list of recent actions, or from the record of a
+// workload.
 type action interface {
 	GetTaskId() string
 	GetActionType() string
@@ -207,7 +207,7 @@ func actionTable[A action](c *cli, list []A) *screen.Table {
 	return t
 }
 
-// showLastActions shows the actions that the agent had recorded when an order timed out.
+// showLastActions shows the agent's recent actions that the scheduler stored with the workload when an order timed out.
 func (c *cli) showLastActions(list []*controlv1.WorkloadAction) {
 	if len(list) == 0 {
 		return

@@ -29,9 +29,9 @@ type world struct {
 	zone          *time.Location
 	readFile      func(string) ([]byte, error)
 
-	// Functions for the terminal from which in reads; nil if in is no terminal. raw makes the terminal pass
-	// on each key at once, until restore is called. resized sends a value whenever the size of the terminal
-	// has changed, until ctx ends.
+	// Functions for the terminal from which the stream in reads; nil if in is no terminal. raw makes the terminal pass
+	// on each key at once, until restore is called. resized sends a value whenever the size of the terminal has
+	// changed, until ctx ends.
 	raw     func() (restore func(), err error)
 	size    func() (columns, rows int)
 	resized func(ctx context.Context) <-chan struct{}

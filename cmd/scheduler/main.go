@@ -74,7 +74,7 @@ func run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return err
 		case errors.Is(err, cluster.ErrDiverged):
-			// The state of this replica differed from that of the others. The replica has moved its data to
+			// The state of this replica differed from the state of the majority. The replica has moved its data to
 			// another folder and now joins again.
 			log.Error("starting again with an empty state", "err", err)
 		case errors.Is(err, cluster.ErrCorrupt) && cfg.RepairsItself() && time.Since(reopened) > cluster.RepairEvery:

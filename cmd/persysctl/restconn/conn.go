@@ -255,9 +255,9 @@ func refused(err error) string {
 	return ""
 }
 
-// why returns err with the reason why the gateway closed the connection. While a request is still being
-// written, the write fails with "broken pipe" and the alert that the gateway sent before is never read. So
-// why makes a second connection with the same certificate, writes nothing and reads the alert.
+// why returns err with the reason why the gateway closed the connection. If the gateway closes the connection while a
+// request is still being written, the write fails with "broken pipe", and the TLS alert that the gateway sent before is
+// never read. So why makes a second connection with the same certificate, writes nothing and reads the alert.
 func (c *Conn) why(req *http.Request, err error) error {
 	gone := errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) ||
 		strings.Contains(err.Error(), "http2: client conn") // net/http does not export these errors
@@ -296,8 +296,8 @@ func CertificateRefusal(ctx context.Context, addr string, cfg *tls.Config) strin
 	return refused(listen(ctx, addr, cfg))
 }
 
-// failed returns the status error for a request without an answer. maybe is true if the call is a change that
-// may have been carried out.
+// failed returns the gRPC status for a request that got no answer because of err. maybe is true if the call is a change
+// that may have been carried out.
 func failed(ctx context.Context, err error, maybe bool) error {
 	var s interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &s) {
@@ -361,8 +361,7 @@ func (c *Conn) problem(code int, data []byte, mutation bool) error {
 	return status.Errorf(kind, "%s answered %d: %s", c.base, code, text)
 }
 
-// named returns an error with the gRPC code that is called code. If there is none of that name, the error
-// gets the code kind.
+// named returns an error with the gRPC code whose name is code, or, if no gRPC code has that name, with the code kind.
 func named(kind codes.Code, code, reason, text string) error {
 	var k codes.Code
 	if code != "" && k.UnmarshalJSON([]byte(`"`+code+`"`)) == nil && k != codes.OK {

@@ -210,9 +210,9 @@ func TestInvalidGatewayAddressesAreRefused(t *testing.T) {
 	}
 }
 
-// TestARejectedCertificateGivesItsReason: in TLS 1.3 a gateway checks our certificate after our side of
-// the handshake. The error must give the gateway's reason, and not only say that the connection was
-// closed, for every size of request.
+// TestARejectedCertificateGivesItsReason: in TLS 1.3 a gateway checks the client's certificate after the client's side
+// of the handshake has succeeded. For every size of request, the error must give the gateway's reason, and not only say
+// that the connection was closed.
 func TestARejectedCertificateGivesItsReason(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		s := httptest.NewUnstartedServer(http.NotFoundHandler())

@@ -24,8 +24,8 @@ const execProtocol = "persys.exec.v1"
 
 var execRoute = route{method: http.MethodGet, path: "/v1/workloads/{workload_id}/exec"}
 
-// session is the bidirectional stream of Cluster.Exec over one websocket, with messages as JSON. It dials at
-// the first SendMsg, because that message names the workload. RecvMsg must not be called before it.
+// session is the bidirectional stream of Cluster.Exec over one websocket, with messages as JSON. It dials at the first
+// SendMsg, because that message names the workload. RecvMsg must not be called before the first SendMsg.
 type session struct {
 	conn    *Conn
 	ctx     context.Context

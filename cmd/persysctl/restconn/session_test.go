@@ -134,8 +134,8 @@ func TestRefusedSessionsKeepTheirError(t *testing.T) {
 	}
 }
 
-// If a gateway sends nothing, the session over it ends. Pings of the gateway keep a session without messages
-// open.
+// A session ends with an error if the gateway sends nothing for the time silence. Pings of the gateway keep a session
+// without messages open.
 func TestASilentSessionEnds(t *testing.T) {
 	alive := conn(t, func(w http.ResponseWriter, r *http.Request) {
 		ws := accept(t, w, r)

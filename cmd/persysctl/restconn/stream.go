@@ -170,8 +170,8 @@ func (s *stream) event() (name string, data []byte, err error) {
 			text.Write(value)
 		case "", "id", "retry":
 		default:
-			// The gateway has already sent status 200 with a comment, so it writes an error as a line of the
-			// stream.
+			// The gateway can no longer send an HTTP error, because it has already sent status 200 with a comment. So
+			// it writes the error as a line of the stream.
 			return "", nil, s.conn.problem(http.StatusOK, line, false)
 		}
 		if text.Len() > maxAnswer {

@@ -26,7 +26,7 @@ func (l *Live) Draw(lines []string) {
 		b.WriteString("\x1b[J") // erases the remaining lines of a former, longer block
 	}
 	l.shown = len(lines)
-	// An error means that the reader of the output is gone, so the error is ignored.
+	// The error is ignored: it means that the process that reads the output has ended.
 	_, _ = io.WriteString(l.W, b.String())
 }
 

@@ -70,8 +70,8 @@ func (f *feed) start(ctx context.Context) {
 
 func (f *feed) wait() { f.wg.Wait() }
 
-// keep runs source, which feeds one kind of data, and runs it again whenever it ends. what is its name for
-// the user.
+// keep runs source, which feeds one kind of data, and runs it again whenever it ends. what is the name of the data in
+// messages to the user.
 func (f *feed) keep(ctx context.Context, what string, source func(context.Context) error) {
 	for {
 		err := source(ctx)
@@ -241,7 +241,7 @@ func (f *feed) status(ctx context.Context) error {
 	}
 }
 
-// logs follows the output of a workload, and stops following that of the previous one.
+// logs follows the output of a workload, and stops following the output of the previous workload.
 func (f *feed) logs(ctx context.Context, id string) {
 	ctx, cancel := context.WithCancel(ctx)
 	f.mu.Lock()

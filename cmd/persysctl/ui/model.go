@@ -395,7 +395,8 @@ func (m *model) settle(ids []string) int {
 // sorts are the sort orders of each tab; the first is the default.
 var sorts = [3][]string{{"name", "state", "node", "age"}, {"name", "state", "workloads", "cpu"}, {"newest"}}
 
-// ids lists the rows of a tab, filtered and sorted. For the events tab they are indexes of m.events.
+// ids lists the ids of the rows of the present tab, filtered and sorted. On the events tab an id is an index in
+// m.events.
 func (m *model) ids() []string {
 	if m.order != nil {
 		return m.order
