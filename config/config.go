@@ -120,8 +120,8 @@ type Setting struct {
 	Required bool
 }
 
-// Name is the name of the setting in errors: its variable. If it has no variable, it is its flag, and if it
-// has no flag, its YAML key.
+// Name is the name of the setting in errors: its environment variable, or without a variable its flag, or without both
+// its YAML key.
 func (s Setting) Name() string {
 	switch {
 	case len(s.Env) > 0:

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// FuzzSources loads any configuration file together with any value of one variable. Load succeeds, or every
-// error names the place of the fault, and no error shows a secret.
+// FuzzSources loads any configuration file together with any value of one variable. Load succeeds, or every error names
+// the file and key or the variable that is wrong; no error shows a secret.
 func FuzzSources(f *testing.F) {
 	f.Add([]byte("name: x\nnested: {list: [a, b], wait: 5s}\nlabels: {a: b}\n"), "7")
 	f.Add([]byte("name: &a [*a]\nlabels: *a\n"), "x")

@@ -18,8 +18,8 @@ var (
 	mapType      = reflect.TypeFor[map[string]string]()
 )
 
-// typed chooses the parser of a field by the field's type and tags. A parser returns the rule that a value
-// breaks ("must be …"); the caller adds where the value came from, and the value.
+// typed chooses the parser of a field by the field's type and tags. For a wrong value a parser returns only the rule
+// that the value breaks ("must be …"); its caller adds the value and the source of the value.
 func (s *setting) typed(f reflect.StructField) error {
 	words := list(f.Tag.Get("oneof"))
 	low, high := f.Tag.Get("min"), f.Tag.Get("max")

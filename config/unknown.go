@@ -39,9 +39,9 @@ func (l *Loader) Unknown(from Sources, except ...string) (out []string) {
 	return out
 }
 
-// nearestVariable returns the known variable that is most similar to an unknown one. That is the shortest one
-// that contains every word of name, such as PERSYS_NODE_LABELS for PERSYS_LABELS. If there is none, it is the
-// one with the smallest edit distance.
+// nearestVariable returns the known variable that is most similar to the unknown variable name: the shortest known
+// variable that contains every word of name, such as PERSYS_NODE_LABELS for PERSYS_LABELS. If no variable contains
+// every word, it returns the variable with the smallest edit distance.
 func nearestVariable(name string, known []string) string {
 	best, words := "", strings.Split(name, "_")
 	for _, k := range known {
