@@ -117,8 +117,8 @@ type caller struct {
 
 func (c caller) isAccount() bool { return c.token != "" || c.account != "" }
 
-// tell adds the caller to the metadata of a call. The schedulers record the caller in the history, and use
-// it only to reduce the rights of the gateway.
+// tell adds the caller to the metadata of a call. The schedulers record the caller in the history. The caller's name
+// can only reduce the rights that the gateway's certificate gives to the call.
 func (c caller) tell(ctx context.Context) context.Context {
 	switch {
 	case c.identity != "":
@@ -146,7 +146,7 @@ func (c caller) tell(ctx context.Context) context.Context {
 	return ctx
 }
 
-// request is the caller and the cluster of one HTTP request, set by known.
+// request is the caller and the cluster of one HTTP request. The method known makes it.
 type request struct {
 	caller
 	backend *backend
@@ -186,10 +186,10 @@ func (routed) pick(ctx context.Context, method string) (grpc.ClientConnInterface
 	return r.backend.conn(r.session, r.key), nil
 }
 
-// may refuses a caller whose role is below least. For a caller with a certificate it lets the schedulers
-// check the role, because the gateway sends the identity with the call. It does the same for an account, and
-// for a user with a bearer token who may have further roles by a binding, after the schedulers have confirmed
-// that they know the caller.
+// may refuses a caller whose role is below least. If the caller has a certificate, may accepts the call and leaves the
+// check to the schedulers, which get the caller's identity with the call. If the caller is an account, or a user with a
+// bearer token and too low a role, may asks the schedulers who the caller is, because role bindings may give the caller
+// further roles, and accepts the call if they know the caller.
 func (r *request) may(ctx context.Context, least Role) error {
 	if r.role >= least && !r.isAccount() || least == Nobody || r.identity != "" {
 		return nil

@@ -49,7 +49,7 @@ type accountList struct {
 	at       time.Time
 }
 
-// issuer is the verifier of one issuer. Its mutex is held while its configuration is read.
+// issuer holds the token verifier of one OIDC issuer. mu is held while the issuer's configuration is read.
 type issuer struct {
 	mu       sync.Mutex
 	verifier *oidc.IDTokenVerifier
@@ -171,8 +171,8 @@ func (a *accounts) of(ctx context.Context, b *backend) ([]*clusterv1.Account, er
 	return r.GetAccounts(), nil
 }
 
-// verifier returns the verifier of an issuer that an account names. All callers share the result and the error,
-// so it does not depend on the context of one caller.
+// verifier returns the verifier of an issuer that an account names. All callers share the result and the error, so the
+// request to the issuer does not end with the context of one caller.
 func (a *accounts) verifier(url string) (*oidc.IDTokenVerifier, error) {
 	a.mu.Lock()
 	i := a.verifiers[url]
@@ -196,15 +196,15 @@ func (a *accounts) verifier(url string) (*oidc.IDTokenVerifier, error) {
 		i.err, i.failed = fmt.Errorf("issuer %s: %w", url, err), time.Now()
 		return nil, i.err
 	}
-	// The audience is compared with that of each account. The verifier also fetches the issuer's keys later,
-	// so it gets the gateway's context and not ctx, which ends here.
+	// SkipClientIDCheck, because judge compares the audience with the audience of each account. The verifier fetches
+	// the issuer's keys later too, so it gets the gateway's context and not ctx, which ends with this function.
 	i.verifier, i.err = provider.VerifierContext(a.ctx, &oidc.Config{SkipClientIDCheck: true}), nil
 	return i.verifier, nil
 }
 
-// confirm asks the schedulers who the caller is. It refuses a caller without any right. The token of an
-// account may be wrong, and legacy v1 schedulers, which have neither accounts nor bindings, would not check
-// it.
+// confirm asks the schedulers who the caller is, and returns an error for a caller without any role. It is needed
+// because the token of an account may be wrong, and legacy v1 schedulers, which have neither accounts nor role
+// bindings, would not check the token.
 func (r *request) confirm(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -65,8 +65,8 @@ func refuse(w http.ResponseWriter, status int, text string) {
 	writeJSON(w, status, problem{Error: text})
 }
 
-// httpStatus is grpc-gateway's mapping, except that a failed precondition is 409, because it conflicts with
-// the present state and the caller can resolve it.
+// httpStatus maps a gRPC code to an HTTP status as grpc-gateway does, except that FailedPrecondition is 409: the call
+// conflicts with the present state, and the caller can resolve the conflict.
 func httpStatus(c codes.Code) int {
 	if c == codes.FailedPrecondition {
 		return http.StatusConflict
@@ -88,7 +88,7 @@ func codeName(c codes.Code) string {
 // handleError answers for the generated handlers when a call fails.
 func handleError(_ context.Context, _ *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, _ *http.Request, err error) {
 	if l, ok := w.(*living); ok && l.fail() {
-		// The status line has been sent already, so the error is sent as an event of the stream.
+		// The HTTP status has been sent already, so the error is sent as an event of the stream.
 		if data, err := m.Marshal(map[string]proto.Message{"error": status.Convert(err).Proto()}); err == nil {
 			_, _ = w.Write(data) // an error means that the client has closed the connection
 		}

@@ -30,7 +30,7 @@ type Cluster struct {
 	Name string
 	// Strategy is LeaderOnly (the default), Sticky or Shard.
 	Strategy string
-	// Schedulers have fixed addresses. If there are none, Discovery finds the addresses:
+	// Schedulers have fixed addresses. If Schedulers is empty, Discovery finds the addresses:
 	// srv://NAME[?dns=HOST:PORT].
 	Schedulers []Scheduler
 	Discovery  string
@@ -45,8 +45,8 @@ type Scheduler struct {
 
 const (
 	probeTimeout = 4 * time.Second
-	// Time between two checks of a replaced connection, which is closed once it has no call. The time is long
-	// enough for requests that have just chosen the connection.
+	// retirement is the time between two checks whether a replaced connection still has calls; without calls it is
+	// closed. The time is long enough for a request that has just chosen the connection to start its call.
 	retirement = 30 * time.Second
 )
 
@@ -145,7 +145,7 @@ func (b *backend) reconcile() error {
 		}
 		fresh = append(fresh, conn)
 		r := &replica{id: end.Addr, end: end, conn: conn}
-		// The resolver returns configured addresses normalised and in the configured order.
+		// The resolver keeps the order of configured addresses, so end i belongs to Schedulers[i].
 		if i < len(b.Schedulers) && len(ends) == len(b.Schedulers) {
 			r.id, r.leader = cmp.Or(b.Schedulers[i].ID, end.Addr), b.Schedulers[i].Leader
 		}
@@ -179,8 +179,8 @@ func (b *backend) reconcile() error {
 	return nil
 }
 
-// retire closes replaced connections, each after its last call. A session or a stream of events may last
-// for days.
+// retire closes replaced connections, each after its last call has ended. A call may last for days if it is a session
+// or a stream of events.
 func (b *backend) retire(conns []*dial.Conn, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

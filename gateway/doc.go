@@ -9,6 +9,6 @@
 // A gateway stores nothing: it makes one gRPC call to a scheduler replica for each request.
 //
 // A request is processed in these steps: the service header, the limits, the caller's identity (bearer token,
-// session cookie, client certificate, or the anonymous admin under -insecure), the cluster, the handler. The
-// caller's role is checked where the gRPC call is made, by one table (access.go), so no route can skip the check.
+// session cookie, client certificate, or the anonymous admin under -insecure), the cluster, the handler. The gateway
+// checks the caller's role in one table (access.go) when it makes the gRPC call, so no route can skip the check.
 package gateway

@@ -23,9 +23,9 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// The websocket subprotocol of a session, and the prefix of the subprotocol that carries a bearer token.
-// Browsers cannot set headers on a websocket. The token is base64url without padding. The server never
-// selects that subprotocol.
+// execProtocol is the websocket subprotocol of a session. tokenProtocol is the prefix of a second subprotocol that
+// carries a bearer token as base64url without padding, because browsers cannot set headers on a websocket. The server
+// never selects the second subprotocol.
 const (
 	execProtocol  = "persys.exec.v1"
 	tokenProtocol = "persys.token."
@@ -123,16 +123,16 @@ type execSession struct {
 	workload string
 	ping     time.Duration
 	patience time.Duration
-	// passing is the number of messages that are being sent in either direction. While it is not 0, a
-	// missing answer to a ping proves nothing: the answer may be queued behind a message of the caller, or
-	// the ping behind a message to the caller.
+	// passing is the number of messages that are being sent in either direction. While passing is not 0, a missing
+	// answer to a ping does not prove that the caller is gone: the answer may be queued behind a message of the caller,
+	// or the ping behind a message to the caller.
 	passing atomic.Int32
 	read    atomic.Uint64 // number of messages of the caller; each proves that it is alive
 }
 
-// upwards relays the caller's messages until the caller leaves (nil) or sends an invalid one. After the
-// session has ended, messages are read and dropped, because output and the exit code may still be on their
-// way to the caller.
+// upwards relays the caller's messages to the session. It returns nil when the caller leaves, and an error after an
+// invalid message. After the session has ended, messages are read and dropped, because output and the exit code may
+// still be on their way to the caller.
 func (s *execSession) upwards(ctx context.Context) error {
 	over := false
 	for first := true; ; first = false {
@@ -255,7 +255,7 @@ func (g *Gateway) sameOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// tokenOf moves the bearer token from its subprotocol to the Authorization header.
+// tokenOf moves the bearer token from the websocket subprotocol persys.token.… to the Authorization header.
 func tokenOf(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, list := range r.Header.Values("Sec-WebSocket-Protocol") {

@@ -108,8 +108,8 @@ func TestExecRunsOverAWebsocket(t *testing.T) {
 	_ = ws.CloseNow()
 }
 
-// TestExecWaitsForAReader: a person who reads output page by page receives nothing for a while, pings
-// included, and the session continues. Only a longer silence ends the session.
+// TestExecWaitsForAReader: a caller that reads output page by page receives nothing for a while, not even pings, and
+// the session continues. The session ends only if the caller reads nothing for longer than the patience.
 func TestExecWaitsForAReader(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
@@ -148,8 +148,8 @@ func TestExecWaitsForAReader(t *testing.T) {
 	_ = ws.CloseNow()
 }
 
-// wired gives s a websocket without buffers: a write waits until the other side reads. The caller counts
-// pings and does not answer them.
+// wired gives s a websocket without buffers, on which a write waits until the other side reads, and returns the
+// caller's side. The caller's side counts pings in asked and does not answer them.
 func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
 	t.Helper()
 	client := &http.Client{Transport: wire.Transport(func(w http.ResponseWriter, r *http.Request) {
@@ -197,7 +197,8 @@ func TestExecEndsUnderInput(t *testing.T) {
 	})
 }
 
-// command is the stream of a session that accepts a message only when the test reads it.
+// command is a fake session stream: a Send waits until the test reads the message, as with a command that reads its
+// input slowly.
 type command struct {
 	clusterv1.Cluster_ExecClient
 	input chan *clusterv1.ExecRequest
@@ -206,8 +207,8 @@ type command struct {
 func (c command) Send(m *clusterv1.ExecRequest) error { c.input <- m; return nil }
 
 // TestExecWaitsForACommand: a command that reads no input, and a caller that reads no output, delay pings
-// and their answers. The session continues while a message is being sent. Afterwards a missing answer ends
-// it.
+// and their answers. The session continues while a message is being sent. When no message is being sent, a missing
+// answer to a ping ends the session.
 func TestExecWaitsForACommand(t *testing.T) {
 	for _, upwards := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -29,8 +29,8 @@ import (
 type Options struct {
 	// Clusters are the clusters to serve, in any order: at least one, with distinct ids.
 	Clusters []Cluster
-	// Default is the id of the cluster for requests that name none. If it is "", the first cluster in the
-	// order of ids is used.
+	// Default is the id of the cluster for requests that name no cluster. If it is "", the cluster with the lowest id
+	// is used.
 	Default string
 	// Dial opens a connection to schedulers.
 	Dial Dialer
@@ -43,8 +43,8 @@ type Options struct {
 	Webhook Webhook
 	// ProbeInterval is the time between health probes of the schedulers, default 15 s.
 	ProbeInterval time.Duration
-	// CallTimeout is the deadline of one call, default 20 s. Streams have no deadline, and the slow calls
-	// (see slow) have slowLimit.
+	// CallTimeout is the deadline of one call, default 20 s. Streams have no deadline. The calls for which slow returns
+	// true have the deadline slowLimit.
 	CallTimeout time.Duration
 	// ProxyScheduler and ProxyEnabled have no effect except that /health shows them.
 	ProxyScheduler string
@@ -255,9 +255,9 @@ func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
 
 // origins decides which web pages may use the API.
 //
-// With TLS, pages of any origin may read, as the legacy contract requires, but they may change something only
-// with a bearer token: browsers send a client certificate with every request, and a session cookie also for
-// pages of other ports of the host, so a foreign page could act in its visitor's name.
+// With TLS, pages of any origin may read, as the legacy contract requires. To change something they need a bearer
+// token: browsers send the client certificate with requests of every page, and the session cookie with requests of
+// pages on other ports of the host, so otherwise a foreign page could act in its visitor's name.
 //
 // Under -insecure every caller is an admin, so foreign pages get nothing: neither
 // across origins nor through a host name that resolves to loopback.
@@ -290,8 +290,8 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 	})
 }
 
-// ownName reports whether no other party can make the host name resolve to this gateway. That is true for an
-// IP address, for localhost, and for a request without host, which browsers never send.
+// ownName reports whether the host name is safe from DNS rebinding: nobody else can make it resolve to this gateway.
+// That is true for an IP address, for localhost, and for a request without host, which browsers never send.
 func ownName(host string) bool {
 	host = hostOf(host)
 	return host == "" || host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
@@ -339,7 +339,7 @@ func (g *Gateway) known(next http.Handler) http.Handler {
 		if !ok {
 			return
 		}
-		// Schedulers check the key; characters that gRPC metadata cannot carry are refused here.
+		// The gateway refuses characters that gRPC metadata cannot carry. The schedulers check the rest of the key.
 		if key := r.Header.Get("Idempotency-Key"); strings.ContainsFunc(key, func(c rune) bool { return c < ' ' || c > '~' }) {
 			refuse(w, http.StatusBadRequest, fmt.Sprintf("Idempotency-Key %q must be a UUID of version 7", key))
 			return

@@ -335,8 +335,9 @@ func TestEventsAreStreamed(t *testing.T) {
 	}
 }
 
-// TestEventsThatCannotBeOpened: a call that takes long gets comments, and with them status 200. If it then
-// fails, the stream ends with an error event. Without that event, an empty stream would look complete.
+// TestEventsThatCannotBeOpened: on a stream that takes long to open, the gateway sends comments, and with the first
+// comment status 200. If the call fails afterwards, the stream must end with an error event, because an empty stream
+// would look complete.
 func TestEventsThatCannotBeOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nobody := func(ctx context.Context, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }
@@ -476,8 +477,8 @@ func TestStreamOutlivesItsRing(t *testing.T) {
 	}
 }
 
-// TestGatewaysSideBySide: several gateways in one process refuse unknown parameters. The parser of
-// parameters is global to the library, so the race detector must find no race.
+// TestGatewaysSideBySide: several gateways in one process all refuse unknown query parameters, and the race detector
+// finds no race, although the library has one global parser of parameters.
 func TestGatewaysSideBySide(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	var all sync.WaitGroup
@@ -576,8 +577,8 @@ func TestPagesOfOtherSitesAreRefused(t *testing.T) {
 			t.Errorf("%s: any origin may read the answer", c.name)
 		}
 	}
-	// Over loopback the gateway decides by the host name alone, because a request need not have the headers
-	// that browsers send.
+	// For a request over loopback the host name alone decides, because browsers omit Origin and Sec-Fetch-Site from
+	// some requests.
 	srv := httptest.NewServer(g.Handler())
 	defer srv.Close()
 	defer srv.Client().CloseIdleConnections()
@@ -644,8 +645,8 @@ func TestBadOptionsAreRefused(t *testing.T) {
 	}
 }
 
-// TestLogPathsAreStreams: an id of a workload or node never makes a call count as a stream, which would
-// have no deadline.
+// TestLogPathsAreStreams: whatever the id of a workload or node is, the gateway does not take another call for a
+// stream, which would have no deadline.
 func TestLogPathsAreStreams(t *testing.T) {
 	for path, want := range map[string]bool{"/v1/workloads/web/logs": true, "/v1/workloads/logs/logs": true, "/v1/workloads/logs": false, "/v1/nodes/logs": false} {
 		if got := streams(httptest.NewRequest("GET", path, nil)); got != want {

@@ -132,7 +132,7 @@ type TokenOptions struct {
 	Log        *slog.Logger
 }
 
-// errNoIssuer is not a fault of the caller: the issuer of the tokens has not answered yet.
+// errNoIssuer means that a token could not be verified because its issuer has not answered yet. The token may be valid.
 var errNoIssuer = errors.New("bearer tokens cannot be verified yet, because their issuer has not answered: use a client certificate, or try again")
 
 // NewTokens reads the issuer's configuration. If the issuer does not answer, Run tries again. Keys are

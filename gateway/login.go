@@ -24,13 +24,13 @@ import (
 // token. The gateway itself stores nothing, so any of several gateways may serve the callback.
 
 const (
-	// Browsers accept a cookie with the prefix __Host- only over TLS and from this host itself, so that
-	// neither another host of the domain nor plain HTTP can set one.
+	// Browsers accept a cookie with the prefix __Host- only over TLS and from this host itself, so another host of the
+	// domain and plain HTTP cannot set such a cookie.
 	loginCookie   = "__Host-persys-login"
 	sessionCookie = "__Host-persys-session"
 	// loginLife is the time that a person has to sign in at the issuer.
 	loginLife = 10 * time.Minute
-	// maxCookie is the size in bytes of name and value that every browser stores.
+	// maxCookie is the largest size of a cookie, in bytes of name and value, that every browser stores.
 	maxCookie = 4096
 	// consolePage is the only page to which a login returns.
 	consolePage = "/ui/"
@@ -89,7 +89,8 @@ func (g *Gateway) login(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, fmt.Sprintf("next has %d bytes, which is too long for a cookie", len(p.Next)))
 		return
 	}
-	// The callback comes by a redirect from another site, with which browsers send no Strict cookie.
+	// The mode is Lax, because the issuer, which is another site, redirects the browser to the callback, and browsers
+	// send no Strict cookie with such a request.
 	setCookie(w, loginCookie, value, http.SameSiteLaxMode, loginLife)
 	http.Redirect(w, r, config.AuthCodeURL(p.State, oauth2.S256ChallengeOption(p.Verifier), oidc.Nonce(p.Nonce)), http.StatusFound)
 }

@@ -219,8 +219,8 @@ func (g *Gateway) health(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// readProto reads the body of a request on a route of the legacy contract. It writes the error and returns
-// false if that fails.
+// readProto reads the body of a request on a route of the legacy contract into m. If the body is invalid, it writes the
+// error to w and returns false.
 func readProto(w http.ResponseWriter, r *http.Request, m proto.Message) bool {
 	data, ok := readBody(w, r)
 	if !ok {

@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// place is the index of a key's replica among three: FNV-1a-32 of the key, mod 3. The test has its own copy
-// of the hash, because a change of the hash would move the sessions of running gateways.
+// place returns the index, among three replicas, of the replica to which a routing key leads: FNV-1a-32 of the key, mod
+// 3. The test has its own copy of the hash, because a change of the hash would move the sessions of running gateways.
 func place(key string) int {
 	h := uint32(2166136261)
 	for _, b := range []byte(key) {
@@ -121,8 +121,8 @@ func TestTheFlaggedLeaderIsAskedFirst(t *testing.T) {
 // TestEveryCallHasADeadline: a call that no replica answers ends at the gateway's deadline or when its caller leaves,
 // and ends at the replica too. A stream has no deadline.
 //
-// The connection to the replicas has a deadline of its own, between the deadlines of the two gateways of
-// this test. The time that the replica was given shows which deadline applied, however slow the machine is.
+// The connection to the replicas has a deadline of its own, between the deadlines of the two gateways of this test. The
+// deadline that the replica sees shows which of them applied, even on a slow machine.
 func TestEveryCallHasADeadline(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	const timeout = 300 * time.Millisecond

@@ -128,7 +128,7 @@ func (l *living) Flush() {
 	_ = http.NewResponseController(l.ResponseWriter).Flush() // an error means that the client has closed the connection
 }
 
-// There is no Unwrap method: with it, http.ResponseController would use the inner writer and bypass the
+// living has no method Unwrap, because with Unwrap http.ResponseController would use the inner writer and bypass the
 // lock.
 
 func (l *living) keep(done <-chan struct{}) {
@@ -159,7 +159,7 @@ func (l *living) ping() {
 		return
 	}
 	if !l.status {
-		// The call has neither failed nor sent a message, so the stream is open.
+		// Neither an error nor a message has been sent yet. The first comment also sends status 200.
 		l.ResponseWriter.Header().Set("Content-Type", eventStream)
 		l.status = true
 	}

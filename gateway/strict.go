@@ -31,8 +31,8 @@ import (
 // maxNesting is the largest depth of nested values in a body. The API's messages need less than 20.
 const maxNesting = 100
 
-// decode reads a body as one JSON message. The body must be UTF-8, have no field twice and no half of a
-// surrogate, and end after the message. Field names may be in snake_case or in camelCase. The routes of the
+// decode reads a body as one JSON message. The body must be UTF-8, must not contain a field twice or half of a
+// surrogate pair, and must end after the message. Field names may be in snake_case or in camelCase. The routes of the
 // legacy contract ignore unknown fields; /v1 refuses them.
 func decode(data []byte, m proto.Message, ignoreUnknown bool) error {
 	if err := oneValue(data); err != nil {
@@ -42,7 +42,7 @@ func decode(data []byte, m proto.Message, ignoreUnknown bool) error {
 	if err == nil {
 		return nil
 	}
-	// The library inserts a random space, so that programs do not compare its text.
+	// Remove the random space that the protobuf library inserts into its errors so that programs do not compare them.
 	text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: ")
 	if strings.Contains(text, "exceeded max recursion depth") {
 		text = fmt.Sprintf("its values are nested deeper than %d", maxNesting)
@@ -50,7 +50,8 @@ func decode(data []byte, m proto.Message, ignoreUnknown bool) error {
 	return errors.New(text)
 }
 
-// oneValue returns an error with a position unless the data is exactly one JSON value.
+// oneValue checks that the data is exactly one JSON value. Otherwise it returns an error with the position of the
+// fault.
 func oneValue(data []byte) error {
 	switch {
 	case !utf8.Valid(data):
@@ -121,7 +122,7 @@ func lineOf(data []byte, offset int64) string {
 	return fmt.Sprintf("line %d:%d", line, utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])+1)
 }
 
-// readBody reads a whole body of JSON. It writes the error and returns false if that fails.
+// readBody reads the whole JSON body of a request. If that fails, it writes the error to w and returns false.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	if fault := formatFault(r.Header); fault != "" {
 		refuse(w, http.StatusUnsupportedMediaType, fault)
@@ -160,8 +161,8 @@ func formatFault(h http.Header) string {
 	return ""
 }
 
-// repeatedHeader names a header that a request has twice although it has one value; "" if there is none.
-// Only the first value would count.
+// repeatedHeader returns the name of a header that occurs more than once although only its first value would be used;
+// "" if there is none.
 func repeatedHeader(h http.Header) string {
 	for _, name := range []string{"Authorization", "Content-Encoding", "Content-Type", "Idempotency-Key", "Last-Event-ID", "X-Persys-Cluster-ID", "X-Persys-Session", "X-Persys-Workload-Key"} {
 		if len(h.Values(name)) > 1 {
@@ -329,7 +330,7 @@ func takeNoBody(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// content is the body of a request, with the fields in the request's path.
+// content is the body of a request together with the fields that the request's path sets.
 type content struct {
 	*bytes.Reader
 	data     []byte

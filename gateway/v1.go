@@ -65,8 +65,8 @@ func (g *Gateway) v1() (http.Handler, error) {
 				rq.key, _, _ = strings.Cut(id, "/")
 			}
 		}
-		// The handler known has already read these parameters. The generated handlers would refuse them,
-		// because no message has such a field.
+		// Remove these two parameters: the handler known has already read them, and the generated handlers would refuse
+		// them, because no message has such a field.
 		if q := r.URL.Query(); q.Has("cluster_id") || q.Has("access_token") {
 			q.Del("cluster_id")
 			q.Del("access_token")
@@ -107,9 +107,9 @@ func etag(_ context.Context, w http.ResponseWriter, m proto.Message) error {
 	return nil
 }
 
-// condition returns the condition of a change: if_revision of its call. It comes from If-Match, with an etag that
-// a GET or an apply gave, or from If-None-Match: *, which means that the workload must not exist. ok is false if it
-// wrote an error. Reads have no condition.
+// condition returns the value of if_revision for a change: the etag in If-Match, which a GET or an apply has returned,
+// or for If-None-Match: * the value that means that the workload must not exist. It returns "" for reads and without
+// these headers. If a header is invalid, it writes an error to w and returns false.
 func condition(w http.ResponseWriter, r *http.Request) (revision string, ok bool) {
 	match, none := r.Header.Values("If-Match"), r.Header.Values("If-None-Match")
 	if len(match)+len(none) == 0 || r.Method == http.MethodGet {
@@ -129,11 +129,11 @@ func condition(w http.ResponseWriter, r *http.Request) (revision string, ok bool
 	return "", false
 }
 
-// slowLimit is the deadline of slow calls. persysctl waits equally long for a recovery.
+// slowLimit is the deadline of the calls for which slow returns true. persysctl waits equally long for a recovery.
 const slowLimit = 15 * time.Minute
 
-// slow reports whether a call may take minutes, because it reads or writes a whole etcd, or stops leftover
-// instances of a node, each with its grace period.
+// slow reports whether a call may take minutes: it reads or writes all keys of an etcd, or stops the leftover instances
+// of a node, each with its grace period.
 func slow(r *http.Request) bool {
 	node, ofNode := strings.CutPrefix(r.URL.Path, "/v1/nodes/")
 	return ofNode && strings.HasSuffix(node, "/gc") || strings.HasPrefix(r.URL.Path, "/v1/recovery")

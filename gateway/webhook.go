@@ -34,11 +34,10 @@ type Webhook struct {
 	// ReplayTTL is the time for which a delivery is remembered, by its id and by its repository and body;
 	// default 5 min. A delivery that could not be forwarded is forgotten, so that it can be sent again.
 	ReplayTTL time.Duration
-	// Forward is the URL that accepted deliveries are posted to. Without it every
-	// delivery is refused.
+	// Forward is the URL to which accepted deliveries are posted. If it is "", every delivery is refused.
 	Forward string
-	// Retries is the number of tries after the first one, default 5. Backoff is the first pause between
-	// tries, default 1 s; it doubles.
+	// Retries is the number of further attempts to forward a delivery after the first attempt, default 5. Backoff is
+	// the pause before the second attempt, default 1 s; it doubles with each attempt.
 	Retries int
 	Backoff time.Duration
 	// Client posts deliveries. The default has a timeout of 10 s and follows no redirect
@@ -55,7 +54,7 @@ func checkPath(p string) error {
 	return nil
 }
 
-// checkSecrets refuses two secrets for one repository, whose names differ only in case.
+// checkSecrets returns an error if two keys of secrets differ only in case, because they name the same repository.
 func checkSecrets(secrets map[string]string) error {
 	as := make(map[string]string, len(secrets))
 	for _, repo := range slices.Sorted(maps.Keys(secrets)) {

@@ -18,13 +18,13 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Signatures, sizes and forwarding are tested with the whole program (cmd/internal/gatewayd). These tests
-// check limits that would take too long there.
+// Signatures, sizes and forwarding are tested with the whole program (cmd/internal/gatewayd). The tests in this file
+// check time limits and queue limits, which would take too long with the whole program.
 
 // deliver posts a signed delivery whose body contains its id. The receiver may not be running yet.
 func deliver(rc *receiver, id string) *httptest.ResponseRecorder { return deliverAs(rc, id, id, "a/b") }
 
-// deliverAs posts a signed delivery with the id in its header and another text in its body.
+// deliverAs posts a signed delivery of repository repo with id in its header and text in its body.
 func deliverAs(rc *receiver, id, text, repo string) *httptest.ResponseRecorder {
 	body := fmt.Sprintf(`{"repository":{"full_name":%q},"text":%q}`, repo, text)
 	mac := hmac.New(sha256.New, []byte("hush"))
@@ -70,8 +70,8 @@ func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
 	}
 }
 
-// TestACapturedDeliveryIsRefusedUnderAnotherID: the signature covers the body and not the id, so a captured
-// delivery may be repeated under another id.
+// TestACapturedDeliveryIsRefusedUnderAnotherID: the receiver refuses a body that it has already accepted under another
+// id, because the signature covers only the body and an attacker may repeat a captured delivery.
 func TestACapturedDeliveryIsRefusedUnderAnotherID(t *testing.T) {
 	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
 	for _, c := range []struct {

@@ -26,8 +26,8 @@ import (
 // patience is the longest wait for a page. A browser is slow on a busy machine.
 const patience = 20 * time.Second
 
-// api is a gateway with answers that a test sets, by method and path below /v1. A string is JSON, an int is
-// the status of an error, and a handler answers by itself.
+// api is a fake gateway whose answers a test sets, by method and path below /v1. An answer is a string (JSON), an int
+// (the status of an error) or an HTTP handler.
 type api struct {
 	mu      sync.Mutex
 	answers map[string]any
@@ -165,7 +165,8 @@ func (p *tab) press(name string) {
 // TestTheConsoleWorksInABrowser opens the console in a real browser. The gateway answers with errors, with nothing, or
 // late.
 func TestTheConsoleWorksInABrowser(t *testing.T) {
-	// A page fails to load (ERR_NETWORK_CHANGED) while other tests add networks to the machine.
+	// The test needs a network namespace of its own: the browser fails to load a page (ERR_NETWORK_CHANGED) when other
+	// tests add networks to the machine.
 	if !testbed.OwnNetwork(t) {
 		return
 	}
@@ -205,8 +206,8 @@ func TestTheConsoleWorksInABrowser(t *testing.T) {
 // browserCases are the tests of the console, keyed by the property that each test checks.
 func browserCases() map[string]func(*tab) {
 	return map[string]func(*tab){
-		// Two workloads are applied and one is refused. The progress of the accepted one must not replace the
-		// reason of the refusal.
+		// Two workloads are applied and one is refused. The progress of the accepted workload must not replace the
+		// reason why the other workload was refused.
 		"the reason of a refused workload stays on the page": func(p *tab) {
 			p.set(map[string]any{
 				"POST /plan":       `{"workloads": [{"workload_id": "a", "action": "create"}, {"workload_id": "b", "action": "create"}]}`,

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// staticImports finds the modules that are loaded together with a module. import() is not included, because
-// it runs later and cannot close a circle.
+// staticImports matches the static imports of a module. It does not match import(), which runs later and so cannot
+// close a cycle of imports.
 var staticImports = regexp.MustCompile(`(?m)(?:^|\n)(?:import|export)[^;"]*"\./([^"]+)"`)
 
 // modules returns the imports of every module.
@@ -38,7 +38,8 @@ func modules(t *testing.T) map[string][]string {
 	return out
 }
 
-// circle returns a path of imports that ends where it begins, or nil if there is none.
+// circle returns a cycle of imports: the names of modules, of which the first and the last are the same; nil if there
+// is no cycle.
 func circle(imports map[string][]string) []string {
 	done := map[string]bool{}
 	var visit func(path []string) []string

@@ -50,7 +50,7 @@ function route() {
   window.scrollTo(0, 0);
 }
 
-// A request is aborted when its page is left, which is no error. Every other failed promise is shown.
+// Leaving a page aborts its requests, and an aborted request is no error. Every other failed promise is shown.
 addEventListener("unhandledrejection", (e) => {
   if (e.reason?.name === "AbortError") e.preventDefault();
   else if (e.reason?.message) {

@@ -53,8 +53,8 @@ export async function deploy(main, signal) {
 
   const errors = (title, lines) => card(title, h("ul", { class: "err" }, lines.map((line) => h("li", {}, line))));
 
-  // fault shows an error and selects the line that it names. If sent is true, the request may have been
-  // carried out.
+  // fault shows an error and selects the line of the specification that the error names. If sent is true, the
+  // request may have been carried out.
   function fault(e, sent) {
     const title = sent && unsure(e)
       ? "It may have been applied or not: look at the workloads, or apply it again"

@@ -32,7 +32,8 @@ export function words(line) {
 
 const base64 = (bytes) => btoa(Array.from(bytes, (b) => String.fromCharCode(b)).join(""));
 const bytesOf = (text) => Uint8Array.from(atob(text || ""), (c) => c.charCodeAt(0));
-// url64 is base64 without the characters that a websocket's subprotocol may not have.
+// url64 returns text as base64url without padding, because a websocket's subprotocol must not contain the characters +,
+// / and =.
 const url64 = (text) => base64(new TextEncoder().encode(text)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
 const maxInput = 16384; // bytes per message
 const help = "The audit log records who ran which program, and a hash of the whole command. "

@@ -102,8 +102,8 @@ export async function group(main, signal, name) {
       waits && h("button", { class: "danger", onclick: abort }, "Abort …")));
   }
 
-  // readRollout reads the rolling update of the group. It does not ask for one that cannot exist: the specifications
-  // of all members are the same, and were never changed or have no update strategy.
+  // readRollout reads the rolling update of the group. It makes no request if there cannot be a rolling update:
+  // all members have the same specification, and it was never changed or has no update strategy.
   async function readRollout(first) {
     const id = first.kind === "system" ? first.owner : counted[0]?.workload_id;
     if (!id) return null;

@@ -18,7 +18,8 @@ function usage(n, field) {
 
 const taintText = (t) => t.key + (t.value ? "=" + t.value : "") + ":" + t.effect + (int(t.seconds) ? ":" + int(t.seconds) : "");
 
-// setKeys lists the labels and taints that people set, and, with a minus, those that people removed.
+// setKeys lists the labels and taints that users set on a node, and, with a minus, the labels and taints that users
+// removed.
 const setKeys = (n) => [...(n.set_labels || []), ...(n.set_taints || []),
 ...[...(n.removed_labels || []), ...(n.removed_taints || [])].map((k) => k + "-")];
 

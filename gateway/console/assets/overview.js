@@ -50,7 +50,7 @@ export async function overview(main, signal) {
   }, signal);
 }
 
-// capacity draws charts of the resources of all nodes together. The measured use includes only nodes that
+// capacity draws charts of the resources of all nodes together. The measured use includes only nodes whose agents
 // measure it.
 function capacity(sum) {
   const used = (v) => (int(sum.measured_nodes) > 0 ? int(v) : undefined);

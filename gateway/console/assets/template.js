@@ -1,6 +1,6 @@
 // @ts-check
-// Crons, parameterized jobs and system workloads: their schedule, their runs or members, and starting a run. They
-// are never placed themselves.
+// Crons, parameterized jobs and system workloads: their schedule, their runs or members, and starting a run. They are
+// templates, which never run themselves.
 import { get, post, query } from "./api.js";
 import { card, clock, facts, h, int, nodeLink, replace, table, until, workloadLink } from "./dom.js";
 import { memberTable, readMembers } from "./group.js";

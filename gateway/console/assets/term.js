@@ -33,7 +33,8 @@ export class Screen {
   saved = null;
   /** @type {{grid: Cell[][], x: number, y: number} | null} the main screen while the alternate one is shown */
   main = null;
-  // Whether cursor keys are sent in application form, the cursor is shown, the next character begins a new line.
+  // Three modes: whether cursor keys are sent in application form, whether the cursor is shown, and whether the
+  // next character begins a new line.
   appKeys = false;
   shown = true;
   wrap = false;
@@ -297,7 +298,7 @@ export class Screen {
     }
     if (mode === 47 || mode === 1047 || mode === 1049) this.alternate(on);
   }
-  // alternate shows the alternate screen, as editors and pagers use it, or the main one again.
+  // alternate shows the alternate screen, which editors and pagers use, or the main screen again.
   alternate(on) {
     const main = this.main;
     if (on && !main) {
@@ -388,7 +389,7 @@ export function terminal({ label, onInput, onSize, onLeave }) {
   const screen = new Screen(80, 24, onInput);
   let frame = 0, pastLines = 0, follow = true;
 
-  // line draws a row, with the cursor at column `at`, or none when it is -1.
+  // line draws a row, with the cursor at column `at`, or without a cursor if `at` is -1.
   function line(row, at) {
     const div = document.createElement("div");
     let text = "", style = "";

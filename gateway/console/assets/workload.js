@@ -82,7 +82,8 @@ export async function workload(main, signal, id) {
     ];
   }
 
-  // hasTab reports whether a workload has a tab: what is never placed has no logs and no sessions.
+  // hasTab reports whether a workload has a tab: a template, which never runs itself, has no logs and no
+  // sessions.
   function hasTab(w, t, execs) {
     if (t === "Exec") return execs && !isTemplate(w);
     return t === "Logs" ? !isTemplate(w) : t !== "Placement" || !w.template;

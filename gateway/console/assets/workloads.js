@@ -15,7 +15,7 @@ export async function workloads(main, signal) {
   const wanted = new URLSearchParams(location.hash.split("?")[1] || "");
   /** @type {any[]} */
   let rows = [];
-  // run grows with each change of the filter: an answer to an earlier filter is dropped.
+  // run is incremented with each change of the filter, so that answers for an earlier filter can be dropped.
   let next = "", more = true, run = 0;
   /** @type {any} */
   let failed = null;
