@@ -154,8 +154,7 @@ func (l *list) port(p port, field string) {
 	l.add(policy.RulePort, field, policy.PortValue(address, published, protocol))
 }
 
-// lacks lists, separated by commas, those protections in policy.Policy.Requires that the container does not
-// have.
+// lacks returns the protections in policy.Policy.Requires that the container does not have, separated by commas.
 func (u *unit) lacks() string {
 	words := make([]string, 0, 5)
 	if policy.Root(u.User) {
@@ -204,7 +203,7 @@ func SecurityOption(o string) string {
 	return o
 }
 
-// vmImages is the folder of images and disks for which the specification gives no folder
+// vmImages is the default folder of images and disks, for a specification that gives no folder
 // (contract/wire-agent.md).
 const vmImages = "/var/lib/libvirt/images"
 
@@ -214,8 +213,8 @@ type Machine struct {
 	// Names are the names of the virtual machine: the workload id, and on an agent also the name of its
 	// libvirt domain.
 	Names []string
-	// Images is the folder with images and with disks whose path is not given. If it is empty, it is the
-	// folder that schedulers assume.
+	// Images is the folder of images, and of disks whose path is not given; "" means the folder that schedulers assume
+	// (/var/lib/libvirt/images).
 	Images string
 	// IsDisk reports whether a file in the folder Images is the disk of a virtual machine. Schedulers cannot
 	// read the folder and pass nil.

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// judged lists the rules by which a built-in policy refuses some of the asks.
+// judged returns the names of the rules by which the built-in policy name refuses asks of a workload of this kind.
 func judged(t *testing.T, name, kind string, asks []policy.Ask) string {
 	t.Helper()
 	p, ok := policy.Builtin(name)
@@ -215,8 +215,8 @@ func TestAsksOfAComposeProject(t *testing.T) {
 	}
 }
 
-// TestLinksOfAStack checks that a mount of a symbolic link in the stack's own folder counts as a mount of the
-// link's target.
+// TestLinksOfAStack checks that a mount of a symbolic link in the stack's own folder is judged as a mount of the link's
+// target.
 func TestLinksOfAStack(t *testing.T) {
 	dir := t.TempDir()
 	for _, link := range [][2]string{{"/etc", "out"}, {"here", "in"}} {
@@ -236,7 +236,7 @@ func TestLinksOfAStack(t *testing.T) {
 	}
 }
 
-// A policy that lists addresses applies to every published port, also to a port that the engine chooses.
+// A policy that lists host addresses applies to every published port, even to a port whose number the engine chooses.
 func TestPortsOnAllowedAddresses(t *testing.T) {
 	p := *policy.Builtins()[1]
 	p.Addresses = []string{"127.0.0.1"}

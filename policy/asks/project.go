@@ -247,8 +247,8 @@ func (d *project) options(at string, s types.ServiceConfig) {
 	}
 }
 
-// redirects reports whether log options without a driver may send the logs to another machine: the engine adds
-// them to the options of its default driver, which may have credentials.
+// redirects reports whether log options may send the logs to another machine. It is called for options without a
+// driver: the engine adds them to the options of its default driver, which may contain credentials.
 func redirects(options map[string]string) bool {
 	for k := range options {
 		switch k {
@@ -260,8 +260,8 @@ func redirects(options map[string]string) bool {
 	return false
 }
 
-// files adds asks for files of the host that a service needs: those that the engine mounts, and those that
-// the agent reads.
+// files adds asks for the files of the host that a service needs: files that the engine mounts, and files that the
+// agent reads.
 func (d *project) files(at string, s types.ServiceConfig) {
 	for i, c := range s.Configs {
 		if file := d.p.Configs[c.Source].File; file != "" {
