@@ -57,7 +57,7 @@ func baseline() *Policy {
 	}
 }
 
-// restricted allows only the rights that code should have that nobody has reviewed.
+// restricted is for code that nobody has reviewed: it allows as few rights as possible.
 func restricted() *Policy {
 	p := baseline()
 	p.Name, p.Description = Restricted, "hardened containers only: no root, no capabilities, limits required"

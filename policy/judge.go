@@ -34,8 +34,8 @@ const (
 	RuleUnreadStack  = "unread_stack"    // a stack that schedulers cannot read, because it is in a Git repository; the field privileged decides
 )
 
-// LacksUser is an entry in the value of an ask under the rule requires. It means that the specification names
-// no user, so that the image decides.
+// LacksUser is an entry in the value of an ask under the rule requires. It means that the specification names no user,
+// so the container runs as the user in its image.
 const LacksUser = "user_unset"
 
 // NonRoot is an entry of Policy.Users that allows every user except root.
@@ -204,8 +204,8 @@ func (j *judge) ask(a Ask) {
 			j.add(a.Rule, a.Field, a.Value, "schedulers cannot read this stack before it runs; send the Compose file inline")
 		}
 	default:
-		// This version does not know the rule under which the ask falls. Only a policy that allows everything
-		// allows such an ask.
+		// A newer version has made this ask under a rule that this version does not know. Only a policy that allows
+		// everything allows the ask.
 		if !p.Privileged {
 			j.add(a.Rule, a.Field, a.Value, "this version does not know the rule")
 		}
@@ -257,8 +257,8 @@ func (j *judge) hostPath(a Ask) {
 	j.add(RuleHostPath, a.Field, a.Value, listed(paths))
 }
 
-// enginePaths are the paths that give root access to the host. Every process that can connect to such a
-// socket, or write to such a folder of an engine, has root access.
+// enginePaths are the sockets and folders of container engines and of libvirt. A process that can connect to such a
+// socket, or write to such a folder, has root access to the host.
 var enginePaths = [...]string{
 	"/run/docker.sock", "/var/run/docker.sock", "/run/containerd", "/var/run/containerd", "/run/podman", "/var/run/podman",
 	"/run/crio", "/var/run/crio", "/run/libvirt", "/var/run/libvirt", "/run/systemd/private", "/run/dbus/system_bus_socket",
@@ -281,7 +281,7 @@ func Reaches(path string, list []string) string {
 	return ""
 }
 
-// RootBy returns the reason why the mount of a path that reaches an engine is not allowed.
+// RootBy returns the text that explains why a mount of path, which reaches an engine, is not allowed.
 func RootBy(path string) string {
 	return "it reaches " + path + ", which gives root's rights on the host"
 }

@@ -50,13 +50,13 @@ type Policy struct {
 	Images []string `yaml:"images"`
 	// ImageDigest requires a digest in every image reference.
 	ImageDigest bool `yaml:"image_digest,omitempty"`
-	// ImageKeys requires a digest and a signature of every image of a container or stack. It does not apply to
-	// disk images of virtual machines. Each key is a public key in base64 (DER,
-	// PKIX), one of which must verify a signature. An empty list requires none.
+	// ImageKeys requires a digest and a signature of every image of a container or stack. It does not apply to disk
+	// images of virtual machines. Each entry is a public key in base64 (DER, PKIX); one of the keys must verify a
+	// signature of the image. An empty list requires no signature.
 	ImageKeys []string `yaml:"image_keys,omitempty"`
 
-	// Volumes are the engine's volumes that a stack may use although they do not belong to it: external
-	// volumes, and volumes with a name or a driver of their own.
+	// Volumes are the engine's volumes that a stack may use in addition to the volumes that are created for it:
+	// external volumes, and volumes with an explicit name or driver.
 	Volumes []string `yaml:"volumes,omitempty"`
 	// Networks are the networks that a workload may use: external networks for stacks, libvirt networks and
 	// bridges for virtual machines.
@@ -75,7 +75,7 @@ type Policy struct {
 	MaxMemory int64 `yaml:"max_memory_mib,omitempty"`
 	MaxDisk   int64 `yaml:"max_disk_gb,omitempty"`
 	MaxPids   int64 `yaml:"max_pids,omitempty"`
-	// Limits for a container or stack that sets none, in millicores and MiB. 0 means no default.
+	// Default limits for a container or stack that sets no limits, in millicores and MiB. 0 means no default.
 	DefaultCPU    int64 `yaml:"default_cpu_millicores,omitempty"`
 	DefaultMemory int64 `yaml:"default_memory_mib,omitempty"`
 

@@ -126,8 +126,8 @@ func TestBuiltinPoliciesAreOrdered(t *testing.T) {
 	}
 }
 
-// TestSignedImagesNeedADigest: with keys in the policy, an image without a digest is refused, because its signature
-// could not be checked.
+// TestSignedImagesNeedADigest: a policy with image_keys refuses an image without a digest, because the signature of
+// such an image cannot be checked.
 func TestSignedImagesNeedADigest(t *testing.T) {
 	p := &Policy{Name: "signed", Kinds: []string{"container"}, Images: []string{"*"}, Users: []string{"*"}, ImageKeys: []string{"key"}}
 	for value, want := range map[string]string{"docker.io/library/web:1": RuleSigned, "docker.io/library/web@sha256:00": ""} {

@@ -8,8 +8,8 @@ import (
 )
 
 // MaxStopGrace is the longest allowed time between the stop signal of a container and its kill. A stop order,
-// a drain and an update wait for that time. Schedulers refuse a longer time. Agents shorten a longer time
-// that no scheduler could see, such as that of a Compose file in a Git repository.
+// a drain and an update wait for that time. Schedulers refuse a longer time. If the scheduler could not see the time,
+// because the Compose file is in a Git repository, the agent shortens a longer time.
 const MaxStopGrace = 10 * time.Minute
 
 // Signal reports whether a text names a Linux signal in a form that engines accept. That is a number from 1

@@ -60,8 +60,8 @@ func PublicKey(text string) (crypto.PublicKey, error) {
 
 // Read reads a policy that a scheduler sent to an agent. It ignores unknown fields, which a later version of
 // the scheduler may have added. Most rules still hold, because the scheduler has judged the workload by all
-// fields. A rule that only agents check, such as image_keys, does not: the scheduler must not send the order to
-// an agent that does not know the rule.
+// fields. But a rule that only agents check, such as image_keys, would be ignored, so the scheduler must not send the
+// order to an agent that does not know the rule.
 func Read(text []byte) (*policy.Policy, error) {
 	if len(text) > MaxSize {
 		return nil, fmt.Errorf("policy: %d bytes, at most %d", len(text), MaxSize)
