@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/cluster"
 )
 
-// advise adds to an error of the Raft node the commands that an operator can run next.
+// advise returns an error of the Raft node with the commands that an operator can run next added to its text.
 func (c *Config) advise(err error) error {
 	raft := filepath.Join(c.DataDir, cluster.RaftDir)
 	switch {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A scheduler publishes the address that is configured, or else the address on which it listens.
+// A scheduler publishes its configured address, or, if none is configured, the address on which it listens.
 func TestThePublishedAddressIsConfiguredOrBound(t *testing.T) {
 	for _, c := range []struct {
 		name      string

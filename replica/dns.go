@@ -49,9 +49,9 @@ func (r *Replica) dnsAdvertise() string {
 // only from the state.
 func (r *Replica) hints() dnsserver.Hints { return hintsFrom(r.node.Status()) }
 
-// hintsFrom derives the hints for DNS from the status of this replica. A replica that has no leader and hears
-// at most half of the voters is most likely cut off itself. Then it does not report the others as dead, but
-// lists itself, and the replicas that it still hears, last.
+// hintsFrom derives the hints for DNS from the status of this replica. A replica that has no leader and hears at most
+// half of the voters is most likely cut off itself. Then its DNS server omits no replica as dead, and lists itself, and
+// the replicas that it still hears, last.
 func hintsFrom(st cluster.Status) dnsserver.Hints {
 	h := dnsserver.Hints{Leader: st.Leader.ID, Partitioned: st.Leader.ID == ""}
 	voters, heard := 0, 0

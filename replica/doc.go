@@ -9,9 +9,9 @@
 // cmd/scheduler runs one replica, and `persys dev` runs three in one process.
 //
 // The fields of Config have struct tags for package config: environment variable, flag, default, range. The
-// alternative, a second struct without tags, would repeat some seventy fields and need a line of code to copy
-// each. The errors of this package name the environment variable of a setting in either case. Programs that
-// embed a scheduler can ignore the tags: they call DefaultConfig and set fields.
+// alternative, a second struct without tags, would repeat some seventy fields and need a line of code to copy each.
+// Programs that embed a scheduler can ignore the tags: they call DefaultConfig and set fields. An error about a setting
+// names its environment variable, even if the program has set the field.
 //
 // Parts that need little of a replica are separate packages: keyring makes the schedulers agree on the
 // cluster key, coredns watches CoreDNS servers, auditsink exports the audit logs, and mirrorspec translates

@@ -54,7 +54,7 @@ func (c *Config) mirrorAllowed() bool {
 // is unreachable, from the first start.
 func (c *Config) etcdRequired() bool { return c.mirrorAllowed() && len(c.EtcdEndpoints) > 0 }
 
-// checkEtcd checks that etcd endpoints have a valid form, and that those on other machines use TLS.
+// checkEtcd checks that etcd endpoints have a valid form, and that endpoints on other machines use TLS.
 func (c *Config) checkEtcd(endpoints []string) error {
 	for _, e := range endpoints {
 		scheme, at, ok := strings.Cut(e, "://")

@@ -7,8 +7,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// FuzzRemembered reads a damaged file with the issuing authority, which a scheduler stores for its next
-// start.
+// FuzzRemembered reads random bytes as the file in which a scheduler stores the issuing certificate authority for its
+// next start.
 func FuzzRemembered(f *testing.F) {
 	tr := &trust{identityStore: pki.IdentityStore{Dir: f.TempDir()}}
 	key, err := pki.NewKey()

@@ -35,7 +35,7 @@ func (m *metrics) readCoreDNS(r *Replica) {
 
 // readState declares the metrics that are read from the replicated state. Only the leader exports counts of
 // nodes and workloads. The other replicas export 0 for these, so that the sum over all replicas is right.
-// Every replica exports the mode, the feature level and the time at which the authority expires.
+// Every replica exports the mode, the feature level and the time at which the certificate authority expires.
 func (m *metrics) readState(r *Replica) {
 	var (
 		nodes     = m.ReadGauge("nodes_status", "On the leader: nodes by status.", "status")

@@ -94,11 +94,10 @@ func (r *Replica) followGossip(v fsm.View) error {
 	return nil
 }
 
-// advanceGossip makes the next step of a gossip key rotation, once every replica has made the last step.
-// Without this wait, a replica that is down could not decrypt gossip afterwards. It does not wait for revoked
-// replicas. If schedulers were revoked after the gossip key was made, one of them may still hold the key, so
-// advanceGossip starts a rotation (docs/adr/0019). The caller has already applied the revocations in v to
-// this replica.
+// advanceGossip makes the next step of a gossip key rotation once every replica, except revoked replicas, has made the
+// previous step. Otherwise a replica that is down during the rotation could not decrypt gossip afterwards. If
+// schedulers were revoked after the gossip key was made, one of them may still hold the key, so advanceGossip starts a
+// rotation (docs/adr/0019). The caller has already applied the revocations in v to this replica.
 func (r *Replica) advanceGossip(ctx context.Context, v fsm.View) error {
 	info, against := v.Info(), rpc.GossipAgainst(v)
 	if !r.node.IsLeader() || info.GossipRing == "" && against == "" || r.gossip.installed() == nil {

@@ -114,7 +114,8 @@ func TestGossipKeyRotates(t *testing.T) {
 	if st, serr := os.Stat(filepath.Join(dir, "b", "gossip.ring")); err != nil || serr != nil || st.Mode().Perm() != 0o600 || !strings.HasPrefix(string(raw), "sealed:1:") {
 		t.Errorf("the ring file in the data directory has %.20q (errors %v, %v), want sealed content with mode 0600", raw, err, serr)
 	}
-	// If a join fails because the cluster key cannot be stored, it can be repeated with the same token.
+	// A join fails because the cluster key cannot be stored. It must be possible to repeat the join with the same
+	// token.
 	inTheWay := filepath.Join(dir, "d", "cluster.key")
 	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
 		t.Fatal(err)

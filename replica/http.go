@@ -106,7 +106,7 @@ func (r *Replica) health() (health, bool) {
 	if l, ok := r.node.Leader(); ok {
 		h.Leader = l.Name
 	}
-	// Pass Err to judged: it is set before the node has stopped completely, which may take a while.
+	// Use Err to find out whether the node has halted: Err is set at once, and the node's stop may take a while.
 	stalled := ""
 	if _, hangs := r.node.DiskPending(); hangs {
 		_, stalled = r.node.LocalMode()
@@ -119,7 +119,8 @@ func (r *Replica) health() (health, bool) {
 	return h.judged(r.node.Err(), r.node.Waiting(), stalled, r.node.Restoring(), info.ClusterID)
 }
 
-// judged returns h with the status and the reason for a replica that cannot serve.
+// judged returns h with its status and reason filled in, and whether the replica is ready. halted, waiting, stalled,
+// restoring and an empty clusterID are the reasons why a replica cannot serve.
 func (h health) judged(halted error, waiting, stalled string, restoring bool, clusterID string) (health, bool) {
 	switch {
 	case errors.Is(halted, cluster.ErrCopied):

@@ -24,8 +24,8 @@ import (
 
 const metricsPrefix = "persys_scheduler_"
 
-// metrics holds the metrics of a scheduler: those that dashboards for legacy v1 schedulers query
-// (contract/semantics.md section 15), and further ones. It implements cluster.Metrics and leader.Metrics.
+// metrics holds the metrics of a scheduler: the metrics that dashboards for legacy v1 schedulers query
+// (contract/semantics.md section 15), and further metrics. It implements cluster.Metrics and leader.Metrics.
 type metrics struct {
 	*telemetry.Set
 
@@ -300,7 +300,7 @@ func (m *metrics) Snapshot(what string, took time.Duration, err error) {
 
 func (m *metrics) Election() { m.elections.Inc() }
 
-// TermRefused implements cluster.Metrics: it counts a term that was not adopted.
+// TermRefused implements cluster.Metrics: it counts an implausible Raft term of a peer that was not adopted.
 func (m *metrics) TermRefused() { m.leaps.Inc() }
 func (m *metrics) Stalled()     { m.stalls.Inc() }
 

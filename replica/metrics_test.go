@@ -115,8 +115,8 @@ func TestEndedJobsAreCountedOnce(t *testing.T) {
 	}
 }
 
-// TestCronsHaveABoundedNumberOfSeries: each of the first crons has its last success, and failing crons are counted by
-// namespace.
+// TestCronsHaveABoundedNumberOfSeries: the time of the last success is exported for a limited number of crons only, and
+// failing crons are counted by namespace.
 func TestCronsHaveABoundedNumberOfSeries(t *testing.T) {
 	m := newMetrics()
 	success, failing := m.ReadGauge("good", "-", "namespace", "cron"), m.ReadGauge("bad", "-", "namespace")

@@ -32,8 +32,8 @@ func (r *Replica) openMirror() error {
 	return err
 }
 
-// mirrorEndpoints returns the endpoints of the mirror: those in ETCD_ENDPOINTS (settings is then true), or
-// else those that a user has attached. It returns none if there is no mirror.
+// mirrorEndpoints returns the etcd endpoints of the mirror: from ETCD_ENDPOINTS (settings is then true), or else the
+// endpoints that a user has attached. It returns no endpoints if there is no mirror.
 func (r *Replica) mirrorEndpoints() (endpoints []string, settings bool) {
 	switch {
 	case r.cfg.etcdRequired():
@@ -47,8 +47,8 @@ func (r *Replica) mirrorEndpoints() (endpoints []string, settings bool) {
 	return nil, false
 }
 
-// useMirror returns the mirror for the present endpoints, or nil if there are none. It closes the former
-// mirror, which must not be running any more.
+// useMirror returns the mirror for the present endpoints, or nil if there are no endpoints. If the endpoints have
+// changed, it closes the mirror for the old endpoints, which must have stopped running.
 func (r *Replica) useMirror() (*openedMirror, error) {
 	endpoints, _ := r.mirrorEndpoints()
 	text := strings.Join(endpoints, ",")
@@ -99,7 +99,7 @@ func (r *Replica) useMirror() (*openedMirror, error) {
 	return opened, nil
 }
 
-// activeMirror returns the opened mirror if its endpoints are still the present ones, else nil.
+// activeMirror returns the opened mirror, or nil if the endpoints have changed since it was opened.
 func (r *Replica) activeMirror() *openedMirror {
 	endpoints, _ := r.mirrorEndpoints()
 	if m := r.mirror.Load(); m != nil && m.endpoints == strings.Join(endpoints, ",") {
@@ -138,9 +138,9 @@ func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 // afterMirror is the pause between the end of a mirror and its next start.
 const afterMirror = time.Second
 
-// runMirror runs the mirror until the leadership term ends, always with the endpoints that are attached. The
-// mirror ends by itself if etcd contains the mark of a later leader. Then either this term is over, or the
-// mirror is started again.
+// runMirror runs the mirror until the leadership term ends, always with the endpoints that are attached. The mirror
+// stops by itself if etcd contains the mark of a later leader. If this replica still leads then, runMirror starts the
+// mirror again.
 func (r *Replica) runMirror(ctx context.Context, epoch fsm.Epoch) {
 	pause, logged := afterMirror, ""
 	for {
@@ -179,7 +179,7 @@ func (r *Replica) runMirror(ctx context.Context, epoch fsm.Epoch) {
 	}
 }
 
-// awaitOtherEndpoints returns when ctx ends or when the endpoints of m are no longer the present ones.
+// awaitOtherEndpoints returns when ctx ends or when the attached endpoints differ from the endpoints of m.
 func (r *Replica) awaitOtherEndpoints(ctx context.Context, m *openedMirror) {
 	tick := time.NewTicker(modeEvery)
 	defer tick.Stop()
@@ -201,8 +201,8 @@ func (a attachment) Attached() (uint64, bool) {
 }
 
 // MarkAttached records that the etcd of ETCD_ENDPOINTS is attached. It does so only if every scheduler can
-// reach that etcd; otherwise a change of leader alone could degrade the mode and refuse writes. An etcd that
-// a user attaches is probed by every scheduler at that time.
+// reach that etcd; otherwise a change of leader alone could degrade the mode and refuse writes. For an etcd that a user
+// attaches, every scheduler has probed it when it was attached.
 func (a attachment) MarkAttached(ctx context.Context, etcd uint64) error {
 	if pin, _ := a.Attached(); pin == 0 {
 		id, err := rpc.SameEtcd(a.r.server.ProbeMirrors(ctx, nil), false)
@@ -216,12 +216,12 @@ func (a attachment) MarkAttached(ctx context.Context, etcd uint64) error {
 	return a.r.commit(ctx, &commandv1.Command{Body: &commandv1.Command_MirrorAttached{MirrorAttached: &commandv1.MirrorAttached{EtcdClusterId: etcd}}})
 }
 
-// commit proposes a command of the leader other than those of the planner.
+// commit proposes a command of the leader that does not come from the planner.
 func (r *Replica) commit(ctx context.Context, c fsm.Command) error {
 	return r.propose(ctx, "leader", c)
 }
 
-// propose commits one command. by is the author that the history shows for it.
+// propose commits one command. by is the author of the command in the history.
 func (r *Replica) propose(ctx context.Context, by string, c fsm.Command) error {
 	c.Head = &commandv1.Head{At: time.Now().UnixNano(), By: by}
 	results, err := r.node.Propose(ctx, c)

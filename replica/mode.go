@@ -119,8 +119,8 @@ func (m *modes) othersReach(ctx context.Context, h mirror.Health, facts mirror.F
 	return true
 }
 
-// nextMode returns the change of mode that is due; nil if there is none. health is nil if there is no mirror.
-// said is the state of the mirror that led to the present mode; "" if it is not known.
+// nextMode returns the change of mode that is due; nil if the mode stays. health is nil if there is no mirror. said is
+// the state of the mirror that led to the present mode; "" if that state is not known.
 func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mirror.State) *commandv1.SetMode {
 	mode, reason, ok := fsm.ModeNormal, "", true
 	if health != nil {
@@ -132,8 +132,8 @@ func nextMode(info fsm.Info, health *mirror.Health, facts mirror.Facts, said mir
 	case info.ModePinned && (mode != fsm.ModeNormal || info.Mode != fsm.ModeNormal):
 		return nil // keep a mode that a user has set
 	case info.ModePinned:
-		// A user set mode normal while the mirror was not healthy. The mirror is healthy now, so end the
-		// pin: the next outage of etcd changes the mode again.
+		// A user has pinned mode normal while the mirror was not healthy. The mirror is healthy now, so remove the pin,
+		// so that the next outage of etcd changes the mode again.
 		return &commandv1.SetMode{Mode: string(mode), Unpin: true}
 	case info.Mode != mode, mode.Frozen() && said != "" && health.State != said:
 		return &commandv1.SetMode{Mode: string(mode), Reason: reason}
@@ -159,9 +159,8 @@ func (r *Replica) standing() standing {
 	return s
 }
 
-// watch logs every change of the mode in effect on this replica. Changes of the replicated mode come from the
-// change feed, so none is missed, and each has its committed time. Changes of the local mode are logged when
-// they are noticed.
+// watch logs every change of the mode in effect on this replica. Changes of the replicated mode come from the change
+// feed, so every change is logged with its committed time. Changes of the local mode are logged when they are noticed.
 func (m *modes) watch(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { m.watchFeed(ctx) })

@@ -20,7 +20,8 @@ import (
 )
 
 // TestEveryReplicaHasAllMetrics: the leader, and also followers that have answered no call, export every
-// documented metric. For counts of the state, the sum over the three replicas is the count.
+// documented metric. For a metric that counts objects in the state, the sum over the three replicas is the number of
+// objects.
 func TestEveryReplicaHasAllMetrics(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()

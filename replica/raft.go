@@ -65,8 +65,8 @@ func translate(err error) error {
 	return err
 }
 
-// precondition turns the refusal of a membership change into an error that says that the state of the cluster
-// does not allow the change now.
+// precondition turns the refusal of a membership change into an error with the code FailedPrecondition: the state of
+// the cluster does not allow the change now.
 func precondition(err error) error {
 	if err == nil || errors.Is(err, rpc.ErrNotLeader) || errors.Is(err, rpc.ErrUnknownOutcome) || errors.Is(err, rpc.ErrBusy) ||
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -97,13 +97,13 @@ func (r *raftAdapter) Leader() (rpc.Peer, bool) {
 
 func (r *raftAdapter) LastContact() time.Time { return time.Now().Add(-r.node.Status().LastContact) }
 
-// Frozen returns the reason why this replica itself cannot accept writes; "" if it can.
+// Frozen returns the reason why this replica itself cannot accept writes; "" if it can. It also returns "" in the first
+// moments without a leader, when package rpc still waits for a leader (rpc.Config).
 func (r *raftAdapter) Frozen() string {
 	mode, reason := r.node.LocalMode()
 	if !mode.Frozen() {
 		return ""
 	}
-	// Return "": without a leader, package rpc waits for a moment before it refuses a call (rpc.Config).
 	return reason
 }
 

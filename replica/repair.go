@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// The metric that shows that a replica waits for the repair of its data. It is 0 on every other replica.
+// The metric that is 1 on a replica that waits for the repair of its data, and 0 on every other replica.
 const (
 	repairWaiting     = "repair_waiting"
 	repairWaitingHelp = "1 while this replica has damaged data and waits until a majority of the replicas is healthy without it."

@@ -59,8 +59,8 @@ func freePorts(t *testing.T, n int) (ports []int) {
 	return ports
 }
 
-// TestDamagedDataIsRepaired: a scheduler with a damaged log waits while another scheduler is down. Meanwhile
-// /health and a metric show that it waits, and its gRPC port is closed. When the other scheduler is back, the
+// TestDamagedDataIsRepaired: a scheduler with a damaged log waits while another scheduler is down. Meanwhile its
+// /health and a metric show that it waits, and its gRPC port is closed. When the other scheduler is back, the damaged
 // scheduler repairs itself. With SCHEDULER_REPAIR=off it refuses to start.
 func TestDamagedDataIsRepaired(t *testing.T) {
 	ports := freePorts(t, 12)

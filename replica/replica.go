@@ -188,8 +188,8 @@ func (r *Replica) nodeConfig() (cluster.Config, error) {
 	return nc, nil
 }
 
-// gossipKey returns the key that encrypts gossip, and all keys that decrypt it. Gossip proves nothing: the
-// replicas that it names are verified on the Raft port.
+// gossipKey returns the key that encrypts gossip, and all keys that decrypt it. These keys are not used to verify
+// replicas: replicas that gossip names are verified on the Raft port.
 func (r *Replica) gossipKey() (seals []byte, all [][]byte, err error) {
 	if r.cfg.Insecure {
 		return nil, nil, nil

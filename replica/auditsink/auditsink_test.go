@@ -217,8 +217,8 @@ func TestDroppedRecordsAreCounted(t *testing.T) {
 	}
 }
 
-// TestARestoredLogIsExportedFromItsStart: a restored backup has other records under the numbers that were
-// already exported. The export then begins with the oldest record.
+// TestARestoredLogIsExportedFromItsStart: after a restore from a backup, the log has other records under numbers that
+// were already exported. The export then begins again with the oldest record.
 func TestARestoredLogIsExportedFromItsStart(t *testing.T) {
 	w := newWorld(t)
 	path := filepath.Join(t.TempDir(), "audit.jsonl")

@@ -46,18 +46,18 @@ const (
 	maxBackOff   = time.Minute
 )
 
-// place is the position in a log up to which records were sent: the number and the hash (in hexadecimal
-// digits) of the last record sent.
-type place struct {
+// position says up to where the records of a log were sent: the number and the hash (in hexadecimal digits) of the last
+// record sent.
+type position struct {
 	Number uint64 `json:"number"`
 	Hash   string `json:"hash"`
 }
 
 // Exporter sends the records in the audit logs of a replica to a sink.
 type Exporter struct {
-	cfg    Config
-	sink   sink
-	places map[fsm.AuditLog]place
+	cfg       Config
+	sink      sink
+	positions map[fsm.AuditLog]position
 }
 
 // New returns an exporter. It fails if the address is invalid or the file with the positions is damaged.
@@ -66,14 +66,14 @@ func New(cfg Config) (*Exporter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("SCHEDULER_AUDIT_SINK: %w", err)
 	}
-	e := &Exporter{cfg: cfg, sink: s, places: map[fsm.AuditLog]place{}}
+	e := &Exporter{cfg: cfg, sink: s, positions: map[fsm.AuditLog]position{}}
 	text, err := os.ReadFile(cfg.Place)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		return nil, err
 	default:
-		if err := json.Unmarshal(text, &e.places); err != nil {
+		if err := json.Unmarshal(text, &e.positions); err != nil {
 			return nil, fmt.Errorf("%s: %w; remove the file to send all audit records that the cluster has again", cfg.Place, err)
 		}
 	}
@@ -123,10 +123,10 @@ func (e *Exporter) step(ctx context.Context) (more bool, err error) {
 		}
 		if len(b.lines) > 0 {
 			if err := e.sink.write(ctx, b.lines); err != nil {
-				e.cfg.Metrics.AuditWaiting(waiting + view.AuditLast(l) - e.places[l].Number)
+				e.cfg.Metrics.AuditWaiting(waiting + view.AuditLast(l) - e.positions[l].Number)
 				return false, err
 			}
-			e.places[l] = b.end
+			e.positions[l] = b.end
 			if err := e.save(); err != nil {
 				return false, err
 			}
@@ -136,7 +136,7 @@ func (e *Exporter) step(ctx context.Context) (more bool, err error) {
 				e.cfg.Log.Error("the cluster dropped audit records before they were exported", "log", l, "records", b.lost)
 			}
 		}
-		waiting += view.AuditLast(l) - min(e.places[l].Number, view.AuditLast(l))
+		waiting += view.AuditLast(l) - min(e.positions[l].Number, view.AuditLast(l))
 		more = more || b.more
 	}
 	e.cfg.Metrics.AuditWaiting(waiting)
@@ -146,7 +146,7 @@ func (e *Exporter) step(ctx context.Context) (more bool, err error) {
 // batch is a number of consecutive records of one audit log, which are sent together.
 type batch struct {
 	lines [][]byte
-	end   place
+	end   position
 	lost  uint64 // number of records after the stored position that the cluster has dropped
 	more  bool
 }
@@ -154,10 +154,10 @@ type batch struct {
 // batch returns the next records after the stored position in a log. If the log does not have the record at
 // that position, for example after a restore from a backup, the batch begins with the oldest record.
 func (e *Exporter) batch(view fsm.View, l fsm.AuditLog) (b batch, err error) {
-	at := e.places[l]
+	at := e.positions[l]
 	if at.Number > 0 && !holds(view, l, at) {
 		e.cfg.Log.Warn("the audit log is not the one that was exported: it is exported from its oldest record", "log", l, "number", at.Number)
-		at = place{}
+		at = position{}
 	}
 	bytes := 0
 	view.Audit(l, at.Number, func(before fsm.AuditHash, r *fsm.AuditRecord) bool {
@@ -173,15 +173,15 @@ func (e *Exporter) batch(view fsm.View, l fsm.AuditLog) (b batch, err error) {
 			return false
 		}
 		b.lines, bytes = append(b.lines, append(line, '\n')), bytes+len(line)
-		b.end = place{r.Number, hex.EncodeToString(r.Hash[:])}
+		b.end = position{r.Number, hex.EncodeToString(r.Hash[:])}
 		return true
 	})
 	return b, err
 }
 
-// holds reports whether the log still has the record at a position with the same hash. It also returns true
-// if the record was dropped from the log because of its age, as far as the next record confirms its hash.
-func holds(view fsm.View, l fsm.AuditLog, at place) bool {
+// holds reports whether the log is the log whose record at.Number was sent: the record has the hash at.Hash, or the
+// record was dropped because of its age and the hash in the next record does not contradict at.Hash.
+func holds(view fsm.View, l fsm.AuditLog, at position) bool {
 	if at.Number > view.AuditLast(l) {
 		return false
 	}
@@ -199,7 +199,7 @@ func holds(view fsm.View, l fsm.AuditLog, at place) bool {
 }
 
 func (e *Exporter) save() error {
-	text, err := json.Marshal(e.places)
+	text, err := json.Marshal(e.positions)
 	if err != nil {
 		return err
 	}

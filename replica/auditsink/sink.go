@@ -75,7 +75,7 @@ func open(address, token string) (sink, error) {
 	}
 	return &endpoint{url: u.String(), token: token, client: &http.Client{
 		Timeout: writeLimit,
-		// Do not follow redirects: the records must not go to an address that nobody has configured.
+		// Do not follow redirects: the records must go only to the configured address.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}, nil
 }

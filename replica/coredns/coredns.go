@@ -81,8 +81,8 @@ func (w *Watch) setUp(up map[string]bool) {
 	w.up = up
 }
 
-// Each calls fn for every server that was probed in this leadership term, with whether it answers. It does
-// nothing while this replica does not lead. w may be nil.
+// Each calls fn for every server that was probed in this leadership term; up reports whether the server answers. It
+// does nothing while this replica does not lead. w may be nil.
 func (w *Watch) Each(fn func(server string, up bool)) {
 	if w == nil {
 		return
@@ -131,8 +131,8 @@ func (w *Watch) probe(ctx context.Context, server string) error {
 	return w.Probe(ctx, server)
 }
 
-// record commits the change of one server and then logs it. lost is the reason why the server counts as lost,
-// or nil if the server is back. record returns false if the change was not committed.
+// record commits the change of one server and then logs it. lost is the error of the last probe, or nil if the server
+// answers again. record returns false if the change was not committed.
 func (w *Watch) record(ctx context.Context, server string, lost error) bool {
 	eventType, reason := fsm.EventCoreDNSBack, "it answers again"
 	if lost != nil {
@@ -155,8 +155,8 @@ func (w *Watch) record(ctx context.Context, server string, lost error) bool {
 	return true
 }
 
-// lastRecorded reports whether a server was up according to its newest event, so that a new leader does not
-// record a change twice. Without an event it returns true.
+// lastRecorded reports whether a server was up according to the newest event about it, so that a new leader does not
+// record a change twice. If there is no event about the server, it returns true.
 func (w *Watch) lastRecorded(server string) bool {
 	up := true
 	w.View().EventsBack(func(e *fsm.Event) bool {

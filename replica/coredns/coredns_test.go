@@ -68,8 +68,8 @@ func (w *fixture) watch(t *testing.T, log *slog.Logger) *Watch {
 	}
 }
 
-// A change of a server is recorded and logged once, even if the leader changes. A single failed probe is no
-// change. A change that could not be committed is recorded later.
+// When a server stops or starts answering, one event and one log line are written, even if the leader changes. A single
+// failed probe causes no event. An event that could not be committed is written later.
 func TestChangesAreRecordedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)

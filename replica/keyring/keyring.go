@@ -21,9 +21,9 @@ import (
 )
 
 // Keyring holds the cluster key of one replica. The key comes from a file, or from another scheduler, or a
-// leader creates it in a cluster that has no secrets yet. The key is never in the log, but its id is. The
-// first key id that is committed (PinClusterKey) is the id of the cluster's key, and no other key seals or
-// opens anything.
+// leader creates it in a cluster that has no secrets yet. The replicated log never contains the key, only its id. The
+// first key id that is committed (PinClusterKey) is the id of the cluster's key, and no other key seals or opens
+// anything.
 //
 // A key that a leader has created is a candidate, stored in a separate file. A majority of the replicas must
 // hold it before it is pinned, so that it is not lost with one machine. No replica deletes a candidate before
@@ -82,7 +82,7 @@ func Open(file pki.KeyFile, st *store.Store, log *slog.Logger) (*Keyring, error)
 
 func (k *Keyring) file(path string) pki.KeyFile { return pki.KeyFile{Path: path, Wrap: k.wrap} }
 
-// Key implements rpc.Keys: it returns the cluster key, or an error if this replica may not use one yet.
+// Key implements rpc.Keys: it returns the cluster key, or an error if this replica has no key that it may use yet.
 func (k *Keyring) Key() (*pki.Key, error) {
 	key, err := k.held()
 	if err != nil {
@@ -163,9 +163,8 @@ func (k *Keyring) forgetCandidates() error {
 	return nil
 }
 
-// propose makes the leader pin a key once a majority holds it. The key is that in the leader's key file, or a
-// key that another replica holds, or a new key. propose returns nil if a key is pinned, or if the key is
-// still being passed to a majority.
+// propose makes the leader pin a key once a majority holds it: the key in the leader's key file, or a key that another
+// replica holds, or a new key. propose returns nil if a key is pinned, or if a majority does not hold the key yet.
 func (k *Keyring) propose(ctx context.Context, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	view := k.store.View()
 	if view.Info().ClusterKeyID != "" {
@@ -231,8 +230,8 @@ func sealedSomething(view fsm.View) bool {
 	return found
 }
 
-// keepCandidate stores a candidate on disk before it is offered to others, because it may be pinned without
-// this replica learning of that at once.
+// keepCandidate stores a candidate on disk before this replica offers it to others, because the others may pin it while
+// this replica is down.
 func (k *Keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -267,8 +266,8 @@ func (k *Keyring) promote() error {
 	return k.forgetCandidates()
 }
 
-// Offered implements rpc.Keys: it returns the key that this replica sends to other schedulers. That is the
-// cluster's key. While no key is pinned, it is the key that an operator placed here, or else a candidate.
+// Offered implements rpc.Keys: it returns the key that this replica sends to other schedulers. That is the pinned key,
+// or, while no key is pinned, the key file of an operator or else a candidate.
 func (k *Keyring) Offered() (*pki.Key, bool, error) {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()

@@ -239,7 +239,7 @@ func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 	if _ = a.settle(t.Context(), true, slow, holders(b, c)); late == nil {
 		t.Fatal("the slow leader must propose its key late, but proposed nothing")
 	}
-	// Now replica c leads. At first it cannot reach the other replicas; then replica b follows it.
+	// Now replica c leads. At first it cannot reach the other replicas; then replica b gets its candidate.
 	_ = c.settle(t.Context(), true, l.commit, nobody)
 	_ = b.settle(t.Context(), false, l.commit, holders(c))
 	l.do(late...)
@@ -291,8 +291,8 @@ func TestTheClusterKeyIsAgreedOn(t *testing.T) {
 			t.Errorf("the file was changed: %v", err)
 		}
 	})
-	// Workloads from the time before the cluster key have no secrets. They must not prevent the creation of
-	// a key; workloads with secrets must.
+	// Workloads without secrets must not prevent the creation of a cluster key. Workloads with secrets must, because
+	// they are sealed with a key that is missing.
 	for _, c := range []struct {
 		name, spec, want string
 	}{

@@ -11,8 +11,8 @@ import (
 )
 
 // Fields returns the fields of a stored specification that the mirror writes to etcd (mirror.Describe).
-// Sealed values stay sealed: they are bound to their workload, so a reader of etcd can do nothing with them.
-// If a specification cannot be read, Fields returns none; the stored bytes are mirrored anyway.
+// Sealed (encrypted) values stay sealed: without the cluster key, and in any other workload, they are useless to a
+// reader of etcd. If a specification cannot be read, Fields returns none; the stored bytes are mirrored anyway.
 func Fields(w *fsm.Workload) mirror.Fields {
 	s := &controlv1.WorkloadSpec{}
 	if s.UnmarshalVT(w.Spec) != nil {

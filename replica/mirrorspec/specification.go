@@ -20,9 +20,9 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// schedulerKeys are the metadata keys that legacy v1 schedulers and agents add to those of the workload's
-// owner (contract/state-etcd.md, "Workload metadata keys", and contract/semantics.md, section 11). A name
-// that ends in a dot or underscore stands for all keys with this prefix.
+// schedulerKeys are the metadata keys that legacy v1 schedulers and agents add to the metadata that the workload's
+// owner has set (contract/state-etcd.md, "Workload metadata keys", and contract/semantics.md, section 11). A name that
+// ends in a dot or underscore stands for all keys with this prefix.
 var schedulerKeys = [...]string{
 	"created_at", "last_action", "assignment_reason", "previous_node", "drift_reason", "drift_reconciled_at",
 	"lastApplyRequestAt", "lastApplyRevision", "lastLaunchTime", "reapplyAttempts", "reapplyNextAt",
