@@ -103,9 +103,9 @@ func (s *shard) env(etcd *harness.Part) map[string]string {
 	}
 }
 
-// questions returns questions for both servers, about names that exist and names that do not. It asks no A
-// or AAAA question about the name of a service, because in the SkyDNS layout every key that holds an
-// address answers it.
+// questions returns DNS questions for CoreDNS and a scheduler, about names that exist and names that do not. It asks no
+// A or AAAA question about the name of a service, because in the SkyDNS layout every key that holds an address answers
+// it.
 func (s *shard) questions(nodes ...string) (out [][2]string) {
 	for _, name := range []string{"_persys-scheduler." + s.domain, "_persys-scheduler._tcp." + s.domain} {
 		out = append(out, [2]string{name, "SRV"})

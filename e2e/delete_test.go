@@ -80,7 +80,7 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	awaitNoRecord(t, c, "waits", settle)
 	awaitNoRun(t, c, "waits")
 
-	// The operator deletes one workload with --force and removes the node of the others.
+	// The operator deletes one workload with --force, and removes the node of the other workloads.
 	for _, id := range []string{"forced", "removed"} {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 	}

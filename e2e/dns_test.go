@@ -230,7 +230,7 @@ func TestDiscoverySurvives(t *testing.T) {
 		names(t, c, i, leader, 0, 1, 2)
 	}
 
-	// down kills a scheduler, checks the DNS of the others and starts it again.
+	// down kills a scheduler, checks the DNS answers of the other schedulers, and starts it again.
 	down := func(what string, i int) {
 		t.Helper()
 		must(t, c.Schedulers[i].Kill())
@@ -340,9 +340,8 @@ func TestARestartedReplicaForgetsADeadOne(t *testing.T) {
 	names(t, c, again.Index, got[int](t)(c.WaitLeader(t.Context(), electionLimit)), 0, 1, 2)
 }
 
-// cutOff waits until the DNS server of a replica answers like a server without contact to the others. It
-// still lists all schedulers, itself last and none as the leader, and its answers have a TTL of at most
-// one second.
+// cutOff waits until the DNS server of a replica answers like one without contact to the other replicas. It still lists
+// all schedulers, itself last and none as the leader, and its answers have a TTL of at most one second.
 func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 	t.Helper()
 	s := c.Schedulers[at]
@@ -378,9 +377,8 @@ func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 }
 
 // TestDiscoveryPartition: one replica is cut off from the others, but not from the agents and DNS clients:
-// first the leader, then the replica that an agent is connected to. The DNS servers of the others stop
-// listing it, its own DNS server answers with a short TTL, and no agent is without contact for longer than
-// its lease.
+// first the leader, then the replica that an agent is connected to. The DNS servers of the other replicas stop listing
+// it, its own DNS server answers with a short TTL, and no agent is without contact for longer than its lease.
 func TestDiscoveryPartition(t *testing.T) {
 	testbed.Program(t, "dig")
 	wire, ok := inside(t)

@@ -151,8 +151,8 @@ func (s *supervisor) close() {
 	_ = s.notify.Close()
 }
 
-// fencing waits until a node is Ready, has a fencer and a standby fencer, and has reported so after a
-// certain time.
+// fencing waits until a node is Ready and has reported, after the time since, that it has a fencer and a standby
+// fencer.
 func fencing(t *testing.T, control controlv1.AgentControlClient, a *harness.Agent, since time.Time) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, a.NodeID+" with a fencer and its second", func(ctx context.Context) error {

@@ -513,8 +513,8 @@ func TestClocksOffByAnHour(t *testing.T) {
 		if res.Code != 0 {
 			t.Fatalf("token: %s", res.Stderr)
 		}
-		// The scheduler whose clock was ahead revoked this name. The new certificate must count as newer than
-		// that revocation.
+		// The scheduler whose clock was ahead revoked this name, so the time of the revocation is in the future. A
+		// certificate that is issued now must still be treated as newer than the revocation.
 		newAgent("nobody", strings.TrimSpace(res.Stdout), 0)
 	})
 	t.Run("leases are measured as durations", func(t *testing.T) {

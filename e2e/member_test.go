@@ -82,7 +82,7 @@ func TestFollowerComesBack(t *testing.T) {
 	}
 	caughtUp(t, c, lost)
 
-	// The replacement is a voter: while one of the other two is dead, it is part of the quorum.
+	// The new replica is a voter: while one of the other two replicas is dead, the quorum needs it.
 	must(t, c.Schedulers[kept].Kill())
 	tr.more(40, 30*time.Second)
 	must(t, c.Schedulers[kept].Start())

@@ -97,8 +97,7 @@ type mirrorStory struct {
 	dir  string // data directory of etcd
 }
 
-// kill kills the leader and waits for the next one. The function that it returns starts the dead one
-// again.
+// kill kills the leader and waits for the next leader. The returned function starts the killed scheduler again.
 func (s *mirrorStory) kill() (again func()) {
 	s.t.Helper()
 	leader := got[int](s.t)(s.c.WaitLeader(s.t.Context(), electionLimit))

@@ -105,7 +105,7 @@ func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 func tracedByREST(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	t.Helper()
 	at := c.Schedulers[follower(t, c)]
-	// Calls go only to the one known replica. With other addresses the gateway would find the leader.
+	// The gateway knows only the address of a follower: with other addresses it would call the leader directly.
 	clusters := filepath.Join(t.TempDir(), "cluster.yaml")
 	must(t, os.WriteFile(clusters, fmt.Appendf(nil, "scheduler:\n  clusters:\n  - {id: main, routing_strategy: sticky, schedulers: [{id: one, address: %q}]}\n", at.GRPC), 0o600))
 	addr := gatewayWith(t, c, map[string]string{"PERSYS_INSECURE": "true", "PERSYS_GATEWAY_CLUSTER_CONFIG": clusters, "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL})
@@ -121,7 +121,8 @@ func tracedByREST(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	oneTrace(t, c, otlp, "traced-rest", at, "POST /workloads/schedule", "persys-gateway: POST /workloads/schedule")
 }
 
-// oneTrace waits for the trace of an apply through a follower, from the span root to the container.
+// oneTrace waits for the trace of an apply through a follower, from the span with the name root to the start of the
+// container.
 func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *harness.Scheduler, root string, before ...string) {
 	t.Helper()
 	leader := c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))]

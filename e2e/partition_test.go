@@ -136,8 +136,7 @@ func TestPartition(t *testing.T) {
 				between(t, w, cut.how, c.Schedulers[old], o, cut.ports...)
 			}
 			at := tr.rec.now()
-			// Ask many times from the first moment, while the old leader does not know yet that it was
-			// replaced.
+			// Send many reads to the old leader at once, while it does not know yet that it was replaced.
 			for i := range 40 {
 				tr.read(t.Context(), &op{Client: clients + 1, Workload: workloadName(i % workloads), Via: old}, old)
 			}

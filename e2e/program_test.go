@@ -260,7 +260,7 @@ func TestDamagedData(t *testing.T) {
 		} else if !bytes.Contains(b, find) {
 			t.Fatalf("the file %s, which the test damages, does not contain %q", path, find)
 		} else {
-			// Replace all copies, because unused pages of the file contain old ones.
+			// Replace the text everywhere in the file, because unused pages contain old copies of it.
 			b = bytes.ReplaceAll(b, find, bytes.ToUpper(find))
 		}
 		must(t, os.WriteFile(path, b, 0o600))

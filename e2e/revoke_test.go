@@ -143,7 +143,7 @@ func TestRevokedScheduler(t *testing.T) {
 	}
 	must(t, c.WaitNode(ctx, agent.NodeID, "Ready", settle))
 
-	// Gossip messages carry no identities, but the others already use a new gossip key.
+	// Gossip messages carry no identities. The other schedulers must therefore have changed the gossip key.
 	must(t, testbed.Poll(ctx, settle, "a new gossip key at the other schedulers", func(ctx context.Context) error {
 		for i := range c.Schedulers {
 			if has, err := key(i); i != out && (err != nil || has == oldKey || strings.Contains(has, " ")) {

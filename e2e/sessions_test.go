@@ -192,7 +192,7 @@ compose:
 				t.Errorf("container %s is %+v, was %+v", name, after[name], was)
 			}
 		}
-		// The workloads belong to the new agent: it executes commands in them and removes them.
+		// The new agent has adopted the workloads: it executes commands in them and removes them.
 		term := terminal(t, c, 0, "exec", "-t", "box", "--", "/probe", "say", "still", "here", "0")
 		must(t, term.Shows(t.Context(), settle, "here"))
 		endTerminal(t, term, 0)

@@ -68,8 +68,8 @@ func (r *receiver) keep(in *collectorv1.ExportTraceServiceRequest) {
 	}
 }
 
-// path returns the spans from the root of a trace to its first span of a name, each as its program
-// and its name.
+// path returns the spans from the root of a trace down to a span with the given name, each as "program: span". whole
+// reports whether the root span has the name root.
 func (r *receiver) path(root, name string) (steps []string, whole bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -33,8 +33,8 @@ const (
 
 // traffic is eight clients that apply unique content to a dozen workloads and read it back through random
 // replicas. Clients with an even number repeat an operation under its request id until they know its
-// outcome, as our own programs do. The other clients leave an unknown outcome unknown, as legacy clients
-// do.
+// outcome, as our own programs do. The other clients do not repeat an operation with an unknown outcome, as legacy
+// clients do.
 type traffic struct {
 	t       *testing.T
 	c       *harness.Cluster
@@ -124,7 +124,7 @@ func (tr *traffic) client(ctx context.Context, id int) {
 	}
 }
 
-// contentSpec returns the spec of a small container. Distinct contents are distinct changes.
+// contentSpec returns the spec of a small container. Different contents give different revisions.
 func contentSpec(content string) *controlv1.WorkloadSpec {
 	return &controlv1.WorkloadSpec{
 		Type:      "container",
@@ -192,8 +192,8 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	tr.rec.add(*o)
 }
 
-// harmless reports whether an error means that nothing was applied. The check of the history verifies
-// this.
+// harmless reports whether an error means that nothing was applied. If that were wrong, the linearizability check would
+// find it.
 func harmless(err error) bool {
 	switch dial.Reason(err) {
 	case dial.ReasonNoLeader, dial.ReasonNotLeader:

@@ -49,8 +49,7 @@ func TestVirtualMachine(t *testing.T) {
 	}}))
 	began := time.Now()
 	const patience = 3 * time.Minute // time limit for the boot of a guest without KVM on a busy machine
-	// says waits for lines of the guest in this order, all of them after the first occurrence of a certain
-	// line.
+	// says waits until the console of the guest has shown all of lines after the first occurrence of the text after.
 	says := func(after string, lines ...string) {
 		t.Helper()
 		must(t, testbed.Poll(t.Context(), patience, "the guest's console", func(ctx context.Context) error {

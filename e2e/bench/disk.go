@@ -95,7 +95,8 @@ func (s stallable) hang(ctx context.Context, n int) (out []time.Duration, err er
 	return out, nil
 }
 
-// onDisk opens a disk for fn. When fn returns, it thaws the disk, so that programs that still run can end.
+// onDisk calls fn with a disk that can be frozen. When fn returns, it thaws and closes the disk, so that programs that
+// write to the disk can end.
 func (e *env) onDisk(fn func(*harness.Disk) error) error {
 	dir, err := e.folder()
 	if err != nil {

@@ -120,8 +120,8 @@ func (n *namers) close() {
 	}
 }
 
-// compare returns an error unless both servers give the same answers and additional records, without which
-// the benchmark would be unfair.
+// compare returns an error if the two servers differ in an answer or its additional records, because the benchmark
+// would then be unfair.
 func (n *namers) compare(ctx context.Context) error {
 	ask := func(addr, name string, qtype uint16) (string, error) {
 		q := new(dns.Msg).SetQuestion(name, qtype)

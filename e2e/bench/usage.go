@@ -40,7 +40,7 @@ func usageOf(ctx context.Context, window time.Duration, pids ...int) ([]usage, e
 	return out, ctx.Err()
 }
 
-// cpuOf returns the CPU time of processes in seconds. A process that has exited counts as 0.
+// cpuOf returns the sum of the CPU times of processes in seconds. A process that has exited adds 0.
 func cpuOf(pids ...int) (sum float64) {
 	for _, pid := range pids {
 		if s, err := cpuSeconds(pid); err == nil {

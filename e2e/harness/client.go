@@ -170,8 +170,8 @@ func (c *Cluster) Status(ctx context.Context, i int) (*clusterv1.StatusResponse,
 var ErrNoLeader = errors.New("no replica leads")
 
 // Leader returns the index of the leader. If several schedulers claim to lead, it returns the one with the
-// highest term, because a deposed leader may not know yet that it was deposed. List paused replicas in
-// except, because they do not answer.
+// highest term, because a deposed leader may not know yet that it was deposed. A paused replica must be listed in
+// except, because it does not answer.
 func (c *Cluster) Leader(ctx context.Context, except ...int) (int, error) {
 	best, term := -1, uint64(0)
 	for i, s := range c.Schedulers {

@@ -39,8 +39,7 @@ func (a *Agent) Fencers() []int {
 	return out
 }
 
-// FirstFencer returns the process id of the fencer that holds the lock, which is the one that the agent
-// talks to.
+// FirstFencer returns the process id of the fencer that has the lock. The agent talks only to this fencer.
 func (a *Agent) FirstFencer() (int, error) {
 	info, err := os.Stat(filepath.Join(a.StatePath+".fencer", "first.lock"))
 	if err != nil {

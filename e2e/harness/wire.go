@@ -26,8 +26,7 @@ type How string
 const (
 	// Silence drops packets, as if the other machine were cut off.
 	Silence How = "DROP"
-	// Refusal resets connections and refuses new ones, as if no program of the other machine were
-	// listening.
+	// Refusal resets connections and refuses new ones, as if no program listened on the destination port.
 	Refusal How = "REJECT --reject-with tcp-reset"
 )
 
