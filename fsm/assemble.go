@@ -78,9 +78,9 @@ func (a *Assembly) Bundle(m *commandv1.Bundle) error {
 }
 
 // Workload adds the record of a workload to the state that is assembled. If its node is unknown, the workload
-// becomes unplaced. An unknown namespace is created without a quota. For a workload that is being deleted,
-// only a residual is added: a note that its node may still run it. If that node is unknown, nothing is added. A
-// surge member counts as being deleted, because the update that made it is not part of the state.
+// becomes unplaced. An unknown namespace is created without a quota. For a workload that is being deleted, only a
+// residual is added: a record that its node may still run it. If that node is unknown, nothing is added. A surge member
+// is treated like a workload that is being deleted, because the update that made it is not part of the state.
 func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	put := m.GetPut()
 	deleting := Desired(put.GetDesired()) == DesiredDeleted || put.GetDemand().GetSurge()

@@ -133,7 +133,8 @@ const (
 	workloadsField = 1
 )
 
-// eachSet is the encoding of `each: true`, the last field of a PutWorkloads whose puts are judged one by one.
+// eachSet is the encoding of `each: true`, the last field of a PutWorkloads whose puts are accepted or refused one by
+// one.
 var eachSet = protowire.AppendVarint(protowire.AppendTag(nil, 152, protowire.VarintType), 1)
 
 // fill decodes a frame (one encoded command) into the reused messages. The frame must hold an optional head

@@ -8,8 +8,8 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// initCluster gives a new state its cluster id. A state that has one gets a new incarnation:
-// after a restore Raft indexes may be lower than before, and generations must not be.
+// initCluster gives a new state its cluster id. A state that already has an id gets a new incarnation: Raft indexes may
+// be lower after a restore, but generations must not go back.
 func (t *Tx) initCluster(b *commandv1.InitCluster) Result {
 	info := &t.r.info
 	switch {

@@ -33,8 +33,8 @@ func (w *Workload) BoundByData(n *Node) bool {
 	return !w.DiscardData && n != nil && slices.ContainsFunc(w.Data, func(d LocalData) bool { return d.localTo(n) })
 }
 
-// localTo reports whether only node n can reach the data. A storage pool that n does not report may
-// be down, so it counts as local.
+// localTo reports whether only node n can reach the data. A storage pool that n does not report may only be down, so
+// its data is treated as local.
 func (d LocalData) localTo(n *Node) bool {
 	for _, p := range n.Facts.Pools {
 		if d.Pool != "" && p.Name == d.Pool {

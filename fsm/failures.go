@@ -53,8 +53,8 @@ func (r *Retry) observed(w *Workload, restarts int32, state Actual, clock int64)
 	}
 }
 
-// nodeChanged updates the failure counters of w after its node was lost or has returned. It is unknown
-// whether w ran while the node was lost.
+// nodeChanged updates the failure counters of w after its node was lost or has returned. The time for which w has run
+// without interruption starts again, because it is unknown whether w ran meanwhile.
 func (r *Retry) nodeChanged(w *Workload, up bool, clock int64) {
 	switch {
 	case !up:

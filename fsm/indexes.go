@@ -230,7 +230,7 @@ func addPool(old []PoolUse, pool string, gb int64) []PoolUse {
 	return out
 }
 
-// pool returns the name of a storage pool: "" stands for the first pool of the node.
+// pool returns the name of a storage pool of the node; for "" it returns the name of the first pool.
 func (n *Node) pool(name string) string {
 	if name == "" && len(n.Facts.Pools) > 0 {
 		return n.Facts.Pools[0].Name

@@ -89,7 +89,7 @@ func (t *Tx) finishJobs(b *commandv1.FinishJobs) (res Result) {
 	return res
 }
 
-// endJob ends a job with a result, whose time, exit and node it sets. It returns the new record.
+// endJob ends a job with result r, in which it sets the time, the exit and the node. It returns the new record.
 func (t *Tx) endJob(old *Workload, r *JobResult) *Workload {
 	w := *old
 	r.At, r.Exit, r.Node = t.r.info.Clock, old.Actual.Exit, old.Node

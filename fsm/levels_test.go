@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// newerRules is the table of commands of an imaginary version that knows feature level 2. In it,
-// put_namespace stands for a command that needs level 2.
+// newerRules is the command table of an imaginary version that knows feature level 2. As an example, put_namespace
+// needs level 2 in it.
 func newerRules() []armRule {
 	rules := slices.Clone(armRules[:])
 	for i := range rules {

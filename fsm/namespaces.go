@@ -100,7 +100,8 @@ func (s State) Namespace(name string) (*Namespace, bool) {
 	return n, ok
 }
 
-// unlimited stands for the default namespace if that has no record. It has no quota. It never changes.
+// unlimited is the record that is used for the default namespace if the state has none. It has no quota. It never
+// changes.
 var unlimited = &Namespace{Name: DefaultNamespace}
 
 // Namespaces scans all namespaces by name, including the default namespace.

@@ -16,7 +16,7 @@ func (w *world) fails(id, code string, elsewhere bool) Command {
 	})
 }
 
-// moves makes a workload fail on its node, leave it, and get another one.
+// moves makes a workload fail on its node and leave it, and assigns it to node to.
 func (w *world) moves(id, to string) {
 	w.t.Helper()
 	from := w.workload(id).Node

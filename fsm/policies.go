@@ -103,9 +103,9 @@ func (s State) Admitted(w *Workload) *policy.Policy {
 	return p
 }
 
-// AdminsOnly reports whether no caller who is confined to namespaces can have put or changed a workload: its
-// namespace lists no users, and the workload was admitted without a policy. Agents allow such a workload more
-// (field admins_only in agent.proto).
+// AdminsOnly reports whether only callers who are not confined to namespaces can have put or changed a workload: its
+// namespace lists no users, and the workload was admitted without a policy. Agents allow such a workload more (field
+// admins_only in agent.proto).
 func AdminsOnly(v interface {
 	Namespace(name string) (*Namespace, bool)
 }, w *Workload) bool {

@@ -24,7 +24,7 @@ func (s State) RankOf(w *Workload) Rank {
 	return r
 }
 
-// Above reports whether a workload of this rank may take the place of v.
+// Above reports whether a workload of this rank may preempt v, as far as their priorities decide.
 func (r Rank) Above(v *Workload) bool {
 	if v.In() == r.namespace {
 		return v.Demand.Priority < r.priority

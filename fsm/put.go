@@ -175,7 +175,7 @@ func Intended(p *commandv1.WorkloadPut) *Workload {
 	return &Workload{ID: p.GetId(), Spec: p.GetSpec(), Content: p.GetContent(), Demand: demandOf(p.GetDemand()), Actual: unobserved, Desired: Desired(p.GetDesired())}
 }
 
-// SameAs reports whether w already has everything that record next demands, so that a put of next
+// SameAs reports whether w has the content, the desired state and the demand of record next, so that a put of next
 // would change nothing.
 func (w *Workload) SameAs(next *Workload) bool {
 	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(w.Demand, next.Demand)
@@ -188,9 +188,8 @@ func (w *Workload) TakesTurn(next *Workload) bool {
 	return !same && w.Desired == DesiredRunning && next.Desired == DesiredRunning
 }
 
-// MadeByCount reports whether id has the form that `count` gives to members, <group>-<number>.
-// Members with other ids joined the group through their own specification and are not deleted
-// with it.
+// MadeByCount reports whether id has the form <group>-<number>, which the field `count` of a specification gives to
+// members. Members with other ids joined the group through their own specification and are not deleted with it.
 func MadeByCount(group, id string) bool {
 	n, ok := strings.CutPrefix(id, group+"-")
 	return ok && n != "" && strings.Trim(n, "0123456789") == ""
@@ -535,7 +534,8 @@ func noWorkload(id string) Result { return refuse(NotFound, "workload %q does no
 
 func noNode(id string) Result { return refuse(NotFound, "node %q does not exist", id) }
 
-// nonEmpty returns nil for an empty slice, so that a state that was read from a snapshot equals the original.
+// nonEmpty returns nil for an empty slice, and otherwise b. A snapshot does not distinguish the two, and a state that
+// was read from it must equal the original.
 func nonEmpty(b []byte) []byte {
 	if len(b) == 0 {
 		return nil

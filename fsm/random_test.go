@@ -195,8 +195,8 @@ func (g *stream) surges(b *commandv1.PutWorkloads) {
 	}
 }
 
-// advance draws a command that advances the rollout of group g: either a command that the leader
-// would propose now or later, or an arbitrary command.
+// advance draws a command about the rollout of a group: one that the leader would propose now or later, or an arbitrary
+// one.
 func (g *stream) advance(s State) Command {
 	b := &commandv1.AdvanceRollout{Group: "g"}
 	if r, ok := s.Rollout("g"); ok {

@@ -8,7 +8,7 @@ import (
 )
 
 // Immovable returns why a workload may not be moved only to balance the load of the nodes; "" if it may. The texts
-// have no figures, so that they can be counted.
+// contain no figures, so that workloads with the same reason can be counted.
 func Immovable(v View, w *Workload) string {
 	n, placed := v.Node(w.Node)
 	switch {

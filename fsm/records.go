@@ -295,8 +295,8 @@ func tokenPB(t *Token) *commandv1.TokenRecord {
 	}
 }
 
-// admissionOf converts an admission. It leaves out the hash of the token's secret, which is checked and not
-// stored.
+// admissionOf converts an Admit command to the record of the admission. It leaves out the hash of the token's secret,
+// which Apply checks and does not store.
 func admissionOf(m *commandv1.Admit) *Admission {
 	return &Admission{
 		Role: m.GetRole(), Name: m.GetName(), Access: m.GetAccess(), Token: m.GetToken(), Hosts: convert(m.GetHosts(), strings.Clone), KeyHash: nonEmpty(m.GetKeySha256()),

@@ -12,8 +12,8 @@ const (
 )
 
 // DNSLabel returns the DNS label of an id (docs/RULES.md, "Ids"). An id that is a lower-case host label is
-// its own label. Any other id becomes its cleaned lower-case form, "-" and 6 hex digits of its SHA-256. Upper
-// case counts as unclean, because DNS names are case-insensitive.
+// its own label. Any other id becomes its cleaned lower-case form, "-" and 6 hex digits of its SHA-256. An id with
+// upper case letters is changed too, because DNS names are case-insensitive.
 func DNSLabel(id string) string {
 	if IsDNSLabel(id) {
 		return id

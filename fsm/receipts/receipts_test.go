@@ -24,7 +24,7 @@ func receipt(seq, n uint64, size int) Receipt {
 	return Receipt{Seq: seq, Request: request(n), At: int64(n) * 7, Answer: answer}
 }
 
-// holds fails the test unless the queue contains exactly the receipts in want.
+// holds fails the test if the queue does not contain exactly the receipts in want.
 func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 	if q.Len() != len(want) {
 		t.Fatalf("the queue has %d receipts, want %d", q.Len(), len(want))
