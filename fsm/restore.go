@@ -10,11 +10,11 @@ import (
 )
 
 // A state is restored in two ways: from a backup, or from the disk of the last replica of a cluster that has
-// lost its quorum. Both states may be older than the orders that agents have received. So both ways begin a
-// new incarnation, a number that is the first part of every epoch and generation. Every later epoch and
-// generation is then higher than all former ones. Running workloads are not touched: an order is issued again
-// only if the record changed, or if a node reports a generation that the state does not know
-// (NewerThanState).
+// lost its quorum. The restored state may be older than the orders that agents have received. So each restore
+// begins a new incarnation, a number that is the first part of every epoch and generation. All epochs and
+// generations after the restore are therefore higher than all earlier ones. Running workloads are not touched:
+// an order is issued again only if the record changed, or if a node reports a generation that the state does
+// not know (NewerThanState).
 
 // RestoreInfo holds the facts about a restore that the state itself does not contain.
 type RestoreInfo struct {
@@ -292,7 +292,7 @@ func (t *Tx) tombstones(backup, present State, own bool) {
 	}
 }
 
-// past restores the former specifications of each workload from the state that supplied its present
+// past restores the earlier specifications of each workload from the state that supplied its present
 // specification.
 func (t *Tx) past(sides ...State) {
 	for _, w := range t.r.workloads.Values() {

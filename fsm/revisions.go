@@ -6,17 +6,17 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Former specifications of a workload are kept for a while, so that users can compare and restore them. No
+// Earlier specifications of a workload are kept for a while, so that users can compare and restore them. No
 // command depends on them. The digest over the state leaves them out, because they follow from records that it
 // covers.
 
-// Bounds of the former specifications of one workload.
+// Bounds of the earlier specifications of one workload.
 const (
 	MaxRevisions     = 5
-	MaxRevisionBytes = 256 << 10 // size in bytes of the former specifications, secrets included in sealed form
+	MaxRevisionBytes = 256 << 10 // size in bytes of the earlier specifications, secrets included in sealed form
 )
 
-// Revision is the present specification of a workload or a former one.
+// Revision is the present specification of a workload or an earlier one.
 type Revision struct {
 	Number         uint64 // revision number: 1 for the first recorded revision, then one more with each change
 	Spec           []byte // encoded specification; nil for the present revision, because the Workload has it
@@ -30,20 +30,20 @@ type Revision struct {
 // ID returns the revision that agents and users see, without the counter of forced restarts.
 func (r *Revision) ID() string { return (&Workload{Content: r.Content}).Revision() }
 
-// history holds the former specifications of a workload. A history and its Revisions never change, so that
+// history holds the earlier specifications of a workload. A history and its Revisions never change, so that
 // later histories of the workload can share the Revisions. A workload gets a history when its specification
 // changes for the first time, or when it continues the revision numbers of a deleted workload.
 type history struct {
-	// The next fields are about the present specification. Its bytes are in the Workload.
+	// The next fields describe the present specification, which itself is stored in Workload.Spec.
 	number uint64
 	at     int64
 	by     string
 
-	former [MaxRevisions]*Revision // former revisions, oldest first; unused elements are nil
+	former [MaxRevisions]*Revision // earlier revisions, oldest first; unused elements are nil
 	sizes  [MaxRevisions]uint32    // sizes in bytes of the specifications in former, so that adding them up does not read the revisions
 }
 
-// kept returns the former specifications of a workload, oldest first.
+// kept returns the earlier specifications of a workload, oldest first.
 func (h *history) kept() []*Revision {
 	if h == nil {
 		return nil
@@ -112,8 +112,9 @@ func (t *Tx) revise(old, w *Workload) {
 	copy(w.history.sizes[:], sizes[from:n+1])
 }
 
-// renumber continues the revision numbers of a deleted workload of the same id, so that a condition on one of
-// its revisions does not hold for w. It does so for as long as the deleted workload has a tombstone.
+// renumber continues the revision numbers of a deleted workload with the same id, if that workload has a
+// tombstone. So an apply under the condition "if the revision is N", meant for the deleted workload, is refused
+// for w.
 func (t *Tx) renumber(w *Workload) {
 	if g, ok := t.r.tombstones.Get(w.ID); ok && g.Revision > 0 {
 		w.history = &history{number: g.Revision + 1, at: t.r.info.Clock, by: t.by}
@@ -140,7 +141,7 @@ func (c *checker) revisions() {
 	})
 }
 
-// historyPB encodes the former specifications of w, followed by its present revision. The Spec of the present
+// historyPB encodes the earlier specifications of w, followed by its present revision. The Spec of the present
 // revision is left out, because the record of w has it.
 func historyPB(w *Workload) *commandv1.RevisionsRecord {
 	list := convert(w.revisions(), func(r Revision) *commandv1.Revision {
@@ -150,7 +151,7 @@ func historyPB(w *Workload) *commandv1.RevisionsRecord {
 	return &commandv1.RevisionsRecord{Workload: w.ID, Revisions: list}
 }
 
-// historyOf decodes the former revisions of workload w from a snapshot.
+// historyOf decodes the earlier revisions of workload w from a snapshot.
 func historyOf(w *Workload, m *commandv1.RevisionsRecord) (*history, error) {
 	former := m.GetRevisions()
 	if len(former) == 0 || len(former) > MaxRevisions+1 {

@@ -68,7 +68,7 @@ func TestFormerRevisionsAreKept(t *testing.T) {
 	is(t, "of none", len(w.s.Revisions("none")), 0)
 }
 
-// TestRestoreKeepsRevisionsOfTheBackup: a restored workload has the former specifications of the backup.
+// TestRestoreKeepsRevisionsOfTheBackup: a restored workload has the earlier specifications that the backup holds.
 func TestRestoreKeepsRevisionsOfTheBackup(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(revised(1, 9))

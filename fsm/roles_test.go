@@ -226,7 +226,7 @@ func TestTheLastTrustedPersonStays(t *testing.T) {
 }
 
 // TestTokensOfUsersWhoGetMoreRightsAreDeleted: if a user gets more rights, the unused join tokens of that user
-// are deleted. Whoever made such a token was only checked to have the rights that the user had at that time.
+// are deleted. The maker of such a token needed only the rights that the user had at that time.
 func TestTokensOfUsersWhoGetMoreRightsAreDeleted(t *testing.T) {
 	made := func(w *world) {
 		for _, name := range []string{"dave", "eve"} {

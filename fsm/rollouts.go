@@ -142,7 +142,7 @@ func orNamespace(name, otherwise string) string {
 	return name
 }
 
-// maxFormer is the maximum size in bytes of the former specifications that an update keeps for a revert. They
+// maxFormer is the maximum size in bytes of the previous specifications that an update keeps for a revert. They
 // fit into one command, and the record stays far below the limit of a snapshot record.
 const maxFormer = 2 << 20
 
@@ -364,12 +364,12 @@ func UndoFault(v grouped, r *rollout.Rollout) string {
 	return ""
 }
 
-// goBack puts the former specifications of the group, with the same update policy. byItself is set for an
+// goBack puts the previous specifications of the group, with the same update policy. byItself is set for an
 // automatic revert: goBack then does not touch members that a user has changed, created or deleted since the
 // update began. Nor does it delete members that the update added to a group with an autoscaler. Those members
 // keep the specification of the update, because they have no previous one.
 func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
-	// Name the namespace in the put: if no member of the group is left, no record has it.
+	// Set the namespace in the put: if the group has no member left, no record tells the namespace.
 	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB(), Namespace: r.Former[0].GetNamespace()}
 	alone := func(id string) bool { return byItself && id != r.Group && r.Alone(t.state().Seen, id) }
 	var added []string
@@ -401,7 +401,7 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 	res := t.putWorkloads(b, true)
 	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase != rollout.Completed {
 		now = now.Clone()
-		if now.Phase == rollout.Paused { // a user put the former specifications by hand and paused that update
+		if now.Phase == rollout.Paused { // a user put the previous specifications by hand and paused that update
 			t.resume(now)
 		}
 		if len(added) > 0 {

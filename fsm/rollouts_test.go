@@ -528,8 +528,8 @@ func TestRolloutChangesTheNumberOfMembers(t *testing.T) {
 	is(t, "the update does not touch a member that a user changed by itself", w.versions(), "4 4 mine Completed")
 }
 
-// TestUndoOfAPausedRevert: a user puts the former version by hand and pauses that update. The update can be
-// undone.
+// TestUndoOfAPausedRevert: during an update, a user puts the previous version by hand and pauses. An undo still
+// returns the group to the previous version.
 func TestUndoOfAPausedRevert(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))

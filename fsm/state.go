@@ -195,7 +195,7 @@ func (s State) Pending(fn func(*Workload) bool) {
 // PendingCount is the number of workloads that Pending visits.
 func (s State) PendingCount() int { return s.r.pending.Len() }
 
-// Unacknowledged scans placed workloads whose order is not accepted yet, by id.
+// Unacknowledged scans, by id, the placed workloads whose node has not yet accepted the present order.
 func (s State) Unacknowledged(fn func(*Workload) bool) { s.scan(s.r.unacked, "", fn) }
 
 // RetryDue scans workloads with Retry.NextAt in (0, until], earliest first.
@@ -380,9 +380,9 @@ const (
 	claimWanted                  // a claim to a port in the demand of a workload
 )
 
-// claimKey orders the claims to one port: claims of instances that are to stop come first, the others follow
-// by generation. The key has the kind after the workload because one command may turn a former port of a
-// workload into a port of its residual, and the two claims must have different keys.
+// claimKey orders the claims to one port: claims of instances that are to stop come first, the others follow by
+// generation. The kind is part of the key: one command may turn a former port of a workload into a port of its
+// residual, and these two claims must have different keys.
 func claimKey(engine string, p HostPort, kind claimKind, g Generation, node, workload string) string {
 	b := make([]byte, 0, len(engine)+len(p.Protocol)+len(node)+len(workload)+23)
 	b = appendPortKey(b, engine, p)

@@ -10,7 +10,8 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// surging makes an update of n members start first: it adds the surge members and the canaries.
+// surging turns a put of a group into a start-first update: it adds the puts of the surge members and sets the
+// number of canaries.
 func surging(c Command, canary int) Command {
 	b := c.GetPutWorkloads()
 	b.Update.StartFirst, b.Update.Canary = true, int32(canary)
@@ -24,7 +25,7 @@ func surging(c Command, canary int) Command {
 	return c
 }
 
-// canaries sets the number of canaries of an update that stops first.
+// canaries sets the number of canaries of an update without surge members.
 func canaries(c Command, n int) Command {
 	c.GetPutWorkloads().Update.Canary = int32(n)
 	return c
@@ -240,7 +241,7 @@ func TestSurgingCanary(t *testing.T) {
 	is(t, "phase", w.rolled().Phase, rollout.Completed)
 }
 
-// TestRevertOfAStartFirstUpdate: available surge members stay until the members have their former specifications.
+// TestRevertOfAStartFirstUpdate: available surge members stay until the members have their previous specifications.
 func TestRevertOfAStartFirstUpdate(t *testing.T) {
 	w := surgingWorld(t, 1, 0, true)
 	w.proceed()

@@ -137,8 +137,8 @@ func isSystemPut(p *commandv1.WorkloadPut) bool {
 	return p.GetDemand().GetTemplate().GetKind() == TemplateSystem
 }
 
-// withMembers returns the put of a system workload together with the puts of its members, as a change of a
-// group. It returns other puts unchanged.
+// withMembers returns the put of a system workload together with the puts of its members, as one put of a
+// group, so that they can be updated a few at a time. It returns other puts unchanged.
 func (t *Tx) withMembers(b *commandv1.PutWorkloads) *commandv1.PutWorkloads {
 	puts := b.GetWorkloads()
 	if len(puts) != 1 || b.GetGroupOf() != "" || !isSystemPut(puts[0]) {
@@ -186,7 +186,8 @@ func (t *Tx) desireMembers(of *Workload) {
 	}
 }
 
-// ofSystem returns why a put may not change a group: the group has the members of a system workload.
+// ofSystem returns an error text if the group that a put changes consists of the members of a system workload;
+// "" otherwise.
 func ofSystem(v namespaced, b *commandv1.PutWorkloads) string {
 	w, ok := v.Workload(b.GetGroupOf())
 	if !ok || !w.IsSystem() || w.Desired == DesiredDeleted {

@@ -184,8 +184,8 @@ func kindWord(kind string) string {
 	return "a " + kind
 }
 
-// reschedule forgets the next time of w, the changed copy of the template old, if its schedule changed or if
-// it was stopped or started. The planner then chooses a time after the present one.
+// reschedule clears the next time of template w, the changed copy of old, if the schedule changed or if the
+// template was stopped or started. The planner then chooses the first time after now.
 func reschedule(old, w *Workload) {
 	if !w.IsTemplate() || w.Template.Next == 0 {
 		return
@@ -293,8 +293,8 @@ func (t *Tx) concurs(of *Workload) string {
 	return ""
 }
 
-// activeRuns returns how many runs have not ended; 0 for system workloads, which have one member per node, and for
-// crons that replace runs.
+// activeRuns returns how many runs of a template have not ended, for the limit MaxActiveRuns. It returns 0 for
+// system workloads, which have one member per node, and for crons that replace runs.
 func (t *Tx) activeRuns(of *Workload) (n int) {
 	if c := of.Demand.Template.Cron; of.IsSystem() || c != nil && c.Concurrency == ConcurrencyReplace {
 		return 0

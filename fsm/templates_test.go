@@ -175,8 +175,9 @@ func TestCronKeepsHistory(t *testing.T) {
 	is(t, "the time of the last failure stays", w.workload("nightly").Template.LastFailure > 0, true)
 }
 
-// TestTemplateChanges: a template keeps its next time unless its schedule changes or it was suspended, and
-// neither it nor its children can be turned into other workloads.
+// TestTemplateChanges: a change of the image keeps the next time of a template; a change of its schedule, or
+// suspending it, clears that time. A put that would turn the template or a child into another kind of workload
+// is refused.
 func TestTemplateChanges(t *testing.T) {
 	w := fired(t, 1)
 	w.ok(put("nightly", cron(), content("c1:bbbbbbbbbbbbbbbbbbbb")))
@@ -233,7 +234,8 @@ func TestStartRun(t *testing.T) {
 	refused(t, w.do(startRun("encode", "encode-2", "k2")), Conflict, "persysctl start encode")
 }
 
-// TestCronWithoutQuota: a time for which the quota admits no run is missed, and the cron goes on.
+// TestCronWithoutQuota: a time whose run the quota does not admit is missed, and the cron continues with the
+// next time.
 func TestCronWithoutQuota(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(putNamespace("n1", func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{Workloads: 1} }))

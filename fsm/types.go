@@ -240,7 +240,7 @@ const (
 	CodeUnplaced          = "Unplaced"          // no node fits the workload; Message counts the reasons
 	CodeNodeLost          = "NodeLost"          // the lease of its node ended
 	CodeAwaitFailover     = "AwaitFailover"     // an exclusive workload waits for `persysctl node fence`
-	CodeAwaitStop         = "AwaitStop"         // waits until the former node, or the lost node that the workload is bound to, has stopped the instance
+	CodeAwaitStop         = "AwaitStop"         // waits until the previous node, or the lost node that the workload is bound to, has stopped the instance
 	CodeDraining          = "Draining"          // the workload was moved off a draining node
 	CodeTainted           = "Tainted"           // the node has a NoExecute taint that the workload does not tolerate
 	CodeDoesNotFit        = "DoesNotFit"        // the node does not satisfy the changed demand of the workload
@@ -390,7 +390,7 @@ type Workload struct {
 	Acknowledged   bool         // the node accepted the order with this Generation
 	Restarts       uint32       // number of forced restarts; the revision then ends with -r and this number
 	Actual         *Observation // last report of the node about the workload; never nil in a State and never changed
-	FormerPorts    []HostPort   // ports that a former instance may still bind; see ports.go
+	FormerPorts    []HostPort   // ports that a previous instance may still bind; see ports.go
 	Retry          Retry
 	CreatedAt      int64 // Unix nanoseconds, as are UpdatedAt and AssignedAt
 	UpdatedAt      int64
@@ -434,7 +434,7 @@ type Workload struct {
 	ModifyIndex uint64
 	Actions     []AgentAction // recent tasks of the agent for this workload, recorded at the last timeout, newest first
 
-	history *history // former specifications (revisions.go); nil if there are none
+	history *history // earlier specifications (revisions.go); nil if there are none
 }
 
 // Bare returns an empty record with an id. It stands for a workload that has no record.
@@ -555,7 +555,7 @@ type PoolUse struct {
 	GB   int64
 }
 
-// Residual is a workload that was evicted, moved or deleted, and that its former node may still run. Its
+// Residual is a workload that was evicted, moved or deleted, and that its previous node may still run. Its
 // demand stays reserved until the node reports that the instance is gone.
 type Residual struct {
 	Node       string

@@ -168,7 +168,8 @@ func TestResumesAfterTheCursor(t *testing.T) {
 	c.do(put("late"))
 	r = c.start(e.client, quick)
 	r.awaitEqual(e)
-	// These are written: the record, the retry and the event of "late", and the first removal of old events.
+	// The new leader writes only the record, the retry and the event of workload "late", and removes old events
+	// once.
 	if s := r.Stats(); s.Comparisons != 0 || s.Records > 10 {
 		t.Errorf("the new leader wrote %d keys, want at most 10, and made %d full comparisons, want none", s.Records, s.Comparisons)
 	}
@@ -242,7 +243,8 @@ func TestTwoClustersUnderOnePrefix(t *testing.T) {
 	first.do(put("web-2"))
 	r1.awaitEqual(e)
 
-	// An operator calls Restore for the second cluster under that prefix while the first cluster still runs.
+	// Now an operator calls Restore for the second cluster under the first cluster's prefix, while the first
+	// cluster still runs.
 	r2.stop()
 	r2 = second.start(e.client, quick)
 	r2.awaitState(Foreign)

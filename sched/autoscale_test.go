@@ -98,8 +98,8 @@ func TestAutoscale(t *testing.T) {
 	}
 }
 
-// TestAutoscaleDoubles: a group grows to at most twice its size at once. The use of a member cannot be above its
-// request for long, but a burst can.
+// TestAutoscaleDoubles: a group grows to at most twice its size at once. A short burst can use far more CPU
+// than the request, and must not add more members than that.
 func TestAutoscaleDoubles(t *testing.T) {
 	in := scaleInput("400 400", 1, 100)
 	in.Now = 1

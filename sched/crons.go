@@ -142,7 +142,8 @@ func newest(s *schedule.Schedule, first, now int64, most int) []int64 {
 	}
 }
 
-// cronStep proposes one step. It returns false if the limit of the planning step is reached.
+// cronStep proposes one step of a cron: its next time, and the run to create. It returns false if the limit of
+// the planning step is reached.
 func (p *planner) cronStep(e *commandv1.CronStep, detail string) bool {
 	p.mark(e.Template)
 	if !p.spend() {

@@ -24,7 +24,7 @@ func (d *Difference) same(o *Difference) bool { return d.Workload == o.Workload 
 // following cases are not differences, because they end by themselves:
 //
 //   - a workload with an order that the node has not answered yet (busy), or with a scheduled retry;
-//   - a former instance that the node is already ordered to delete (residual);
+//   - a previous instance that the node is already ordered to delete (residual);
 //   - a workload that is newer on the node than in a restored state;
 //   - a workload that its agent is still working on.
 //
@@ -40,7 +40,7 @@ func Compare(v fsm.View, n *fsm.Node, listed []Reported, busy func(workload stri
 		}
 		w, known := v.Workload(r.Workload)
 		if known && w.Node == n.ID {
-			// An instance of a former generation counts as missing, because the node does not have the order
+			// An instance of an earlier generation counts as missing, because the node does not have the order
 			// that it accepted.
 			if g := r.Observation.Generation; g.IsZero() || !g.Less(w.Generation) {
 				seen[r.Workload] = true

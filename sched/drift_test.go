@@ -327,7 +327,8 @@ func TestLongTextsOfADriftAreRecordedOnce(t *testing.T) {
 	}
 }
 
-// A caller may name a revision of 256 bytes, and an agent reports the same revision.
+// The drift of an orphan records the revision that its agent reports, even one of 256 bytes, the longest that a
+// caller may name.
 func TestOrphanKeepsTheLongestRevision(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -339,7 +340,7 @@ func TestOrphanKeepsTheLongestRevision(t *testing.T) {
 }
 
 // A recorded drift must not give a new generation to a workload that was given up. The planner
-// would never send that order, and the node's reports, which are about the former generation, would
+// would never send that order, and the node's reports, which are about the earlier generation, would
 // no longer count.
 func TestADriftDoesNotRetryAWorkloadThatWasGivenUp(t *testing.T) {
 	w := newWorld(t)

@@ -169,7 +169,7 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 			continue
 		}
 		// If the workload that holds the port is about to leave, it frees the port soon: see awaitPort. A
-		// workload that was given up, or that its node cannot run, keeps the ports of its former instance.
+		// workload that was given up, or that its node cannot run, keeps the ports of its previous instance.
 		if h, ok := p.State.Workload(holder); ok && h.Node == on && (h.Wants(port) || h.Retry.Terminal || h.FailsOnNode()) {
 			return fsm.CodeDoesNotFit, "host port " + portText(port) + " is held by " + holder + " on " + on, false
 		}

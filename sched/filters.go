@@ -28,7 +28,7 @@ const (
 	shortDisk
 	noPool
 	portTaken
-	stopping    // the former node may still run an instance of the workload
+	stopping    // the previous node may still run an instance of the workload
 	failedThere // the workload left the node because it could not run there
 	noFencer
 	barred       // a policy of the node does not allow the workload

@@ -120,8 +120,8 @@ func (p *planner) awaitsTurn(w *fsm.Workload) string {
 	return fmt.Sprintf("waits for its turn: job %s runs at most %d at the same time", w.Demand.Group, j.Parallelism)
 }
 
-// turnOf returns the group in which a workload counts against the parallelism: it is an unfinished job that has a
-// node. "" means that it counts in no group.
+// turnOf returns the job group whose parallelism a workload uses up: an unfinished job that has a node uses one
+// place of its group. "" means that the workload uses none.
 func turnOf(w *fsm.Workload) string {
 	if w.Node == "" || w.Demand.Job == nil || !w.Active() {
 		return ""

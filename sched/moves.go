@@ -30,7 +30,7 @@ func runs(w *fsm.Workload) bool {
 
 // reserve reserves resources on nodes in this step, before any other placement:
 //
-//   - for workloads that left a node for another one and wait until the former node has stopped them, so that
+//   - for workloads that left a node for another one and wait until the previous node has stopped them, so that
 //     workloads that leave later do not count on the same resources;
 //   - for held workloads with a priority, so that the workloads that were evicted for them do not take the
 //     resources back.

@@ -717,8 +717,8 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	w.apply("second", on("a"))
 	w.apply("third", on("a"))
 	w.settle()
-	// Workload first leaves node a, and its residual there holds the port. Then the other workloads demand
-	// the port.
+	// The workload named first moves from node a to b, and its residual on a holds the port. Then two other
+	// workloads demand the port.
 	w.apply("first", on("b"), demand(port(80, "tcp")))
 	w.step()
 	w.apply("second", demand(port(80, "tcp")))

@@ -118,8 +118,8 @@ type class struct {
 	eligible map[*topology]eligible
 }
 
-// A label with more than fewValues different values is not part of a shape. maxShapes is the
-// largest number of shapes.
+// fewValues is the largest number of different values that a label may have on all nodes to be part of a shape.
+// maxShapes is the largest number of shapes.
 const (
 	fewValues = 8
 	maxShapes = 256

@@ -7,7 +7,7 @@ import (
 )
 
 // order is the pass that gives nodes the orders that they have not acknowledged: an apply order for the
-// present generation of a workload, a delete order for a residual (a former instance). Outstanding orders are
+// present generation of a workload, a delete order for a residual (a previous instance). Outstanding orders are
 // not given again, and nodes that are down get no orders.
 func (p *planner) order() {
 	left := p.Tuning.MaxCommands

@@ -7,7 +7,7 @@ import "github.com/persys/compute/fsm"
 // is the holder. If the holder keeps the port, waiting does not help; see mustLeave. If the holder may keep
 // the port for long, the waiting workload moves to a node with room for it. If workloads wait for one another
 // in a circle, the workload that changed last is evicted, which frees its ports. If its data binds it to the
-// node, it gets its order instead: the agent then stops the former instance, which also frees the ports, and
+// node, it gets its order instead: the agent then stops the previous instance, which also frees the ports, and
 // retries to bind the new ports.
 func (p *planner) awaitPort(w *fsm.Workload) bool {
 	by, port := p.portBlock(w)

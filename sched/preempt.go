@@ -258,7 +258,7 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 			return plan{}, false
 		}
 		if h, ok := p.State.Workload(holder); ok && h.Node == on && h.Wants(port) {
-			holders = append(holders, holder) // this workload holds the port only until its former instance is gone, so it releases it soon
+			holders = append(holders, holder) // this workload holds the port only until its previous instance is gone, so it releases it soon
 		}
 	}
 	if enough() && len(holders) == 0 {

@@ -496,7 +496,7 @@ func (b *balancing) slotOf(w *fsm.Workload) int32 {
 	return b.p.c.nodes.slotOf[w.Node]
 }
 
-// together reports whether two slots are the same place for a rule.
+// together reports whether the nodes of two slots are in the same topology domain of a rule.
 func (e *term) together(a, b int32) bool {
 	return e.t == nil && a == b || e.t != nil && e.t.of[a] == e.t.of[b] && e.t.of[a] != 0
 }

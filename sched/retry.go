@@ -71,7 +71,7 @@ func (p *planner) agentRetries(w *fsm.Workload) bool {
 //   - A Pending workload has no time limit while its agent works on it, or retries it because the cause of the
 //     failure may end by itself.
 //   - A completed workload is not started again.
-//   - Reports about a former generation do not count.
+//   - Reports about an earlier generation do not count.
 func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	if w.Desired == fsm.DesiredStopped {
 		return p.stop(w)

@@ -306,7 +306,7 @@ func TestRolloutSteps(t *testing.T) {
 }
 
 // TestRolloutStepsAreFenced: the command for a step of a rollout names the leadership term and the
-// rollout. So neither a former leader nor a plan for a superseded rollout changes a member.
+// rollout. So neither a deposed leader nor a plan for a superseded rollout changes a member.
 func TestRolloutStepsAreFenced(t *testing.T) {
 	w := newGroupWorld(t, "web 2")
 	w.play("update web 2 to 2 by 1")

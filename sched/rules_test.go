@@ -148,7 +148,7 @@ func broken(v fsm.View, w *fsm.Workload, node string, ready func(*fsm.Node) bool
 	return ""
 }
 
-// randomRules draws rules about the place of a workload.
+// randomRules draws random placement rules: spread rules and affinities.
 func randomRules(r *rapid.T) *commandv1.Placement {
 	p := &commandv1.Placement{Policy: rapid.SampledFrom([]string{"", "", "spread", "binpack"}).Draw(r, "policy")}
 	by := rapid.SampledFrom([]string{"host", "zone", "rack"})

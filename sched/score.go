@@ -180,8 +180,8 @@ func pinned(d *fsm.Demand) ([]string, bool) {
 	return nil, false
 }
 
-// among searches the nodes that are in mask and not in except, and not listed. inShape is the number of such
-// nodes in each shape.
+// among searches the unlisted nodes that are in the set mask but not in the set except. count is the number of
+// these nodes, inShape their number in each shape.
 func (q *query) among(mask, except bitset, count int, inShape []int32, extra int64) {
 	x := q.x
 	if count > smallClass {

@@ -52,9 +52,9 @@ func (w *world) does(until int64) string {
 //   - An order is not given again while its node works on it. If a cell requires an order,
 //     it is given at once, within the backoff of a first failure, or after the apply limit
 //     (45 s, section 6).
-//   - The apply limit also ends Pending and Unknown of a workload that should run. The
-//     table has no action for them.
-//   - Missing has an action after the grace of the same section.
+//   - A workload that should run but stays Pending or Unknown beyond the apply limit gets an order too. The
+//     table has no action for these states.
+//   - A Missing workload gets its order only after the grace period of that section.
 func TestReconcileTable(t *testing.T) {
 	const (
 		none  = ""

@@ -30,7 +30,7 @@ type machine struct {
 	key       *pki.Key // key for the content hashes of specifications
 	offset    int64    // nanoseconds by which the machine's clock is ahead of the virtual time
 	drift     int64    // error of the speed of the machine's clock, in parts per million
-	condemned bool     // an operator has declared the machine dead, so it must not come back with its former disk
+	condemned bool     // an operator has declared the machine dead, so it must not come back with its old disk
 	sentenced bool     // the operator has received the answer to the call that fenced or removed the node
 	fencing   bool     // an operator is fencing the node, because the registration of the machine was refused
 	cpu, mem  int64

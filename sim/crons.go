@@ -160,8 +160,8 @@ func (w *world) overdue() (id, why string) {
 	return "", ""
 }
 
-// dropLateRuns removes the runs from a planning step whose time has come some seconds ago, as a planner would that
-// does not make up for times that passed while no leader planned.
+// dropLateRuns removes from the planner's commands the runs whose time passed more than 3 s ago. So it imitates
+// a planner that does not start the runs whose times passed while no leader planned.
 func dropLateRuns(now int64, cmds []fsm.Command) {
 	for _, c := range cmds {
 		for _, s := range c.GetCreateRuns().GetSteps() {

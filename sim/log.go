@@ -185,7 +185,8 @@ func (w *world) check() {
 	}
 }
 
-// sabotaged removes the request ids from commands, in runs that test whether the simulator finds such a fault.
+// sabotaged removes the request ids from commands, so that repeated requests are applied twice. It does so only
+// in runs that test whether the simulator notices that (NoReceipts).
 func (w *world) sabotaged(cmds []fsm.Command) []fsm.Command {
 	if w.cfg.Sabotage != NoReceipts {
 		return cmds

@@ -274,7 +274,7 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	add := func(id string, d *fsm.Demand) {
 		cpu, mem = cpu+d.CPU, mem+d.Memory
 		for _, p := range d.Ports {
-			// A workload that is placed on its former node again still holds its former ports
+			// A workload that is placed on its previous node again still holds its former ports
 			// there: see fsm.Workload.FormerPorts.
 			holder, on := before.PortHolder(n.Engine(), p)
 			if other, ok := ports[p.Port]; ok && (id == x.ID || other == x.ID) && !(holder == x.ID && on == n.ID) {
@@ -453,7 +453,7 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 		if at, _ := sched.Place(*x.Demand, sched.NodesOf(s, w.users.settings.Tuning).For(x.ID)); at != "" {
 			return "node " + at + " could take it"
 		}
-		return "" // a held workload may keep running with its former content
+		return "" // a held workload may keep running with its previous content
 	case x.Reason.Code == fsm.CodeAwaitStop && w.portIsKept(s, x, 8):
 		if at, _ := sched.Place(*x.Demand, sched.NodesOf(s, w.users.settings.Tuning).For(x.ID)); at != "" {
 			return "node " + at + " could take it"
@@ -486,7 +486,7 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 }
 
 // portIsKept reports whether another workload holds a port that workload x demands, and may keep
-// it. That workload must go on running with its former content, because it can neither get its new
+// it. That workload must go on running with its previous content, because it can neither get its new
 // content on its node nor move, because its machine cannot run it, or because it waits itself for a port of such a
 // workload.
 func (w *world) portIsKept(s fsm.State, x *fsm.Workload, depth int) bool {

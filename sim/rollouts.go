@@ -42,7 +42,8 @@ func (w *world) roll() {
 	}
 }
 
-// surges adds surge members to a put that starts first, with the specification of its last member.
+// surges adds the surge members to the put of a start-first update. They get the specification of the last
+// member in the put.
 func (w *world) surges(b *commandv1.PutWorkloads) {
 	n := len(b.GetWorkloads())
 	for i := range fsm.SurgeCount(b.GetUpdate(), n) {
@@ -71,7 +72,7 @@ func (w *world) waits(after fsm.State, p *commandv1.WorkloadPut) bool {
 
 // rolled checks the promises of rolling updates for one command:
 //
-//   - a member gets the specification that waited for it, or its former one;
+//   - a member gets the specification that waited for it, or its previous one;
 //   - at most max_parallel members are unavailable because of the update;
 //   - while that many are unavailable, a drain evicts no more members.
 func (w *world) rolled(before, after fsm.State, c fsm.Command) {
@@ -130,7 +131,8 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 			}
 		}
 	}
-	// The same step may make a surge member, or create a member again that was deleted.
+	// Members that this step creates are wanted from now on: surge members, and members that had been deleted
+	// before.
 	if steps {
 		after.Group("g", func(x *fsm.Workload) bool {
 			if _, ok := o.wanted[x.ID]; !ok {

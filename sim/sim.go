@@ -26,7 +26,7 @@ const (
 	AgentCrash                      // an agent dies, and its workloads keep running
 	AgentPause                      // an agent is paused, and its workloads keep running
 	PowerLoss                       // a machine loses power and comes back with its disk
-	Reinstall                       // a machine fails and comes back with an empty disk under its former node id
+	Reinstall                       // a machine fails and comes back with an empty disk under its old node id
 	StateLoss                       // an agent's state file is lost, and its workloads keep running
 	LinkCut                         // a node and some schedulers cannot reach each other, in one or both directions
 	MessageLoss                     //

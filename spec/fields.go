@@ -255,8 +255,9 @@ func splitWords(s string) ([]string, error) {
 	return out, nil
 }
 
-// highPort returns the first number above 65535 among the ports of a text such as "127.0.0.1:8000-8010:80"; "" if there
-// is none. The numbers of an address have dots between them or at most four digits.
+// highPort returns the first number above 65535 among the ports of a text such as "127.0.0.1:8000-8010:80"; ""
+// if there is none. The numbers in an IP address are never taken for ports above 65535: an IPv4 address has
+// dots, and a part of an IPv6 address has at most four digits.
 func highPort(text string) string {
 	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(":-[]", r) }) {
 		if strings.Trim(word, "0123456789") == "" {

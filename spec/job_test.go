@@ -34,7 +34,8 @@ func TestJobsInFiles(t *testing.T) {
 	}
 }
 
-// TestContentOfJobs: the kind is content, because it changes the container. The settings of a job are not.
+// TestContentOfJobs: a job and a service have different content hashes, because their containers differ. Other
+// settings of the job do not change the hash.
 func TestContentOfJobs(t *testing.T) {
 	content := func(text string) string {
 		p, err := Prepare(parseOne(t, "id: pack\ncontainer: {image: a, restart: 'no'}\n"+text), nil)

@@ -164,7 +164,8 @@ func TestEveryWordIsInTheContentAndInTheOrder(t *testing.T) {
 	}
 }
 
-// TestOptionsOfALogDriverAreSealed: such options often hold a token.
+// TestOptionsOfALogDriverAreSealed: the options of a log driver, which often hold a token, are sealed in the
+// stored specification and hidden in views.
 func TestOptionsOfALogDriverAreSealed(t *testing.T) {
 	s := specOf(t, "id: a\ncontainer: {image: x, logging: {driver: splunk, options: {splunk-token: hunter2}}}\n")
 	Normalise(s)

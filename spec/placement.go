@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/fsm/bounds"
 )
 
-// Words of rules about the place of a workload.
+// Words with a meaning in placement rules.
 const (
 	whenMust   = "must"
 	whenPrefer = "prefer"

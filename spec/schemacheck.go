@@ -61,8 +61,8 @@ func bySchema(root *node) Errors {
 }
 
 // leaves calls visit for the faults in e that matter to the author. If a value matches none of several
-// alternatives, these are the faults of the alternative of the value's own kind, which the author most likely
-// meant.
+// alternatives, it visits only the faults of the alternative for this kind of value (such as a list), which the
+// author most likely meant.
 func leaves(e *jsonschema.ValidationError, visit func(*jsonschema.ValidationError)) {
 	if _, ok := e.ErrorKind.(*fault.AnyOf); ok {
 		var meant []*jsonschema.ValidationError

@@ -14,9 +14,9 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// words returns the fields of a container that have the names and forms of a service in a Compose file.
-// compose-go reads their sizes, durations, hosts and counts. s gets the fields that belong to the resources
-// of the workload.
+// composeWords returns the fields of a container that have the name and the forms of a field of a Compose
+// service. compose-go parses their sizes, durations, hosts and counts. Values that are resources of the
+// workload, such as limits, are stored in s.
 func (d *decoder) composeWords(s *controlv1.WorkloadSpec, c *controlv1.ContainerSpec, w string) []field {
 	text := func(name string, into *string) field {
 		return field{name, w + "." + name, func(_ string, n *node, at where) { *into = d.str(n, at) }}

@@ -188,7 +188,8 @@ func (l *loading) refs(p *types.Project, all []ref) {
 		}
 		_, err := l.f.kind(r.path)
 		if at := filepath.Join(l.dir, r.path); err != nil && r.kind == kindBind && l.src.Strict && (readOnly[at] || path.Ext(strings.TrimLeft(path.Base(r.path), ".")) != "") {
-			// The folder of a bind mount may be missing only if the stack writes to the folder, which is then empty at first.
+			// With Strict, a missing source of a bind mount is a fault if it is mounted read-only or looks like
+			// a file. Otherwise the stack may fill the folder itself.
 			l.faults.add(Fault{File: r.file, Line: r.line, At: r.at, Rule: l.f.rule("./"+r.path, err)})
 		}
 		if err != nil && (r.kind == kindSecret || r.kind == kindConfig) {

@@ -37,7 +37,7 @@ type Policy struct {
 	MaxParallel int   // maximum number of members that may be unavailable during the update
 	MinHealthy  int64 // a changed member counts as settled after it was available for this time
 	Deadline    int64 // a changed member must settle within this time
-	AutoRevert  bool  // after a failure, return the group to its former specifications instead of pausing
+	AutoRevert  bool  // after a failure, return the group to its previous specifications instead of pausing
 	StartFirst  bool  // surge members run before a member is changed
 	Canary      int   // number of members that are changed before the update waits for its promotion; 0 = it does not wait
 }
@@ -66,7 +66,7 @@ type Rollout struct {
 	// available with these specifications; otherwise a failed update is not rolled back.
 	Former    []*commandv1.WorkloadPut
 	FormerRan bool
-	Reverting bool // this update is a revert: it returns the group to its former specifications
+	Reverting bool // this update is a revert: it returns the group to its previous specifications
 	Promoted  bool // members that are no canaries may be changed
 	// Unix nanoseconds. ProgressAt is when a member last got its new specification or became Settled.
 	StartedAt, ProgressAt, EndedAt int64

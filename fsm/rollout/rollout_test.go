@@ -180,7 +180,8 @@ func TestPromotedUpdateGoesOn(t *testing.T) {
 	}
 }
 
-// TestAwaitedPromotion: while an update waits for its promotion, its canaries are watched.
+// TestAwaitedPromotion: while an update waits for its promotion, a canary that fails or is not healthy in time
+// fails the update.
 func TestAwaitedPromotion(t *testing.T) {
 	const waits = "wait until 0 for its promotion: persysctl rollout promote web, or abort"
 	for _, c := range []struct {

@@ -140,7 +140,7 @@ func (t *Term) heartbeatDiff(node *fsm.Node, hb *sched.Heartbeat) {
 	seen := make(map[string]bool, len(hb.Reports))
 	for i := range hb.Reports {
 		r := &hb.Reports[i]
-		// The agent accepted the present order, but reports a former generation: it has lost its state file,
+		// The agent accepted the present order, but reports an earlier generation: it has lost its state file,
 		// and the instance is from before.
 		w, ok := t.view.Workload(r.Workload)
 		seen[r.Workload] = !ok || r.Observation.Generation.IsZero() || !r.Observation.Generation.Less(w.Generation)
@@ -241,7 +241,7 @@ func sameObservation(have, got *fsm.Observation, present fsm.Generation) bool {
 
 // missingReport returns the report for a workload whose order the node accepted, but which the node does not
 // list at this generation; nil if the state has that report already. It reports the workload as Missing, with
-// one exception: if the workload should be stopped and runs at a former generation, it is reported as
+// one exception: if the workload should be stopped and runs at an earlier generation, it is reported as
 // Running, because the agent has lost the order to stop it.
 func missingReport(node *fsm.Node, w *fsm.Workload, listed []sched.Reported) *commandv1.WorkloadReport {
 	rep := missing(node, w)

@@ -11,9 +11,10 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Of returns the service of a Compose file that means the same as a container. Volumes, managed volumes,
-// restart policy and resources are left out, because the two have different forms of them. So are command,
-// environment, user, capabilities, security options and pids limit, which the callers read from the container.
+// Of returns the service of a Compose file that means the same as a container. The result has no volumes,
+// managed volumes, restart policy and resources, because containers and services write these differently. It
+// also has no command, environment, user, capabilities, security options and pids limit, which the callers read
+// from the container.
 func Of(c *agentv1.ContainerSpec) types.ServiceConfig {
 	s := types.ServiceConfig{
 		Image: c.GetImage(), Privileged: c.GetPrivileged(), StopSignal: c.GetStopSignal(),
