@@ -159,7 +159,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	t.leaveSurge(facts)
 	backup.Workloads("", func(w *Workload) bool {
 		if w.Demand.Surge && w.Desired != DesiredDeleted {
-			return true // the update that made it is not restored
+			return true // do not restore a surge member, because the update that made it is not restored either
 		}
 		if fresh {
 			back := *w
@@ -336,7 +336,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 		return &keep
 	}
 	if known && old.IsTemplate() != now.IsTemplate() {
-		keep := *now // the present instance, or the present children, belong to the present record
+		keep := *now // keep the present record, because the running instance or the children were made from it
 		return &keep
 	}
 	if known && old.Finished() && old.Content != now.Content && (now.Bundle == "" || now.Bundle == old.Bundle) {

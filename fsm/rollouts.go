@@ -579,7 +579,7 @@ func (c *checker) rollouts() {
 		for _, p := range r.Former {
 			of := group
 			if isSystemPut(p) {
-				of = "" // of a system workload, its own put is kept, from which those of its members follow
+				of = "" // for a system workload, Former has only the put of the template: the puts of the members are derived from it
 			}
 			c.must(bounds.PutFault(p, of) == "", "rollout of %s has an invalid former member %s", group, clip(p.GetId()))
 		}

@@ -75,7 +75,7 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 	}
 	put := &commandv1.PutWorkloads{GroupOf: group, ListDeleted: true}
 	if r, ok := t.r.rollouts.Get(group); ok {
-		put.Update = r.Policy.PB() // keeps the record of the last update
+		put.Update = r.Policy.PB() // pass the policy of the last update, so that its record is kept
 	}
 	desired, fresh := first.Desired, []*commandv1.WorkloadPut(nil)
 	switch {

@@ -57,9 +57,9 @@ type root struct {
 
 	byNode          *set              // index of placed workloads; keys are node/workload
 	byGroup         *set              // index of group members; keys are group/workload
-	byOwner         *set              // children of templates, as template/workload
+	byOwner         *set              // index of children of templates; keys are template/workload
 	byLabel         *set              // index of ids and groups that are not their own DNS label; keys from labelKeys
-	byRule          *set              // index of workloads that the placement of others has to heed, see ruled; keys are ids
+	byRule          *set              // index of workloads that affect the placement of other workloads, see ruled; keys are ids
 	byMAC           *set              // index of Ethernet addresses of virtual machines; keys are address/workload
 	pending         *set              // index of workloads that wait for a placement; keys from pendingKey
 	unacked         *set              // index of placed workloads whose order is not acknowledged; keys are ids

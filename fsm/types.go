@@ -181,10 +181,10 @@ type Demand struct {
 	LocalData []LocalData
 	MACs      []string  // Ethernet addresses of a virtual machine, sorted
 	Job       *Job      // nil for a workload that does not run to completion
-	Template  *Template // nil for a workload that is no template
+	Template  *Template // nil for a workload that is not a template
 	Placement *Placement
 	Tags      []Label    // by which affinity rules of other workloads can name this workload
-	Autoscale *Autoscale // nil for a workload that is no member of a group whose size the leader chooses
+	Autoscale *Autoscale // nil for a workload that is not a member of a group with an autoscaler
 	// Reschedule limits the moves off nodes that cannot run the workload; nil = the default.
 	Reschedule *Reschedule
 	Surge      bool // the workload is an extra member of a group, which exists only during an update with start_first
@@ -429,7 +429,7 @@ type Workload struct {
 	Owner       string
 	SealedFor   string
 	Run         *Run
-	Template    *TemplateState // nil for a workload that is no template
+	Template    *TemplateState // nil for a workload that is not a template
 	CreateIndex uint64
 	ModifyIndex uint64
 	Actions     []AgentAction // recent tasks of the agent for this workload, recorded at the last timeout, newest first

@@ -22,7 +22,7 @@ type View interface {
 	Group(group string, fn func(*Workload) bool)
 	// Children scans the workloads that were created from a template, by id; see templates.go.
 	Children(template string, fn func(*Workload) bool)
-	Ruled(fn func(*Workload) bool) // workloads that have tags or must not share a place with certain others
+	Ruled(fn func(*Workload) bool) // workloads that have tags or a required anti-affinity to others
 	// Pending scans workloads that wait for placement, by descending priority, then by
 	// CreateIndex, then by id.
 	Pending(fn func(*Workload) bool)

@@ -328,7 +328,7 @@ type OwnWorkload struct {
 	Content        string        `json:"content"`
 	CallerRevision string        `json:"callerRevision,omitempty"`
 	Restarts       uint32        `json:"restarts,omitempty"`
-	Adopted        string        `json:"adopted,omitempty"`   // adopted revision: the one that the node runs since the time of legacy v1 schedulers
+	Adopted        string        `json:"adopted,omitempty"`   // adopted revision: for a workload imported from legacy v1 schedulers, the revision that the node already runs
 	Namespace      string        `json:"namespace,omitempty"` // empty: namespace "default"
 	Bundle         string        `json:"bundle,omitempty"`    // digest of the files under /persys/bundles
 	JobSince       int64         `json:"jobSince,omitempty"`  // first assignment of a job, Unix nanoseconds

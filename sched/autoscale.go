@@ -170,7 +170,7 @@ func settled(before map[string]instance, members []ScaleMember, now int64) ([]Sc
 // use counts.
 func (in *ScaleInput) wish() (ScaleDecision, int) {
 	d, target := ScaleDecision{Use: -1}, float64(in.CPU)
-	var sum float64 // of the measured members, in percent of one request
+	var sum float64 // sum of the use of the measured members, in percent of one request
 	missing, starting, failed, unavailable := 0, 0, 0, ""
 	for _, m := range in.Members {
 		use := -1.0
@@ -216,7 +216,7 @@ func (in *ScaleInput) wish() (ScaleDecision, int) {
 	ratio := sum / float64(of) / target
 	n := int(math.Ceil(ratio*float64(of) - 1e-6)) // the small number absorbs rounding errors
 	if up && failed > 0 {
-		n += failed // n members have to work, beside those that do not
+		n += failed // n working members are needed in addition to the failed ones
 		d.Reason += fmt.Sprintf(", not counting %d that failed", failed)
 	}
 	if math.Abs(ratio-1) <= scaleTolerance || (ratio > 1) != up || n == in.Count || (n > in.Count) != up {
@@ -286,7 +286,7 @@ func scaleStateOf(w *fsm.Workload, clock int64) ScaleState {
 	case w.Status == fsm.StatusRunning && w.Actual.Health == fsm.Unhealthy:
 		return ScaleUnhealthy
 	case w.Node == "" || w.Status == fsm.StatusUnknown:
-		return ScaleAbsent // no other node takes a new member either, or it is about to be placed anew
+		return ScaleAbsent // do not add a member for it: no node would take that one either, or this member is placed again soon
 	case w.CreatedAt > clock-int64(scaleStart):
 		return ScaleStarting // a member that fails from the beginning is not replaced before scaleStart
 	case w.Status == fsm.StatusFailed || w.Retry.Attempts > 0 || w.Retry.FirstFailureAt != 0:

@@ -33,11 +33,11 @@ type Cache struct {
 	leaving  workQueue             // nodes that have residuals: instances that a node has yet to remove
 	promised []promised            // workloads that the previous step placed; their groups and sets must be counted again
 
-	sets      map[string]*group      // placed workloads by what a rule of a workload names, see setOf
+	sets      map[string]*group      // for each target that a rule names: the placed workloads that match it, see setOf
 	setsOf    map[string]member      // sets of each placed workload
-	untracked map[string][]int       // promised workloads by what rules may name, where there is no set; see indexPromised
+	untracked map[string][]int       // promised workloads by rule target, for targets without a set; see indexPromised
 	indexed   int                    // number of promised workloads that untracked has
-	repelled  map[string][]repelling // placed workloads with required anti-affinities, by what these name; nil = not counted yet
+	repelled  map[string][]repelling // placed workloads with required anti-affinities, by the target of the rule; nil = not counted yet
 	target    []byte                 // scratch: key of sets
 	other     []byte                 // scratch: another key of sets
 

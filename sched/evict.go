@@ -134,7 +134,7 @@ func leavesNode(code string) bool { return code == fsm.CodeDraining || code == f
 func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string, gone bool) {
 	switch {
 	case !n.Up && w.IsMember() && !n.Fenced:
-		return "", "", false // it waits for its node, which no other node replaces
+		return "", "", false // a member of a system workload stays bound to its lost node
 	case !n.Up && w.BoundByData(n):
 		return fsm.CodeHoldsData, w.AwaitsData(n), false
 	case !n.Up && w.Demand.Exclusive && !n.Fenced && p.stopsUntil(w, n) == 0:

@@ -302,7 +302,7 @@ type weighed struct {
 	from, to int32
 	gain     int64
 	cost     int64 // change of the cost of the cluster
-	here     Score // of the present node, without the workload
+	here     Score // score of the present node, as if the workload were not on it
 	there    Score
 	broken   bool // the present node does not satisfy a required rule about other workloads
 }

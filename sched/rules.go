@@ -105,15 +105,15 @@ func (x *nodeIndex) eligibleIn(q *query, t *topology) eligible {
 type term struct {
 	kind  filter         // unevenSpread, notNear, tooNear or repelled
 	rules *fsm.Placement // the rules of which this is one; nil for repelled
-	index int            // of the rule in rules.Spread or rules.Affinities
+	index int            // index of the rule in rules.Spread or rules.Affinities
 	must  bool
-	cost  int64 // parts that a node costs which does not satisfy a preferred rule
+	cost  int64 // preferred rule: what it costs a node in parts if the node does not satisfy the rule
 	t     *topology
 	set   *group
-	own   int32 // slot on which the workload itself is in set; -1 = none
+	own   int32 // slot on which the workload itself is counted in set; -1 = it is not in set
 	skew  int32
 	low   int32  // spread: the lowest number of members at an eligible value
-	holds bool   // affinity: the workload is the first of those that it wants to be near to
+	holds bool   // affinity: the workload matches its own rule, and no other placed workload does
 	by    string // repelled: the label of the rule
 }
 
@@ -192,7 +192,7 @@ type rules struct {
 	soft       []int32 // class.soft
 	elsewhere  int64   // cost of nodes that are not listed
 	onlyListed bool    // nodes that are not listed are rejected
-	differ     bool    // nodes that are not listed and pass may differ in cost
+	differ     bool    // unlisted nodes that are not rejected may differ in cost
 }
 
 // dim sums up all terms of the rules that use one label. cost has an entry for each value of the label: the cost

@@ -137,7 +137,7 @@ func (c *Cache) indexPromised() {
 // domain with a certain target.
 type repelling struct {
 	by     string
-	inside bool   // the target names the workloads in set too
+	inside bool   // the workloads in set are themselves part of the target
 	set    *group // workloads that have the rule
 }
 

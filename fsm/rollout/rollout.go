@@ -67,7 +67,7 @@ type Rollout struct {
 	Former    []*commandv1.WorkloadPut
 	FormerRan bool
 	Reverting bool // this update is a revert: it returns the group to its previous specifications
-	Promoted  bool // members that are no canaries may be changed
+	Promoted  bool // members that are not canaries may be changed
 	// Unix nanoseconds. ProgressAt is when a member last got its new specification or became Settled.
 	StartedAt, ProgressAt, EndedAt int64
 	By                             string
