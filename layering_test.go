@@ -37,7 +37,7 @@ var mayImport = []struct {
 	{"access", nil},
 	{"policy", nil},
 	{"policy/document", []string{"policy"}},
-	// What containers, Compose projects and virtual machines ask for.
+	// The asks (privileges) of containers, Compose projects and virtual machines.
 	{"policy/asks", []string{"policy", "api/agent/...", "stack/service"}},
 	{"engine", nil},
 	{"schedule", nil},

@@ -87,7 +87,7 @@ func (w *Workload) SpecID() string {
 // IsCron reports whether w is a template with a schedule.
 func (w *Workload) IsCron() bool { return w.IsTemplate() && w.Demand.Template.Cron != nil }
 
-// Active reports whether w is to run and is no finished job.
+// Active reports whether w should run and is not a finished job.
 func (w *Workload) Active() bool { return w.Desired == DesiredRunning && !w.Finished() }
 
 type ownerView interface {

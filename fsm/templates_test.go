@@ -214,7 +214,8 @@ func TestDeletedTemplate(t *testing.T) {
 	is(t, "a run on a node is being deleted", w.workload("nightly-1").Status, StatusDeleting)
 }
 
-// TestStartRun: a key starts one run, also after the run was deleted.
+// TestStartRun: a start with a key that was used before starts no second run, even after the first run was
+// deleted.
 func TestStartRun(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(put("encode", parameterized))

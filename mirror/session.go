@@ -187,7 +187,7 @@ func (s *session) noteHistory(v fsm.View) {
 	}
 }
 
-// touched lists each record that a batch of changes has changed once.
+// touched lists the records that a batch of changes has changed, each record once.
 type touched struct {
 	order     []string                 // changed workloads, in the order of their first change
 	workloads map[string]*fsm.Workload // record before the batch, by id; nil: the workload did not exist

@@ -140,7 +140,7 @@ func TestMappingWithOtherCAs(t *testing.T) {
 		name, cn string
 		dns      []string
 		want     Identity
-		speaks   bool // whether the identity speaks for no node but want.ID
+		speaks   bool // whether the identity may speak only for node want.ID
 	}{
 		{"a name that is assigned to a node can act as that node only", "node7.example.com", nil, Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7"}, true},
 		{"a DNS name that is assigned to a node can act as that node", "x", []string{"node7.example.com"}, Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7"}, true},

@@ -124,8 +124,8 @@ func (p *planner) advanceCron(w *fsm.Workload) {
 	}
 }
 
-// newest returns the newest times of a schedule from first to now, at most most of them, oldest first. first is
-// a time of the schedule that is not after now.
+// newest returns the newest times of a schedule from first to now, oldest first. most is the largest number of
+// times to return. first is a time of the schedule that is not after now.
 func newest(s *schedule.Schedule, first, now int64, most int) []int64 {
 	for back := 60 * second; ; back *= 2 {
 		at := first

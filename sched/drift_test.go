@@ -143,8 +143,8 @@ func TestOrphanOfALegacyAgentHasItsRevision(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutInstanceIsNoOrphan: a legacy v1 agent may report a status although its engine has no instance. Such a
-// report is no orphan.
+// TestStatusWithoutInstanceIsNoOrphan: a legacy v1 agent may report a status although its engine has no
+// instance. Such a report is not recorded as an orphan.
 func TestStatusWithoutInstanceIsNoOrphan(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

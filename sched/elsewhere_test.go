@@ -55,7 +55,8 @@ func (w *world) pass(d int64) {
 	}
 }
 
-// TestElsewhere: web is on node a, and node b has room for it.
+// TestElsewhere: a workload that its node cannot run moves to another node, or stays for a reason. In each
+// case, web is on node a, and node b has room for it.
 func TestElsewhere(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -233,8 +233,8 @@ func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
 	return moves
 }
 
-// next finds the next node of a workload for a plan. If no node has room and held is set, the
-// workload stays on its node, and the message begins with the given text stays.
+// next finds the next node of a workload for a plan. If no node has room and held is set, the workload stays on
+// its node, and the message begins with the text in the argument stays.
 func (p *planner) next(w *fsm.Workload, m *Move, held bool, stays string) {
 	cand := Candidates{c: p.c, view: p.State, who: p.subject(w)}
 	to, e := Place(*w.Demand, cand)

@@ -172,8 +172,8 @@ func (p *planner) memberLeaves(of, m *fsm.Workload, n *fsm.Node) (why string, at
 	return "", 0
 }
 
-// stillOn returns a workload that a draining node has, or is stopping, and that is no member of a system workload; ""
-// if there is none.
+// stillOn returns a workload that a draining node has, or is stopping, and that is not a member of a system
+// workload; "" if there is none.
 func (p *planner) stillOn(node string) (other string) {
 	p.State.WorkloadsOn(node, func(w *fsm.Workload) bool {
 		if !w.IsMember() && w.Desired == fsm.DesiredRunning && !w.Completed() && w.Reason.Code != fsm.CodeHoldsData {

@@ -23,7 +23,7 @@ type world struct {
 	downSince map[string]int64 // for each lost node, when this leader learned that the node is down
 	fails     map[string]string
 	ailing    map[string]string // nodes that can run no workload, with the code that they report
-	shift     int64             // added to the ends of leases; with 1, settle takes no deadline of the planner for the end of a lease
+	shift     int64             // added to the ends of leases; with 1, settle can distinguish the end of a lease from a deadline of the planner
 }
 
 const testStart = int64(1_700_000_000) * second

@@ -327,8 +327,9 @@ func TestRolloutsKeepTheBound(t *testing.T) {
 	t.Logf("found an update of all members at once: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
 }
 
-// TestEachTimeOfACronHasOneRun: under any faults, and while the clocks of schedulers jump, each time of a cron has one
-// run. The test also checks that the simulator would find a planner that makes up for no late times.
+// TestEachTimeOfACronHasOneRun: under any faults, and while the clocks of schedulers jump, each time of a cron
+// has one run. The test also checks that the simulator would find a planner that drops times which passed while
+// no leader planned.
 func TestEachTimeOfACronHasOneRun(t *testing.T) {
 	from, count := seedsAsked(t, 60)
 	var runs atomic.Int64

@@ -254,7 +254,7 @@ func decodedUserData(text string) string {
 	return text
 }
 
-// listRule returns why a text is no list in YAML or JSON; "" if it is one.
+// listRule returns why a text is not a list in YAML or JSON; "" if it is one.
 func listRule(text string) string {
 	var doc yaml.Node
 	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestJobsInFiles: kind and job of a file become the demand, the attempts and the members of the command.
+// TestJobsInFiles: the fields kind and job of a file determine the demand, the attempts and the members in the
+// command.
 func TestJobsInFiles(t *testing.T) {
 	text := "id: pack\nkind: job\njob: {completions: 3, parallelism: 2, retries: 1, deadline: 10m, success_codes: [3, 0, 3], ttl_after_finished: 1h}\ncontainer: {image: a}\n"
 	p, err := Prepare(parseOne(t, text), nil)
@@ -56,7 +57,7 @@ func TestContentOfJobs(t *testing.T) {
 	}
 }
 
-// TestJobFaults: a wrong job is refused with the line of the fault.
+// TestJobFaults: a job with an invalid setting is refused, and the error names the line.
 func TestJobFaults(t *testing.T) {
 	const job = "id: pack\nkind: job\n"
 	for _, c := range []struct{ text, want string }{
@@ -96,7 +97,8 @@ func TestCronsInFiles(t *testing.T) {
 	}
 }
 
-// TestTemplateFaults: a wrong cron or parameterized job is refused with the line of the fault.
+// TestTemplateFaults: a cron or parameterized job with an invalid setting is refused, and the error names the
+// line.
 func TestTemplateFaults(t *testing.T) {
 	const cron, job, image = "id: nightly\nkind: cron\n", "id: pack\nkind: job\n", "container: {image: a}\n"
 	for _, c := range []struct{ text, want string }{
@@ -123,7 +125,7 @@ func TestTemplateFaults(t *testing.T) {
 	}
 }
 
-// TestDispatched: parameters and input become variables of the run; wrong ones are refused.
+// TestDispatched: the parameters and the input of a run become environment variables; invalid ones are refused.
 func TestDispatched(t *testing.T) {
 	req := parseOne(t, "id: pack\nkind: job\njob: {parameterized: {parameters: [{name: file, required: true}, {name: level, default: low}]}}\ncontainer: {image: a, env: {A: b}}\n")
 	s := req.GetSpec()

@@ -189,8 +189,8 @@ func withoutLast(text string, docs map[string][]*yaml.Node) string {
 	return text
 }
 
-// shortest is the length of the shortest value that is masked. Shorter values are no secrets, and occur by
-// chance in any text.
+// shortest is the length of the shortest value that is masked. Shorter values occur by chance in any text, and
+// are hardly secrets.
 const shortest = 4
 
 // Masked returns a text in which each value of a stack's environment is replaced by "…". Of a value with

@@ -347,8 +347,8 @@ func (w *walker) refer(name string, doc *yaml.Node, at []string, kind, base, wri
 	r := ref{kind: kind, path: p, file: name, line: lineOf(doc, at), at: strings.Join(at, "."), optional: optional}
 	switch {
 	case errors.Is(err, missing) && (optional || kind == kindBind):
-		// A missing source of a bind mount is no fault yet: on a node it may be a data folder of the stack.
-		// The caller decides.
+		// Do not add a fault for a missing source of a bind mount here: on a node it may be a data folder of
+		// the stack. The caller decides.
 		w.refs = append(w.refs, r)
 		return "", false
 	case err != nil:

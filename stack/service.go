@@ -52,7 +52,7 @@ func (j *judge) service(s types.ServiceConfig) {
 	j.network(s)
 }
 
-// awaits checks that a service waits for no health check that is switched off.
+// awaits adds a fault if a service waits until another service is healthy whose health check is switched off.
 func (j *judge) awaits(s types.ServiceConfig) {
 	for _, on := range slices.Sorted(maps.Keys(s.DependsOn)) {
 		h := j.p.Services[on].HealthCheck

@@ -99,8 +99,9 @@ const (
 	// auditMost is the largest number of tasks that are read from one node.
 	auditPage = 100
 	auditMost = 16 * auditPage
-	// auditBefore is the longest time in seconds that a task is expected to wait and run. Agents list tasks
-	// by the time at which they were created, but they are recorded by the time at which they ended.
+	// auditBefore is the longest time in seconds from the creation of a task to its end that is expected.
+	// Agents list tasks in the order of creation, the leader records them in the order of their ends. So the
+	// leader also reads tasks that were created this long before the last recorded end.
 	auditBefore = 600
 )
 

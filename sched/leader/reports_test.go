@@ -13,8 +13,8 @@ import (
 )
 
 func TestReportsAreCommittedOnce(t *testing.T) {
-	// In each case, web runs on node a, its agent has acknowledged the order, and the leader waits for the result
-	// of no command or call.
+	// In each case, web runs on node a, its agent has acknowledged the order, and all commands and calls of the
+	// leader have been answered.
 	for _, c := range []struct {
 		fact string
 		fn   func(*testing.T, *world)
