@@ -2,13 +2,12 @@ package sched
 
 import "github.com/persys/compute/fsm"
 
-// awaitPort reports whether an order must wait because a workload that is leaving the node may still bind one
-// of its host ports. An order that is given now would fail without a retry. The workload that holds the port
-// is the holder. If the holder keeps the port, waiting does not help; see mustLeave. If the holder may keep
-// the port for long, the waiting workload moves to a node with room for it. If workloads wait for one another
-// in a circle, the workload that changed last is evicted, which frees its ports. If its data binds it to the
-// node, it gets its order instead: the agent then stops the previous instance, which also frees the ports, and
-// retries to bind the new ports.
+// awaitPort reports whether the order for w must wait, because another workload (the holder) may still bind a
+// host port that w demands. An order that is given now would fail without a retry. If the holder keeps the port
+// for good, mustLeave handles the conflict. If the holder may keep the port for long (heldUp), w moves to a
+// node with room for it. If workloads wait for one another in a circle, the workload that changed last is
+// evicted, which frees its ports. If local data binds that workload to the node, it gets its order at once: the
+// agent then stops the previous instance, which also frees the ports, and retries to bind the new ports.
 func (p *planner) awaitPort(w *fsm.Workload) bool {
 	by, port := p.portBlock(w)
 	if by == "" {
@@ -36,11 +35,10 @@ func (p *planner) awaitPort(w *fsm.Workload) bool {
 	return true
 }
 
-// heldUp reports whether the workload that holds a port (the holder) may keep it for long: no node
-// has room for the holder's new revision, so the holder keeps running unchanged, or the holder
-// itself waits for a port of such a workload. The function mustLeave does not check this. If it
-// did, the waiting workload would leave, its room would count as free, and the holder would be
-// released and held again in turn.
+// heldUp reports whether the workload that holds a port (the holder) may keep it for long: no node has room for
+// the holder's new revision, so the holder keeps running unchanged, or the holder itself waits for a port of
+// such a workload. Only awaitPort may check this, not mustLeave. If mustLeave did, the waiting workload would
+// leave, its room would count as free, and the planner would release and hold the holder again and again.
 func (p *planner) heldUp(by string) bool {
 	for range maxCircle {
 		h, ok := p.State.Workload(by)

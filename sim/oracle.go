@@ -334,10 +334,10 @@ func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
 	}
 }
 
-// overlapAllowed is how long a workload that is not exclusive may run on two machines whose agents
-// both hold their leases. After that time, the order to stop one of the instances is overdue. After
-// delete --force the id is free at once, so a new workload with that id may run beside the former
-// instance (sched/DESIGN.md), for the same time.
+// overlapAllowed is how long a workload that is not exclusive may run on two machines whose agents both hold
+// their leases. After that time, the order to stop one of the instances is overdue. After delete --force the id
+// is free at once, so for the same time a new workload with that id may run beside the instance of the deleted
+// one (sched/DESIGN.md).
 const overlapAllowed = 120 * sec
 
 // begun checks, when an instance starts, that no other machine runs an instance of the same workload.
@@ -485,10 +485,9 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 	return ""
 }
 
-// portIsKept reports whether another workload holds a port that workload x demands, and may keep
-// it. That workload must go on running with its previous content, because it can neither get its new
-// content on its node nor move, because its machine cannot run it, or because it waits itself for a port of such a
-// workload.
+// portIsKept reports whether another workload holds a port that workload x demands, and may keep it. A workload
+// may keep a port if it has to go on running with its previous content: it can neither get its new content on
+// its node nor move, its machine cannot run it, or it waits itself for a port of such a workload.
 func (w *world) portIsKept(s fsm.State, x *fsm.Workload, depth int) bool {
 	n, ok := s.Node(x.Node)
 	if !ok || depth == 0 {

@@ -100,8 +100,8 @@ const (
 	auditPage = 100
 	auditMost = 16 * auditPage
 	// auditBefore is the longest time in seconds from the creation of a task to its end that is expected.
-	// Agents list tasks in the order of creation, the leader records them in the order of their ends. So the
-	// leader also reads tasks that were created this long before the last recorded end.
+	// Agents list tasks in the order of creation, but the leader records them in the order of their ends. So
+	// the leader also reads tasks that were created this long before the last recorded end.
 	auditBefore = 600
 )
 
