@@ -13,11 +13,11 @@ import (
 	"github.com/persys/compute/telemetry"
 )
 
-// tracer continues the trace of an API call in the orders that follow from it. This needs code, because no
-// call connects the commit of a change to its orders. For each recent workload, the leader remembers in
-// memory the last traced call that changed it. The first order that the agent accepts belongs to the trace of
-// that call. A later order, after a node failure or a retry, is a trace of its own with a link to that call.
-// A new leader remembers nothing, so its orders for earlier calls are not traced.
+// tracer continues the trace of an API call in the orders to agents that the call causes. gRPC cannot do this, because
+// the planner sends the orders later, outside of the call. For each recent workload, the leader remembers in memory the
+// last traced call that changed the workload. The first order that the agent accepts belongs to the trace of that call.
+// A later order, after a node failure or a retry, is a trace of its own with a link to that call. A new leader does not
+// know the calls of the former leader, so its orders for these calls are not traced.
 type tracer struct {
 	trace.Tracer
 

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// answering is a fake client of agents whose deliveries return these errors, one after another.
+// answering is a fake client of agents: the deliveries of orders return the errors errs, one after another.
 type answering struct{ errs []error }
 
 func (a *answering) Deliver(context.Context, fsm.Epoch, sched.Order) (sched.Ack, error) {
@@ -23,8 +23,8 @@ func (a *answering) Deliver(context.Context, fsm.Epoch, sched.Order) (sched.Ack,
 	return sched.Ack{Accepted: err == nil}, err
 }
 
-// The orders that follow from an apply belong to its trace until an agent accepts one. Later orders are
-// traces of their own with a link to that trace.
+// The orders that an apply causes belong to the trace of the apply until an agent accepts an order. Each later order is
+// a trace of its own with a link to the trace of the apply.
 func TestOrdersFollowTheirApply(t *testing.T) {
 	memory := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(memory))

@@ -100,7 +100,8 @@ func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 		if _, err := file.Import(got.GetClusterKey()); err != nil {
 			return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 		}
-		// The cluster still uses the initial gossip key, which is derived from the cluster key.
+		// An empty ring means that the cluster still uses the initial gossip key, which is derived from the cluster
+		// key.
 		if got.GetGossipRing() == "" {
 			return nil
 		}
@@ -187,8 +188,8 @@ func (t *trust) sign(a *pki.Authority, to pki.IdentityStore, role pki.Role, name
 	return to.SaveBeside(keyPEM, got.Chain, a.Root.Raw)
 }
 
-// remembered is the issuing authority, stored in a file beside the state. Without it, if the certificates of
-// all replicas expired while they were off, no replica could get a new certificate from another replica.
+// remembered is the content of a file beside the state: the issuing certificate authority. With it a replica can issue
+// its own certificate if the certificates of all replicas expired while the replicas were off.
 type remembered struct {
 	Cert, Root []byte
 	SealedKey  string
@@ -226,7 +227,7 @@ func (r *remembered) open(key *pki.Key) (*pki.Authority, error) {
 }
 
 // reissue replaces this replica's certificate if it has expired, is incomplete, or does not contain this
-// replica's present addresses. With such a certificate other replicas could not connect to this one, and it
+// replica's present addresses. With such a certificate the replicas could not connect to each other, so this replica
 // could not request another certificate from them.
 func (t *trust) reissue(file pki.KeyFile) error {
 	leaf, err := t.identityStore.Leaf()
@@ -274,8 +275,8 @@ const (
 	trustCall  = 10 * time.Second
 	// adminEvery is the period at which the admin's identity is checked.
 	adminEvery = 5 * time.Second
-	// adminBridge is the validity of a certificate that serves only to request the next certificate. Half of
-	// the validity is in the past, so that the certificate is due for renewal at once.
+	// adminBridge is the validity of a certificate of the admin that serves only to request the admin's next
+	// certificate. Half of the validity is in the past, so that the certificate is due for renewal at once.
 	adminBridge = 10 * time.Minute
 	caSoon      = 60 * 24 * time.Hour // how long before the expiry of the CA a warning is logged
 )
@@ -331,8 +332,7 @@ func (r *Replica) runTrust(ctx context.Context) {
 }
 
 // caNotAfter returns the time at which the certificate of the present issuing authority expires, in Unix
-// seconds. If no authority is valid any more, it returns the latest expiry of the former ones; 0 if there are
-// none.
+// seconds. If all authorities have expired, it returns the latest of their expiry times; 0 if there is no authority.
 func caNotAfter(v fsm.View) int64 {
 	now, last := max(time.Now().UnixNano(), v.Info().Clock), int64(0)
 	if a, ok := v.Issuer(now); ok {
@@ -369,9 +369,9 @@ func (t *trust) follow(v fsm.View) error {
 }
 
 // beginTrust stores the CA in the state, and admits this scheduler and the admin. The first time, it also
-// creates join tokens for the other machines. A part that was done before is not repeated. The admin's
-// identity is renewed while its files are on this machine; an admin who moved them elsewhere renews the
-// identity there.
+// creates join tokens for the other machines. It does not repeat parts that were done before. It renews the admin's
+// identity as long as the identity's files are on this machine; an admin who has moved the files to another machine
+// renews the identity there.
 func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	v := r.node.Store().View()
 	if !r.node.IsLeader() || !r.keys.Settled() {
@@ -423,8 +423,8 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, err
 		}
-		// Admit the certificate to the cluster before its files are written, because a program that reads
-		// the files may connect at once.
+		// Record the admission of the certificate before the certificate's files are written, because a program that
+		// reads the files may connect at once.
 		admit := func(leaf *x509.Certificate) error { return r.admit(ctx, leaf, pki.RoleUser, pki.AdminID, "admin") }
 		if err := r.trust.sign(a, admin, pki.RoleUser, pki.AdminID, time.Now(), r.trust.user, admit); err != nil {
 			return false, err
@@ -444,8 +444,8 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 }
 
 // keepAdmin renews the admin's identity on the scheduler with --init while another scheduler leads.
-// An expired certificate cannot be used to request a new one. In that case keepAdmin first issues a
-// certificate that is valid for a few minutes, and uses it for the request.
+// An expired certificate cannot be used to request a new certificate. If the admin's certificate has expired, keepAdmin
+// first issues a certificate that is valid for a few minutes, and uses it for the request.
 func (r *Replica) keepAdmin(ctx context.Context) error {
 	admin, v := r.trust.admin(), r.node.Store().View()
 	leaf, err := admin.Leaf()
@@ -506,8 +506,8 @@ func adminHint(k pki.IdentityStore, addr string) string {
 // admit records in the state that the holder of a certificate, which this replica has issued itself, is
 // admitted to the cluster.
 func (r *Replica) admit(ctx context.Context, leaf *x509.Certificate, role pki.Role, name, access string) error {
-	// If the state already has a later certificate of this identity, perhaps from another machine, that one
-	// stays the newest. The comparison uses whole seconds, as certificates do.
+	// If the state already has an admission with a later certificate of this identity, perhaps from another machine,
+	// keep that admission. The comparison uses whole seconds, as certificates do.
 	v, print := r.node.Store().View(), pki.Fingerprint(leaf.Raw)
 	if old, ok := v.Admission(string(role), name); ok && (old.Fingerprint == print || old.IssuedAt/1e9 > pki.IssuedAt(leaf).Unix()) {
 		return nil
@@ -578,8 +578,8 @@ func (r *Replica) dialAs(id pki.IdentityStore) (*pki.Files, *grpc.ClientConn, er
 }
 
 // dialSelf connects to this replica's own API at the listen address, because the published address may be
-// reachable only from other machines. The server's certificate is valid for localhost, as that of every
-// scheduler.
+// reachable only from other machines. The connection verifies the name localhost, which every scheduler's certificate
+// contains.
 func (r *Replica) dialSelf(files *pki.Files) (*grpc.ClientConn, error) {
 	at, err := netip.ParseAddrPort(r.grpcLis.Addr().String())
 	if err != nil {

@@ -51,7 +51,7 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 	if _, again := start("10.0.0.1", "s1.example.com"); !bytes.Equal(again, before) {
 		t.Error("the certificate must be kept while nothing has changed, but was replaced")
 	}
-	// An invalid host name in the settings must not keep a scheduler from starting.
+	// A scheduler must start although its settings contain an invalid host name.
 	odd := &trust{identityStore: first.identityStore, dir: dir, hosts: []string{"no host"}, life: time.Hour, name: "s1", log: first.log}
 	if err := odd.reissue(file); err != nil {
 		t.Error(err)
@@ -78,8 +78,8 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 	}
 }
 
-// TestAGoodCertificateStarts: a scheduler whose certificate is valid starts with it, even if it could not
-// issue another one.
+// TestAGoodCertificateStarts: a scheduler starts with its valid certificate, even if it could not issue another
+// certificate.
 func TestAGoodCertificateStarts(t *testing.T) {
 	for name, spoil := range map[string]func(*trust, pki.KeyFile) error{
 		"no authority": func(tr *trust, _ pki.KeyFile) error { return os.Remove(tr.rememberedPath()) },
@@ -113,8 +113,9 @@ func TestAGoodCertificateStarts(t *testing.T) {
 	}
 }
 
-// TestExpiredCertificatesAreReissued: a scheduler with an expired certificate starts without the help of the
-// others, which wait for it. Its join token is still in its settings.
+// TestExpiredCertificatesAreReissued: a scheduler with an expired certificate issues its next certificate itself at the
+// start, although a join token is still in its settings. It cannot ask the other schedulers, because they may wait for
+// it.
 func TestExpiredCertificatesAreReissued(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
@@ -152,8 +153,8 @@ func TestInitRefusesSettingsThatWaitForReplicas(t *testing.T) {
 	}
 }
 
-// TestARevokedAdminStaysRevoked: the first scheduler renews the admin's identity. It does not create the
-// identity again after a revocation, and does not replace a newer certificate.
+// TestARevokedAdminStaysRevoked: the first scheduler renews the admin's identity. It must not create the identity again
+// after a revocation, and must not replace a newer certificate.
 func TestARevokedAdminStaysRevoked(t *testing.T) {
 	cfg, err := DefaultConfig()
 	if err != nil {
@@ -254,7 +255,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 	}
 }
 
-// The expiry of the CA is reported in advance, because no new CA can be installed after it.
+// The scheduler reports the expiry time of the CA, because a new CA must be installed before that time.
 func TestTheEndOfTheCAIsReported(t *testing.T) {
 	state, index := fsm.New(), uint64(0)
 	apply := func(c *commandv1.Command) {
@@ -278,7 +279,8 @@ func TestTheEndOfTheCAIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first authority has expired but is still in the state. The last authority is not in use yet.
+	// Add three authorities: an expired authority that is still in the state, the present authority, and an authority
+	// that is not in use yet.
 	for _, begun := range []time.Duration{-pki.AuthorityLife - time.Hour, 0, time.Hour} {
 		a, err := root.NewAuthority("c1", time.Now().Add(begun))
 		if err != nil {

@@ -60,9 +60,9 @@ func (s *Server) userGrants(v fsm.View, level, name string) (grants []access.Gra
 	return append(grants, bound(v, fsm.SubjectUser, name)...)
 }
 
-// accessOf returns the built-in role of a person: viewer, operator or admin. It is the access level of the
-// join token with which the person enrolled, see checkAdmitted. A person with a certificate of another CA has
-// no such level. That person is an operator, or an admin if the user id is "admin".
+// accessOf returns the built-in role of a person: viewer, operator or admin. It is the access level of the join token
+// with which the person enrolled. A person with a certificate of another CA has no access level; that person is an
+// operator, or an admin if the user id is "admin".
 func (s *Server) accessOf(id pki.Identity) string {
 	a, ok := s.store.View().Admission(string(id.Role), id.ID)
 	switch {
@@ -154,7 +154,8 @@ func (s *Server) CheckAccess(ctx context.Context, req *clusterv1.CheckAccessRequ
 // anyNamespace, as the namespace in a CheckAccessRequest, stands for every namespace.
 const anyNamespace = "*"
 
-// inNamespaces reports whether a permission can be granted for single namespaces.
+// inNamespaces reports whether a permission can be granted for some namespaces only, or, if false, only for the whole
+// cluster.
 func inNamespaces(p access.Permission) bool {
 	for _, m := range methods {
 		if m.permission == p && m.namespaces == namespaced {

@@ -94,8 +94,8 @@ func TestTokensHaveTheRoleThatTheGatewayTells(t *testing.T) {
 	}
 }
 
-// TestCanIAnswersWithTheVerdict: CheckAccess answers whether a call is allowed, or whether a permission is
-// granted in a namespace.
+// TestCanIAnswersWithTheVerdict: CheckAccess answers whether the caller may make a call, or has a permission in a
+// namespace.
 func TestCanIAnswersWithTheVerdict(t *testing.T) {
 	g, as := spaces(t)
 	viewer(g, "vera")
@@ -140,8 +140,8 @@ func TestCanIAnswersWithTheVerdict(t *testing.T) {
 	code(t, err, codes.InvalidArgument)
 }
 
-// TestPeoplesCertificatesAreShort: a person's certificate is valid for 24 hours, at first and after a
-// renewal, whatever the validity of programs' certificates is. A setting changes these 24 hours.
+// TestPeoplesCertificatesAreShort: a person's certificate is valid for 24 hours by default, at first and after a
+// renewal, whatever the validity of programs' certificates is. A setting changes the 24 hours.
 func TestPeoplesCertificatesAreShort(t *testing.T) {
 	for setting, want := range map[time.Duration]time.Duration{0: 24 * time.Hour, time.Hour: time.Hour} {
 		w := newOwnCAWith(t, func(c *Config) { c.UserCertLife = setting })

@@ -69,8 +69,8 @@ func (s *Server) checkAccount(v fsm.View, c account) error {
 // accountCheckEvery is the time between two checks of the account of an open stream.
 const accountCheckEvery = 2 * time.Second
 
-// awaitAccount waits until an account may no longer act, and returns the reason. It returns nil if ctx ends
-// first.
+// awaitAccount waits until an account loses its right to act, for example because it is deleted, and returns the
+// reason. It returns nil if ctx ends first.
 func (s *Server) awaitAccount(ctx context.Context, a account) error {
 	return awaitError(ctx, accountCheckEvery, func() error { return s.checkAccount(s.store.View(), a) })
 }
@@ -137,8 +137,8 @@ func (s *Server) CreateAccount(ctx context.Context, req *clusterv1.CreateAccount
 	return s.putToken(ctx, put, 0, req.GetRequestId())
 }
 
-// RotateAccount implements cluster.v1. The new token gives the rights of the account, so the caller
-// must have all of them.
+// RotateAccount implements cluster.v1. The new token gives the rights of the account to the caller, so the caller must
+// have all of these rights.
 func (s *Server) RotateAccount(ctx context.Context, req *clusterv1.RotateAccountRequest) (*clusterv1.AccountTokenResponse, error) {
 	err := s.mayGrant(ctx, "rotate the token of account "+clip(req.GetName(), 128), bound(s.store.View(), fsm.SubjectAccount, req.GetName())...)
 	if err != nil {
@@ -201,8 +201,9 @@ func (s *Server) actsAs(c *caller, a account) error {
 	return nil
 }
 
-// named sets the name of the account of a call. The name is unknownAccount unless judge has accepted the account or
-// this replica's state has it. So it is set again after judge, which may have brought the state up to date.
+// named sets the name of the account of a call. If judge has not accepted the account and this replica's state does not
+// have it, the name is unknownAccount. The caller calls named again after judge, because judge may have brought the
+// state up to date.
 func (s *Server) named(c caller, accepted bool) caller {
 	if c.account.name == "" {
 		return c

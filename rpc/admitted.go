@@ -23,7 +23,7 @@ func (s *Server) checkAdmitted(v fsm.View, id pki.Identity) error {
 	a, known := v.Admission(string(id.Role), id.ID)
 	if known && !id.Mapped {
 		_, gone := v.RevokedCertificate(id.Fingerprint)
-		// If the identity was revoked, it needs an admission that is later than the revocation.
+		// A revoked identity is accepted only if it was admitted again after the revocation.
 		if r, revoked := v.RevokedIdentity(string(id.Role), id.ID); !gone && !(revoked && a.IssuedAt <= r.At) {
 			return nil
 		}
@@ -35,7 +35,7 @@ func (s *Server) checkAdmitted(v fsm.View, id pki.Identity) error {
 	return errorf(KindUnauthenticated, "%s %q: %w: `%s` makes a token with which it can join", id.Role, id.ID, why, id.TokenCommand())
 }
 
-// checkCaller refuses a caller that has no admission, and a call of a gateway whose user has none.
+// checkCaller refuses a caller that has no admission, and a call of a gateway for a user that has no admission.
 func (s *Server) checkCaller(v fsm.View, c caller) error {
 	if err := s.checkAdmitted(v, c.id); err != nil {
 		return err

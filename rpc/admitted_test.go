@@ -40,7 +40,7 @@ func (w *ownCA) tryAll(ctx context.Context, i int, cc *grpc.ClientConn) map[stri
 }
 
 // TestACertificateAloneGivesNothing: somebody has a certificate of the cluster's CA but was never admitted.
-// Such a caller may make no call, in any role, at any replica, directly or through a gateway or scheduler.
+// Every call of such a caller must be refused, in any role, at any replica, directly or through a gateway or scheduler.
 func TestACertificateAloneGivesNothing(t *testing.T) {
 	w := newOwnCA(t)
 	for _, r := range w.replicas {
@@ -77,7 +77,7 @@ func TestACertificateAloneGivesNothing(t *testing.T) {
 }
 
 // TestQuestionsAboutTheUnadmittedAreBounded: before a replica refuses a caller without an admission, it asks
-// the leader. The number of these requests is limited, because each costs a log entry.
+// the leader. The number of these requests must be limited, because each request costs a log entry.
 func TestQuestionsAboutTheUnadmittedAreBounded(t *testing.T) {
 	w := newOwnCA(t)
 	c := clusterv1.NewClusterClient(w.as(0, w.signed(pki.Identity{Role: pki.RoleUser, ID: "forged"})))
@@ -130,13 +130,13 @@ func TestTheFirstCallAfterAJoin(t *testing.T) {
 	ok(t, err)
 }
 
-// old makes a replica believe that its last confirmation by the leader is age old.
+// old makes a replica believe that the leader last confirmed the replica's state age ago.
 func (r *replica) old(age time.Duration) {
 	c := &r.server.recency
 	c.at.Store(int64(time.Since(c.since) - age))
 }
 
-// TestALaggingReplicaGivesNothingMore: a replica may not have applied yet that a person lost access. It asks
+// TestALaggingReplicaGivesNothingMore: a follower may not have applied yet that a person lost access, so it must ask
 // the leader before it answers the person's call itself.
 func TestALaggingReplicaGivesNothingMore(t *testing.T) {
 	w := newOwnCA(t)
@@ -272,8 +272,8 @@ func TestACutOffReplicaServesNoPeople(t *testing.T) {
 	}
 }
 
-// TestARevokedUserOnACutOffReplica: a replica that is cut off refuses a user who was revoked meanwhile, at
-// the latest when its last confirmation by the leader is too old.
+// TestARevokedUserOnACutOffReplica: a user is revoked while a replica is cut off from the leader. The replica must
+// refuse the user at the latest when the leader's last confirmation is too old.
 func TestARevokedUserOnACutOffReplica(t *testing.T) {
 	w := newOwnCA(t)
 	eve := w.holds(pki.Identity{Role: pki.RoleUser, ID: "eve"})

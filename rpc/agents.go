@@ -39,7 +39,7 @@ type Agents struct {
 	conns  map[agentAt]*agentConn
 	closed bool
 	swept  time.Time
-	// deletes holds the delete orders that were sent to legacy v1 agents and have not ended yet, as far as is known.
+	// deletes holds the delete orders that were sent to legacy v1 agents and whose end this scheduler has not seen yet.
 	deletes map[sched.Order]bool
 }
 
@@ -115,9 +115,9 @@ func (a *Agents) connAt(at agentAt) (agentv1.AgentServiceClient, error) {
 }
 
 // redial makes the next call to an agent dial at once and wait for the connection, if the last dial failed.
-// Callers use it when they know that the node is up. It leaves connections alone that are younger than age.
-// It replaces the connection and does not reset its backoff, because a connection in backoff refuses calls,
-// and a dial that hangs would go on.
+// Callers use it when they know that the node is up. It does not touch connections that are younger than age. It
+// replaces the connection by a new connection, because a connection in backoff refuses calls, and resetting the backoff
+// would not end a dial that hangs.
 func (a *Agents) redial(node, addr string, age time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -220,8 +220,8 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 // maxPolicies is the maximum size of all policies in an order, in bytes.
 const maxPolicies = 1 << 20
 
-// judgedBy adds to an order the policies by which the agent judges the workload: those of its namespace and
-// of the node.
+// judgedBy adds to an order the policies by which the agent judges the workload: the policies of the workload's
+// namespace and of the node.
 func judgedBy(req *agentv1.ApplyWorkloadRequest, v fsm.View, w *fsm.Workload, n *fsm.Node) error {
 	req.AdminsOnly = fsm.AdminsOnly(v, w)
 	size := 0
@@ -279,8 +279,7 @@ func unknownToLegacy(c *agentv1.ContainerSpec) string {
 	return ""
 }
 
-// firstOfCompose is the number of the first field of a container that it has in common with a service of a
-// Compose file.
+// firstOfCompose is the lowest protobuf field number of the container fields that a service of a Compose file has too.
 const firstOfCompose = 1340
 
 // order sends an apply to an agent and returns its acknowledgement.
@@ -303,8 +302,8 @@ func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 		}
 		ack.Message = st.GetMessage()
 	case strings.Contains(resp.GetMessage(), "is draining"):
-		// The drain of the node has ended, but the agent learns of it only from the answer to its next
-		// heartbeat.
+		// Return an error, so that the order is sent again: the node's drain has ended, but the agent learns of the end
+		// only from the answer to its next heartbeat.
 		return sched.Ack{}, fmt.Errorf("apply on node %s: %s", n.ID, resp.GetMessage())
 	default:
 		ack.Refused = true
@@ -332,8 +331,8 @@ func classOf(st *agentv1.WorkloadStatus, message string) string {
 
 func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, o sched.Order) (sched.Ack, error) {
 	if n.Facts.Protocol == 0 && a.wasSent(o) {
-		// A legacy v1 agent starts a new task for each delete. So send another delete only if the last one
-		// has failed.
+		// A legacy v1 agent starts a new task for each delete. So send another delete only if the last delete has
+		// failed.
 		switch done, err := a.deleted(ctx, c, o.Workload); {
 		case err != nil:
 			return sched.Ack{}, fmt.Errorf("delete on node %s: %w", n.ID, err)
@@ -344,7 +343,7 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 			return sched.Ack{Accepted: true}, nil
 		}
 	}
-	// If the workload now belongs on another node, its volumes on this node are kept.
+	// If the workload still exists, it has moved to another node. Then keep its volumes on this node.
 	w, lives := a.store.View().Workload(o.Workload)
 	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
 		Id: o.Workload, Epoch: e, Generation: spec.AgentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,

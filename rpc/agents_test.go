@@ -84,8 +84,8 @@ func (f *fakeAgent) Logs(r *agentv1.LogsRequest, s grpc.ServerStreamingServer[ag
 	return f.logs(r, s)
 }
 
-// agentWorld returns a group of replicas in whose state node n has a fake agent and the workload web, with an
-// order for web.
+// agentWorld returns a group of replicas, the fake agent of node n, a client of agents, and an order for the workload
+// web, which is assigned to node n.
 func agentWorld(t *testing.T, protocol uint32) (*group, *fakeAgent, *Agents, sched.Order) {
 	t.Helper()
 	g := newGroup(t, 1)

@@ -16,8 +16,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// TestDeliverChecksTheAgentsCertificate: an order is sent only to an agent whose certificate is that of the
-// node, whatever endpoint the node has registered.
+// TestDeliverChecksTheAgentsCertificate: an order is sent only to an agent with the certificate of the node, whatever
+// endpoint the node has registered.
 func TestDeliverChecksTheAgentsCertificate(t *testing.T) {
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Cluster: "c1", Schedulers: []string{"s0"}, Agents: []string{"victim", "thief", "fleet"}})
 	ok(t, err)

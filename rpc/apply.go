@@ -36,8 +36,8 @@ func refused(r controlv1.FailureReason, message string) outcome {
 
 // apply checks each request and commits all valid requests together. joins(i) reports whether request i has a
 // derived request id and may therefore share a log command with other requests. joins is nil if the call
-// consists of a single request. If the requests are for single members of a group with an autoscaler, autoscale has
-// its settings, which the members keep; otherwise it is nil.
+// consists of a single request. If the requests are for single members of a group with an autoscaler, autoscale holds
+// the settings of that autoscaler, which the members keep; otherwise it is nil.
 func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest, joins func(int) bool, autoscale *fsm.Autoscale) []outcome {
 	out := make([]outcome, len(reqs))
 	if frozen := s.frozenBeforeLog(true); frozen != "" {
@@ -168,8 +168,8 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 	return []fsm.Command{c}, nil
 }
 
-// Parsing a request needs up to 300 times its size in memory. So a request larger than smallRequest waits
-// until all requests that are being parsed at the same time have at most parseRoom bytes together.
+// Parsing a request needs up to 300 times its size in memory. So a request larger than smallRequest waits until, with
+// it, the requests that are being parsed at the same time have at most parseRoom bytes together.
 const (
 	smallRequest = 16 << 10
 	parseRoom    = 2 << 20
@@ -187,9 +187,9 @@ func (s *Server) parse(ctx context.Context, size int) (leave func(), err error) 
 	return func() { s.parsing.Release(n) }, nil
 }
 
-// prepare parses a request, seals its secrets, loads its Compose stack, and checks both. by is the policy by
-// which the workload is judged; nil means the policy for puts of the caller. If the request has secrets and
-// there is no cluster key yet, prepare waits for the key.
+// prepare parses a request, seals its secrets, loads its Compose stack, and checks both. by is the policy by which the
+// workload is judged; nil means the policy that applies to the caller and the workload's namespace. If the request has
+// secrets and there is no cluster key yet, prepare waits for the key.
 func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadRequest, by *policy.Policy) (spec.Prepared, error) {
 	leave, err := s.parse(ctx, req.SizeVT())
 	if err != nil {
@@ -277,8 +277,8 @@ func (s *Server) awaitKey(ctx context.Context) bool {
 	}
 }
 
-// sealer returns the cluster key, or nil if there is none. That is no error, because specifications without
-// secrets do not need the key.
+// sealer returns the cluster key, or nil if there is none. A missing key is no error here, because specifications
+// without secrets do not need the key.
 func sealer(k Keys) spec.Sealer {
 	if key, err := k.Key(); err == nil {
 		return key

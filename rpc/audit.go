@@ -58,9 +58,8 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 	return &clusterv1.RecordSessionResponse{Index: results[0].Index}, nil
 }
 
-// noted carries out a change that is not a command of the log, by calling the function do. Before
-// the change, it commits an audit event that names the caller. If the change fails, it commits
-// another event.
+// noted calls do, which makes a change that is not a command of the log. Before the call, it commits an audit event
+// that names the caller. If do fails, it commits another event.
 func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
 	c := callOf(ctx)
 	if c.id.Role == pki.RoleScheduler {
@@ -86,10 +85,10 @@ func (s *Server) noted(ctx context.Context, node, what string, do func() error) 
 	return err
 }
 
-// refuse records that a change was refused because the caller lacks a right, and returns the refusal, why. A
-// follower's state may be out of date. So a follower forwards the call (if req is set), and the leader
-// decides and records. For each caller, the first refusals within a minute are recorded one by one, and the
-// number of further refusals in one record.
+// refuse records that a change was refused because the caller lacks a right, and returns why, the error of the refusal.
+// A follower's state may be out of date, so a follower forwards the call to the leader if req is not nil; then the
+// leader decides, and records a refusal. For each caller, the first refusals within a minute are recorded one by one,
+// and the number of further refusals in one record.
 func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why error) (any, error) {
 	if kind := edgeKind(why); c.repetition == repeatable || kind != KindPermission && kind != KindUnauthenticated {
 		return nil, why
@@ -127,8 +126,8 @@ func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why 
 	return nil, why
 }
 
-// recordRest records how many refusals of a caller were not recorded one by one. If together is set, the number
-// is that of all callers that were not counted separately, and the record names no caller.
+// recordRest records how many refusals of a caller were not recorded one by one. If together is true, n is the sum over
+// all callers that were not counted separately, and the record names no caller.
 func (s *Server) recordRest(c *call, n int, together bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), execLastWord)
 	defer cancel()

@@ -12,8 +12,7 @@ import (
 const auditConfirm = time.Second
 
 // Audit implements the call of cluster.v1: it streams the audit logs. Without a leader it streams this
-// replica's copy. A user whose rights are confined to namespaces gets only the records about these
-// namespaces.
+// replica's copy. A user who has rights only in some namespaces gets only the records about these namespaces.
 func (s *Server) Audit(req *clusterv1.AuditRequest, out clusterv1.Cluster_AuditServer) error {
 	logs := fsm.AuditLogs()
 	switch l := fsm.AuditLog(req.GetLog()); l {

@@ -11,11 +11,11 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// autoscaler is the caller in the head of the commands of the autoscaler, and in their events.
+// autoscaler is the name of the caller in the commands and events of the autoscaler.
 const autoscaler = "autoscaler"
 
-// Autoscale changes the number of members of a group for the leader, if the group has from members. Quotas and
-// policies hold as for a person.
+// Autoscale changes the number of members of a group from from to count for the leader's autoscaler. If the group has
+// another number of members than from, it returns an error. Quotas and policies apply as to a person's call.
 func (s *Server) Autoscale(ctx context.Context, group string, from, count int, reason string) error {
 	view, err := s.latest(ctx)
 	if err != nil {
@@ -50,8 +50,8 @@ func (s *Server) membersNow(ctx context.Context, group string) (*int, error) {
 	return new(fsm.Count(have)), nil
 }
 
-// autoscaleView adds to the settings of a group's autoscaler what only the leader knows: the present use and the
-// last decision.
+// autoscaleView adds the present CPU use and the last decision, which only the leader knows, to the settings of a
+// group's autoscaler.
 func (s *Server) autoscaleView(w *fsm.Workload, out *controlv1.AutoscaleStatus) *controlv1.AutoscaleStatus {
 	if out == nil {
 		return nil

@@ -20,8 +20,8 @@ func autoscaled() *controlv1.ApplyWorkloadRequest {
 	return req
 }
 
-// TestAutoscale: the leader scales a group like a person, with the quota and the secrets. An apply of the file
-// keeps the number.
+// TestAutoscale: when the autoscaler adds members, the namespace's quota applies and the new members get the group's
+// secrets. An apply of the same file keeps the number of members.
 func TestAutoscale(t *testing.T) {
 	g := newGroup(t, 2)
 	apply := func(req *controlv1.ApplyWorkloadRequest) string {
@@ -95,7 +95,8 @@ func TestRollBackOfAnAutoscaledMember(t *testing.T) {
 	is(t, "the other member", other.Content == first, false)
 }
 
-// TestUndoIsOffered: GetRollout offers an undo only while it does not change the number that the autoscaler chose.
+// TestUndoIsOffered: GetRollout offers the undo of an update only while the undo would keep the number of members that
+// the autoscaler chose.
 func TestUndoIsOffered(t *testing.T) {
 	g := newGroup(t, 1)
 	version := func(image string, low int32) {

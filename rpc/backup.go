@@ -49,7 +49,7 @@ func (s *Server) CreateBackup(req *clusterv1.CreateBackupRequest, out clusterv1.
 	return w.Flush()
 }
 
-// pieces is a writer that sends what is written to it as messages of a backup.
+// pieces is an io.Writer that sends the written bytes as messages of a backup stream.
 type pieces struct {
 	out clusterv1.Cluster_CreateBackupServer
 }

@@ -33,10 +33,10 @@ type batch struct {
 	ids  map[string]struct{} // ids of the workloads in the open row
 }
 
-// open is the command to which further requests can be added, and its row. A row is the sequence of requests
-// that may share the command. It depends only on the requests, so that a repeated call forms the same rows
-// and finds their receipts. A row contains no workload twice, because each change of a workload needs a
-// generation of its own.
+// open is the log command to which further requests can be added, and its row. A row is the sequence of requests that
+// may share one command. Which requests form a row depends only on the requests, so that a repeated call forms the same
+// rows and finds their receipts. A row contains no workload twice, because each change of a workload needs a generation
+// of its own.
 type open struct {
 	first string                  // request id of the first request of the row; "" if there is no row
 	seen  int                     // number of requests in the row, including those that were refused
@@ -48,8 +48,8 @@ const (
 	// joinLimit is the maximum size in bytes of a request that may share a command. A full row is far
 	// smaller than the limit of a command.
 	joinLimit = 1 << 10
-	// joinMember is the suffix from which the command id of a row is derived, so that the id differs from
-	// that of its first request alone.
+	// joinMember is the suffix from which the command id of a row is derived, so that this id differs from the id that
+	// the row's first request would have alone.
 	joinMember = "each"
 )
 
@@ -106,7 +106,7 @@ func (b *batch) addAlone(ctx context.Context, i int, ownID bool) error {
 	return err
 }
 
-// note records which fields the i-th request sets back to an earlier revision.
+// note records which fields the i-th request sets back to the values of an earlier revision.
 func (b *batch) note(i int, put *commandv1.PutWorkloads) {
 	view := b.s.store.View()
 	for _, p := range put.GetWorkloads() {
@@ -135,8 +135,8 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	if k < len(r.Items) && r.Items[k].ID == id {
 		return r.Of(r.Items[k])
 	}
-	// The results are those of the first attempt, when other requests of this row were refused before they
-	// reached the log. So find the result by its workload.
+	// The results come from the receipt of the first attempt, in which other requests of this row may have been refused
+	// before they reached the log. So find the result by the workload's id and not by position.
 	for _, it := range r.Items {
 		if it.ID == id {
 			return r.Of(it)
@@ -145,9 +145,9 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	return fsm.Result{Kind: fsm.Conflict, Index: r.Index, Reason: "workload " + id + " was refused when this request was first sent; the stored answer does not cover it: send the workload again with a new request id"}
 }
 
-// deriveRequestIDs gives each request of a call the id of the call with the position of the request added to two
-// bytes of it. The bytes are not the last ones, so that a request can number its commands. derived reports whether
-// a request has such an id, which it also has if the call is repeated or forwarded.
+// deriveRequestIDs gives each request without an id the id of the call plus the position of the request, added to bytes
+// 10 and 11. The last bytes stay free, so that a request can number its commands. derived reports whether a request has
+// such a derived id; after the call is repeated or forwarded, it still does.
 func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) bool, err error) {
 	if req.GetRequestId() == "" {
 		return never, nil
@@ -159,8 +159,8 @@ func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) b
 	own := map[int]bool{}
 	for i, w := range req.GetWorkloads() {
 		id := base
-		// Add i to bytes 10 and 11 of the UUID. They contain neither version nor variant, nor the bits that
-		// head changes.
+		// Add i to bytes 10 and 11 of the UUID. These bytes contain neither version nor variant, nor the bits that the
+		// method head changes.
 		binary.BigEndian.PutUint16(id[10:], binary.BigEndian.Uint16(id[10:])+uint16(i))
 		if given := w.GetRequestId(); given != "" && given != id.String() {
 			own[i] = true

@@ -130,7 +130,7 @@ func TestARepetitionDoesNotApplyARowThatWasRefused(t *testing.T) {
 	ok(t, err)
 	derived, err := deriveRequestIDs(req)
 	ok(t, err)
-	// Make the request valid, as if the rules had changed. The hash of the call stays the same.
+	// Make the second request valid, as if the validation rules had changed between the two attempts.
 	req.Workloads[1] = web("later")
 	req.Workloads[1].RequestId = bad.GetRequestId()
 	repeat := func() *clusterv1.ApplyWorkloadsResponse {

@@ -41,7 +41,7 @@ func BenchmarkApplyUnary(b *testing.B) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "calls/s")
 }
 
-// BenchmarkApplyHandler measures the handler of the same calls, without a connection.
+// BenchmarkApplyHandler measures the handler of ApplyWorkload with one workload per call, without a connection.
 func BenchmarkApplyHandler(b *testing.B) {
 	s, ctx := hollowServer(b)
 	info := &grpc.UnaryServerInfo{FullMethod: controlv1.AgentControl_ApplyWorkload_FullMethodName}

@@ -15,8 +15,7 @@ import (
 // conditionForm is the form of a condition: the number of a revision, or an etag that package fsm makes.
 var conditionForm = regexp.MustCompile(`^(0|[1-9][0-9]{0,18}|[1-9][0-9]{0,18}-c1-[0-9a-f]{1,64}-[a-z]{1,16})$`)
 
-// checkCondition checks the form of the condition if_revision. Whether the condition is met is checked by the
-// state machine.
+// checkCondition checks the form of the condition if_revision. The state machine checks whether the condition is met.
 func checkCondition(condition string) error {
 	if condition != "" && !conditionForm.MatchString(condition) {
 		return errorf(KindInvalid, "if_revision: %.64q must be the number of a revision (`persysctl history WORKLOAD`), an etag, or 0 for a workload that does not exist", condition)
@@ -52,8 +51,8 @@ func (s *Server) tagged(resp *controlv1.ApplyWorkloadResponse) {
 	}
 }
 
-// takesBack returns the fields that a put would set back to the value of an earlier revision. This shows what
-// a user would undo who applies a file that is older than the present revision.
+// takesBack returns the fields that a put would set back to the value of an earlier revision. It warns a user who
+// applies a file that is older than the present revision.
 func takesBack(view fsm.View, p *commandv1.WorkloadPut) (out []*controlv1.TakenBack) {
 	w, ok := view.Workload(p.GetId())
 	if !ok || w.Desired == fsm.DesiredDeleted {

@@ -84,8 +84,8 @@ func TestConditions(t *testing.T) {
 	is(t, "etag in the end", w.ETag(), second.GetEtag())
 }
 
-// TestRequestIDOfAnotherRequest: if a request id comes again with another message or method, the second
-// request is refused and nothing of it is done.
+// TestRequestIDOfAnotherRequest: if a request id is used again with another message or method, the second request is
+// refused and changes nothing.
 func TestRequestIDOfAnotherRequest(t *testing.T) {
 	large := func(id string) *controlv1.ApplyWorkloadRequest { // a request that is too large to share a command with others
 		req := web(id)

@@ -26,7 +26,8 @@ func AccountOfToken(token string) (name string, ok bool) {
 	return name, ok && name != "" && secret != ""
 }
 
-// IsAccountToken reports whether a bearer token is meant to be one of an account.
+// IsAccountToken reports whether a bearer token begins like the token of an account. Such a token may still be
+// malformed.
 func IsAccountToken(token string) bool { return strings.HasPrefix(token, accountTokenPrefix) }
 
 // Bounds of KeyGroups.

@@ -73,8 +73,8 @@ func (c *codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
-	// The generated decoders do not check that strings are valid UTF-8. A string with invalid UTF-8 in the
-	// state would make every answer fail that contains it.
+	// The generated decoders do not check that strings are valid UTF-8. If a string with invalid UTF-8 got into the
+	// state, every answer that contains it would fail.
 	err := c.schema(m).Check(buf.ReadOnlyData(), false)
 	if err == nil {
 		// The decoder has copied all strings and bytes, so the buffer may be used again.
