@@ -7,9 +7,9 @@
 // only in some namespaces. A method is answered in one of three ways:
 //
 //   - leader: mutations, registrations and heartbeats. A follower forwards the call to the leader
-//     with the caller's identity, one hop at most. If there is no leader, it waits for one for a
-//     while. A mutation carries a request id, so a call whose outcome is unknown can be repeated
-//     safely. If the caller sends no id, the server makes one.
+//     with the caller's identity, one hop at most. If there is no leader, the follower holds the call for a while until
+//     there is a leader. A mutation carries a request id, so a call whose outcome is unknown can be repeated safely. If
+//     the caller sends no id, the server makes one.
 //   - read: by the read level that the caller asks for. A stale or session read is answered by the
 //     replica that was called, a linearizable read by the leader. If there has been no leader for a
 //     second, callers that asked for no level get a stale answer, which is marked in the trailers.

@@ -79,8 +79,7 @@ func (e *Error) GRPCStatus() *status.Status {
 		return status.Convert(dial.Error(codes.InvalidArgument, dial.ReasonOtherRequest, e.Error()))
 	}
 	if e.Kind == KindNoAgent {
-		// Another replica would not reach the agent either. The reason tells clients not to try the other
-		// replicas.
+		// The reason NO_AGENT tells clients not to try other replicas, because they would not reach the agent either.
 		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNoAgent, e.Error()))
 	}
 	return status.New(kindCodes[e.Kind], e.Error())
@@ -108,7 +107,8 @@ var (
 	ErrUnknownOutcome = errors.New("it is not known whether the command was committed")
 )
 
-// edge converts any error to an Error, with the operation and with a kind from which the gRPC code follows.
+// edge converts an error that leaves the server to an Error, with the operation op and with the kind from edgeKind,
+// which determines the gRPC code.
 func edge(op string, err error) error {
 	if err == nil {
 		return nil

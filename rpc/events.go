@@ -74,8 +74,8 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 }
 
 // soFar returns after, the number of the last event that the client has, or the number of the newest event if
-// that is lower. A client can have a higher number than the newest if the state was restored onto new
-// schedulers. A follower may simply lag behind, so soFar asks a confirmed leader.
+// that is lower. The client has a higher number than the newest event if the state was restored onto new schedulers. On
+// a follower that lags behind it has a higher number too, so soFar asks a confirmed leader.
 func (s *Server) soFar(ctx context.Context, after uint64) (uint64, error) {
 	if after <= s.store.View().Info().EventSeq {
 		return after, nil
@@ -123,8 +123,8 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 	if len(e.Details) > 0 {
 		out.Details = make(map[string]string, len(e.Details))
 		for i, d := range e.Details {
-			// An event about a change of status has a detail "from" of its own, the former status. If
-			// there are two, the first one is the address of the caller.
+			// The detail "from" is the caller's address, and in an event about a change of status also the former
+			// status. If an event has the detail twice, the first value is the caller's address.
 			if d.Key == "from" && i+1 < len(e.Details) && e.Details[i+1].Key == "from" {
 				d.Key = "caller"
 			}
@@ -136,8 +136,7 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 
 func eventMatches(req *clusterv1.EventsRequest, in access.Scope, e *fsm.Event) bool {
 	of := e.In()
-	// A user whose rights are confined to namespaces sees only events about these namespaces and the
-	// workloads in them.
+	// A user who has rights only in some namespaces sees only events about these namespaces and the workloads in them.
 	return (in.Everywhere() || of != "" && in.Has(of)) && (req.GetNamespace() == "" || req.GetNamespace() == of) &&
 		(req.GetWorkloadId() == "" || req.GetWorkloadId() == e.Workload) &&
 		(req.GetNodeId() == "" || req.GetNodeId() == e.Node) &&

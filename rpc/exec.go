@@ -121,9 +121,9 @@ func firstOpen(stream clusterv1.Cluster_ExecServer) (*clusterv1.ExecOpen, error)
 	return open, nil
 }
 
-// recorded returns what the audit log keeps of a session's command. Arguments often hold passwords, and the log
-// is copied out of the cluster, so it keeps the program and a hash of the command line by which a known
-// command can be compared.
+// recorded returns the text about a session's command for the audit log: the program, and a hash of the command line,
+// with which a known command line can be compared. The log does not contain the arguments, because they often contain
+// passwords and the log is exported out of the cluster.
 func (s *Server) recorded(open *clusterv1.ExecOpen) string {
 	line := commandLine(open)
 	if s.cfg.AuditCommands || open.GetConsole() {

@@ -105,7 +105,8 @@ func heard(s clusterv1.Cluster_ExecClient) (out, bad string, code int32, err err
 	}
 }
 
-// viaOf returns the gateway that an event names, without its certificate.
+// viaOf returns the identity of the gateway that an event names, without the part after "?" that describes its
+// certificate.
 func viaOf(e *fsm.Event) string {
 	for _, l := range e.Details {
 		if l.Key == "via" {

@@ -38,7 +38,7 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	resp, c, err := s.carry(ctx, who, info.FullMethod, req, h)
 	if c != nil {
 		if md := s.trailer(c); md != nil {
-			// SetTrailer fails only if the stream has ended, which the error of the call says anyway.
+			// Ignore the error: SetTrailer fails only if the stream has ended, and then the call's own error says so.
 			_ = grpc.SetTrailer(ctx, md)
 		}
 	}
@@ -92,8 +92,8 @@ func (s *Server) route(ctx context.Context, c *call, full string, req any, h grp
 		}
 		resp, err := s.atLeader(ctx, c, full, req, h)
 		if err != nil && !asked && !c.forwarded && status.Code(edge("", err)) == codes.Unavailable {
-			// Legacy v1 clients send no index. They get a stale answer, marked as such, rather than an
-			// error.
+			// There is no leader, and the caller has asked for no read level, as legacy v1 clients do. It gets an
+			// answer that is marked as stale, instead of an error.
 			c.level = staleFallback
 			return s.here(ctx, c, full, req, h)
 		}
@@ -212,8 +212,8 @@ func (c *call) answer(resp any, err error) dial.Answer {
 	return dial.Refusal
 }
 
-// judging is a Replica that records whether the state machine judged the present call. If one proposal of a
-// call was committed and a later one has no known outcome, the outcome of the whole call is unknown.
+// judging is a Replica that records whether the state machine judged the present call. If one proposal of a call was
+// committed and a later proposal failed, the outcome of the whole call is unknown.
 type judging struct{ Replica }
 
 func (j judging) Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
@@ -251,8 +251,8 @@ func waitFor(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
 	return true
 }
 
-// passing reports whether a repetition of a failed call may succeed: the replica did not answer, or it does
-// not lead, or the outcome of the call is unknown.
+// passing reports whether a failed call may succeed if it is repeated: the replica did not answer, or it does not lead,
+// or the outcome of the call is unknown.
 func passing(err error) bool {
 	switch edgeKind(err) {
 	case KindNotLeader, KindNoLeader, KindUnavailable, KindUnknownOutcome:

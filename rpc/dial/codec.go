@@ -77,7 +77,7 @@ func (c *codec) Unmarshal(data mem.BufferSlice, v any) error {
 	// state, every answer that contains it would fail.
 	err := c.schema(m).Check(buf.ReadOnlyData(), false)
 	if err == nil {
-		// The decoder has copied all strings and bytes, so the buffer may be used again.
+		// The generated decoder copies all strings and bytes, so gRPC may use the buffer again afterwards.
 		err = m.UnmarshalVT(buf.ReadOnlyData())
 	}
 	if err != nil {

@@ -41,24 +41,24 @@ const (
 	connectionAge = 30 * time.Minute
 	// MaxMessage is the maximum size of a message from a client, in bytes.
 	MaxMessage = 4 << 20
-	// MaxAnswer is the maximum size of a message from a scheduler, in bytes. Legacy v1 clients request
-	// complete lists and not pages, which are long in a large cluster.
+	// MaxAnswer is the maximum size of a message from a scheduler, in bytes. Legacy v1 clients request complete lists
+	// instead of pages, and the lists of a large cluster are long.
 	MaxAnswer = 64 << 20
-	// DefaultCallTimeout is the deadline of a unary call whose caller sets none, and of the opening of a
+	// DefaultCallTimeout is the deadline of a unary call without a deadline of its caller, and of the opening of a
 	// stream.
 	DefaultCallTimeout = 20 * time.Second
 )
 
-// ConnectionAge returns the MaxConnectionAge of a server with TLS, for certificates with this validity. It is
-// so short that every connection is replaced, and so uses a renewed certificate, well before the old
-// certificate expires.
+// ConnectionAge returns the MaxConnectionAge of a server with TLS, for certificates with this validity. It is so short
+// that every connection is replaced by a connection with the renewed certificate well before the old certificate
+// expires.
 func ConnectionAge(life time.Duration) time.Duration {
 	return max(time.Second, min(connectionAge, life/6))
 }
 
 const (
-	// If a candidate does not connect within this time, the next one is dialled in parallel (as in RFC
-	// 8305).
+	// stagger is the time for which race waits for one candidate before it dials the next candidate in parallel (as in
+	// RFC 8305).
 	stagger = 250 * time.Millisecond
 	// Pauses between rounds of attempts in which no replica answered.
 	minPause = 50 * time.Millisecond
@@ -99,8 +99,8 @@ type Options struct {
 	// request or answer that is lost inside a replica would cost the caller's whole deadline.
 	ReadPatience time.Duration
 	// UnreachableAfter is the time after which a call fails that has reached no replica, because every
-	// connection was refused or failed its handshake. With 0 the call tries until its deadline; that is for
-	// programs that should survive an outage.
+	// connection was refused or failed its handshake. If it is 0, the call tries until its deadline, as programs need
+	// that survive an outage of the schedulers.
 	UnreachableAfter time.Duration
 	// Log gets log lines about background work; nil discards them.
 	Log *slog.Logger
@@ -160,8 +160,8 @@ func Dial(ctx context.Context, opt Options) (*Conn, error) {
 }
 
 // Learn adds the scheduler addresses that a scheduler's answer contains. The Conn tries them after the
-// configured or discovered addresses, and stores them in Options.CacheFile. So a client finds the schedulers
-// even if all of them have moved since it was configured. Learn may be called for every answer.
+// configured or discovered addresses, and stores them in Options.CacheFile. So a client finds the schedulers even if
+// all of them have moved since the client was configured. Learn may be called for every answer.
 func (c *Conn) Learn(addrs []string) {
 	c.mu.Lock()
 	from := ""
@@ -264,7 +264,8 @@ func (c *Conn) connect(end Endpoint) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+end.Addr, append(opts, c.opt.Extra...)...)
 }
 
-// adopt replaces the scheduler addresses. A peer whose address stays keeps its connection.
+// adopt replaces the scheduler addresses. A peer whose address is in both the old and the new list keeps its
+// connection.
 func (c *Conn) adopt(ends []Endpoint) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -373,8 +374,8 @@ func (c *Conn) late(p *peer) {
 	}
 }
 
-// answered records that a peer answered, and which leader the answer named. If the peer could not serve the
-// call (err), it is not preferred next time.
+// answered records that a peer answered, and which leader the trailer names. If err shows that the peer could not serve
+// the call, the next call does not prefer this peer.
 func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
 	p.ok()
 	c.mu.Lock()
@@ -398,8 +399,8 @@ func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
 	}
 }
 
-// credible reports whether the leader's address in an answer can be used. It cannot if it is no address, or
-// if it is a loopback address in the answer of another machine.
+// credible reports whether hint, the leader's address in an answer from the address from, can be used. It cannot be
+// used if it is malformed, or if it is a loopback address that another machine has sent.
 func credible(hint, from string) bool {
 	addr, err := parseAddr(hint, "")
 	if err != nil || addr != hint || len(hint) > 300 {
@@ -447,8 +448,8 @@ func (c *Conn) order(tried []*peer) []*peer {
 	return all
 }
 
-// pick returns the next peer to try, which is not in tried; nil if there is none left. It waits until an
-// address is known and one of the candidates is connected, or all of them have failed.
+// pick returns the next peer to try that is not in tried; nil if all peers were tried. It waits until an address is
+// known, and then until a candidate is connected or all candidates have failed.
 func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	select {
 	case <-c.known:
@@ -479,7 +480,7 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 		if p.state() == connectivity.Ready {
 			return p, nil
 		}
-		// The preferred peer is connected in the background, while another peer serves the call.
+		// Connect to the preferred peer in the background; until then another peer serves the calls.
 		if i == 0 && better {
 			p.conn().Connect()
 		}
@@ -487,9 +488,8 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	return race(ctx, candidates), nil
 }
 
-// race connects to the candidates one after another: to the next one after a delay, or at once when the
-// previous one fails. It returns the first candidate that is connected, or the first in the list if none
-// connects.
+// race dials the candidates one after another: the next candidate after the delay stagger, or at once when the previous
+// candidate fails. It returns the candidate that connects first, or candidates[0] if none connects.
 func race(ctx context.Context, candidates []*peer) *peer {
 	if len(candidates) == 1 {
 		return candidates[0] // return it anyway: the call itself waits for the connection
@@ -543,14 +543,14 @@ func ready(ctx context.Context, cc *grpc.ClientConn) bool {
 	}
 }
 
-// attempt is the result of one attempt of a call, in addition to the error.
+// attempt says what is known about one attempt of a call in addition to its error.
 type attempt struct {
 	sent   bool // a replica may have received the call
 	judged bool // the state machine has judged the request id of the call
 }
 
-// try calls do with one peer after another, until Outcome says that the caller gets the answer, or ctx ends.
-// If a replica may have applied a mutation but its answer was lost, the error is UnknownOutcome.
+// try calls do with one peer after another until ctx ends or Outcome says that the caller gets the answer. If a replica
+// may have applied a mutation but its answer was lost, the error is UnknownOutcome.
 func (c *Conn) try(ctx context.Context, method string, mutation bool, reply any, do func(*peer) (attempt, error)) error {
 	var tried []*peer
 	var last error
@@ -674,9 +674,10 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 			err = status.Errorf(codes.Unavailable, "scheduler %s did not answer within %s", p.end.Addr, c.opt.ReadPatience)
 		case judge(err) == broken:
 		case status.Code(err) == codes.DeadlineExceeded && to.Addr != nil:
-			// The peer may have noticed the deadline before this client did. It was late in any case.
+			// The peer did not answer in time, even if the error comes from the peer, which noticed the deadline before
+			// this client.
 			c.late(p)
-			// A call with a short deadline ends before the watch timer fires, so probe the peer now.
+			// Probe the peer now: a call with a short deadline ends before the timer that would start a probe.
 			p.suspect(l)
 		case ctx.Err() == nil || err == nil:
 			alive = true
@@ -686,7 +687,8 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	})
 }
 
-// gone returns the error for a peer that was removed: unreachable, unless the whole Conn is closed.
+// gone returns the error of a call to a peer that was removed: Unavailable, so that another peer is tried, or another
+// error if the whole Conn is closed.
 func (c *Conn) gone(err error) error {
 	if c.ctx.Err() != nil {
 		return err
@@ -738,7 +740,7 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 			return attempt{}, c.explain(ctx, l, err)
 		}
 		out = &stream{ClientStream: cs, lane: l, conn: c, desc: desc, caller: ctx}
-		// A caller may end the stream through its context without reading it to the end.
+		// Release the connection also if the caller ends its context without reading the stream to the end.
 		unhook := context.AfterFunc(sctx, func() { out.once.Do(func() { l.end(true, false) }) })
 		out.finish = func() {
 			unhook()
@@ -753,7 +755,7 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	return out, nil
 }
 
-// stream is a client stream that reports each received message to its peer, which then counts as alive.
+// stream is a client stream that records for each received message that its peer is alive.
 type stream struct {
 	grpc.ClientStream
 	lane   lane

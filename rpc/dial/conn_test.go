@@ -224,8 +224,8 @@ func TestAHangingReplicaLosesItsCalls(t *testing.T) {
 		if a.calls.Load() != 2 || b.calls.Load() != 1 {
 			t.Errorf("the first replica got %d calls and the second %d, want 2 and 1", a.calls.Load(), b.calls.Load())
 		}
-		// Even after its penalty has ended, the first replica is not tried, because the other replica
-		// serves.
+		// After the penalty of the first replica has ended, calls still go to the second replica, because the second
+		// replica answers.
 		time.Sleep(minPenalty)
 		mustCall(t, c, apply)
 		if a.calls.Load() != 2 || b.calls.Load() != 2 {
@@ -256,8 +256,8 @@ func TestAHangingReplicaLosesItsCalls(t *testing.T) {
 		if a.calls.Load() != 1 || b.calls.Load() != 1 {
 			t.Errorf("the first replica got %d calls and the second %d, want one each", a.calls.Load(), b.calls.Load())
 		}
-		// The second replica is slow too. A read waits for the second replica, and a mutation waits for its
-		// first replica.
+		// The second replica is slow too. A read moves only once and then waits for the second replica; a mutation
+		// waits for its first replica.
 		var asked atomic.Int64
 		slow := func(ctx context.Context) error {
 			if asked.Add(1) == 1 {
@@ -381,8 +381,8 @@ func TestCallsWithoutReceiptsAreNotRepeated(t *testing.T) {
 	if err := call(c, deleteVolume, 5*time.Second); !IsUnknownOutcome(err) || a.calls.Load() != 1 || b.calls.Load() != 0 {
 		t.Errorf("a call without a receipt was made %d times, and again %d times; want it made once (error %v)", a.calls.Load(), b.calls.Load(), err)
 	}
-	// Replicas that never received the request do not prevent a further attempt: here the first two
-	// addresses are unreachable.
+	// The first two addresses are unreachable, so these replicas have not received the request, and the call must be
+	// tried at the third replica.
 	mustCall(t, c, deleteVolume)
 }
 

@@ -22,8 +22,8 @@ const (
 	cacheMax = 64 << 10
 )
 
-// source provides the scheduler addresses of a Conn, from a fixed list or an SRV name. After these it adds
-// the addresses that schedulers have sent, in case the configured ones are outdated.
+// source provides the scheduler addresses of a Conn, from a fixed list or an SRV name. After the addresses from the
+// list or from DNS it adds the addresses that schedulers have sent, in case the configuration is outdated.
 type source struct {
 	target Target
 	fixed  []Endpoint // addresses of a target that is a list
@@ -90,8 +90,8 @@ func newSource(opt Options) (*source, error) {
 }
 
 // begin publishes the addresses that are known without a lookup. For an SRV name these are the addresses in
-// the cache file, because waiting for a silent DNS server would take longer than an agent's lease. The answer
-// of DNS later replaces them.
+// the cache file, because waiting for a silent DNS server would take longer than an agent's lease. When DNS answers,
+// its answer replaces the cached addresses.
 func (s *source) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +109,7 @@ func (s *source) begin() {
 
 // run keeps the addresses of an SRV name up to date until ctx ends. It repeats the lookup when the TTL
 // expires and when again is called, at most every half second. If DNS does not answer, the result of the last
-// successful lookup stays in use. A target that is a list needs no run.
+// successful lookup stays in use. For a fixed list of addresses, run need not be called.
 func (s *source) run(ctx context.Context) {
 	if s.target.SRV == "" {
 		return

@@ -39,20 +39,20 @@ const (
 	// nanoseconds. It is compared with revocations of the user.
 	KeyIssued = "persys-issued"
 	// KeyUser, in a request of a gateway: the user whom an OIDC token names, as "oidc:" and the issuer's URL
-	// with the subject as fragment. It gives no rights. It is shown in the history.
+	// with the subject as fragment. It gives no rights; the history shows it.
 	KeyUser = "persys-user"
 	// KeyAccess, with KeyUser: the built-in role that the gateway gives to this user, or "none". The call
 	// then has only the rights that both the gateway and this role have. Without KeyAccess it has the rights
 	// of the gateway.
 	KeyAccess = "persys-access"
 	// KeyNamespaces, in a request: the namespaces to which the caller limits this call, separated by commas.
-	// With KeyAccess they limit the role. They can only take rights away.
+	// With KeyAccess they limit the namespaces of the role. The key can only take rights away.
 	KeyNamespaces = "persys-namespaces"
-	// KeyGroups, beside KeyUser: the groups of the user's OIDC token, see EncodeGroups. The user has the roles
-	// that are bound to them.
+	// KeyGroups, beside KeyUser: the groups of the user's OIDC token, see EncodeGroups. The user also has the roles
+	// that are bound to these groups.
 	KeyGroups = "persys-groups"
-	// KeyAccountToken, in a request of a gateway: the bearer token of the account for which it calls. The
-	// schedulers compare it with its hash.
+	// KeyAccountToken, in a request of a gateway: the bearer token of the account for which it calls. The schedulers
+	// compare the token's hash with the hash in the account's record.
 	KeyAccountToken = "persys-account-token"
 	// KeyAccount, in a request of a gateway: the account for which it calls. The gateway has verified a token
 	// of the account's OIDC issuer.

@@ -36,9 +36,9 @@ const (
 	Doubt              // return UnknownOutcome to the caller
 )
 
-// Outcome decides what follows after each attempt of a call. Once the outcome of an attempt is unknown, only
-// a Final answer settles it, because the refusal of a later attempt does not tell what the earlier attempt
-// has changed. The zero value is for a call without attempts so far. Clients, and schedulers that forward
+// Outcome decides what follows after each attempt of a call. Once the outcome of an attempt is unknown, only a Final
+// answer makes the outcome of the call known, because the refusal of a later attempt does not tell what the earlier
+// attempt has changed. The zero value is for a call before its first attempt. Clients, and schedulers that forward
 // calls, use the same rule.
 type Outcome struct{ unknown bool }
 

@@ -56,8 +56,8 @@ func (p *peer) begin(stream bool) (lane, error) {
 	} else {
 		p.unary++
 	}
-	// Only the first of several concurrent calls starts the clock. If every call did, a steady flow of calls
-	// to a dead peer would restart the clock again and again.
+	// Only the first of several concurrent calls starts the timer of onSilence. If every call restarted the timer, it
+	// would never fire during a steady flow of calls to a dead peer.
 	if idle || !stream && p.unary == 1 {
 		p.heard = time.Now()
 		if p.watch == nil {
@@ -69,7 +69,7 @@ func (p *peer) begin(stream bool) (lane, error) {
 	return lane{p, p.cc, p.gen}, nil
 }
 
-// end ends the call's use of the connection. alive says that the peer has answered.
+// end must be called when a call no longer uses the connection. alive is true if the peer has answered the call.
 func (l lane) end(stream, alive bool) {
 	l.p.mu.Lock()
 	if stream {
@@ -151,8 +151,8 @@ func (p *peer) probe(l lane) {
 	ctx, cancel := context.WithTimeout(p.owner.ctx, p.owner.opt.ProbeTimeout)
 	defer cancel()
 	_, err := healthpb.NewHealthClient(l.cc).Check(ctx, &healthpb.HealthCheckRequest{})
-	// Any answer, even an error status, proves that the peer is alive. A broken connection has already
-	// failed its calls.
+	// Any answer, even an error status, proves that the peer is alive. If the connection is broken, its calls have
+	// already failed, so replace it only if the probe timed out.
 	if status.Code(err) == codes.DeadlineExceeded && p.owner.ctx.Err() == nil {
 		p.owner.log.Warn("a scheduler does not answer; its calls go to other schedulers", "addr", p.end.Addr)
 		p.owner.failed(p)
@@ -167,8 +167,8 @@ func (p *peer) probe(l lane) {
 	}
 }
 
-// replace closes the connection with number gen, which ends the calls on it, and creates a new one, which is
-// dialled at its first use.
+// replace closes the connection with number gen, which ends the calls on it, and creates a new connection, which is
+// dialled at its first use. If the connection was already replaced, it does nothing.
 func (p *peer) replace(gen int) {
 	cc, err := p.owner.connect(p.end)
 	p.mu.Lock()

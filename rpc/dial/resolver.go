@@ -65,7 +65,7 @@ func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.Clien
 		for _, e := range ends {
 			state.Endpoints = append(state.Endpoints, e.resolved())
 		}
-		// If gRPC accepts none of the addresses, it calls ResolveNow, so this error can be ignored.
+		// The error can be ignored: if gRPC accepts none of the addresses, it calls ResolveNow.
 		if err := cc.UpdateState(state); err != nil && !errors.Is(err, context.Canceled) {
 			src.log.Debug("scheduler addresses were not accepted", "error", err)
 		}
@@ -81,7 +81,7 @@ func configured() resolver.Target {
 	return resolver.Target{URL: url.URL{Scheme: Scheme, Path: "/"}}
 }
 
-// certNames are the names of an endpoint, one of which its certificate must contain. gRPC itself supports
+// certNames are the names of an endpoint; the endpoint's certificate must contain one of them. gRPC itself supports
 // only one name.
 type certNames []string
 
@@ -121,8 +121,8 @@ func (w *watcher) Close() {
 	w.running.Wait()
 }
 
-// taker passes the addresses from the resolver to a Conn. It implements those two methods of gRPC's
-// resolver.ClientConn that the resolver calls.
+// taker passes the addresses from the resolver to a Conn. Of gRPC's interface resolver.ClientConn it implements only
+// the two methods that the resolver calls.
 type taker struct {
 	resolver.ClientConn
 	conn *Conn

@@ -62,8 +62,8 @@ func TestAResolverFindsTheSchedulers(t *testing.T) {
 	}
 }
 
-// A Conn checks the certificate of an endpoint against all names of the endpoint, although the names pass
-// through gRPC's types.
+// A Conn accepts the certificate of an endpoint under each of the endpoint's names. gRPC's address type has only one
+// name, so the names must not get lost on their way through it.
 func TestEndpointsKeepTheirNames(t *testing.T) {
 	a := start(t, nil)
 	z := startZone(t, srvRecords(a)...)

@@ -17,7 +17,8 @@ import (
 
 const (
 	queryTimeout = 2 * time.Second
-	// Limits of the time after which a lookup is repeated. Between them the TTL of the answer decides.
+	// A lookup is repeated when the TTL of its answer has passed, but not earlier than minTTL and not later than
+	// maxTTL.
 	minTTL = time.Second
 	maxTTL = 5 * time.Minute
 	// resolvConf is the path of the file that names the system's DNS servers.
@@ -35,8 +36,8 @@ type answer struct {
 }
 
 // lookup queries the SRV records of t, and the addresses of the hosts in them. If there are no SRV records,
-// it queries the addresses of t.Hosts. If hadSRV is set, because an earlier lookup found SRV records, a
-// failed SRV query is an error instead. lookup does not use net.Resolver, which hides the TTL.
+// it queries the addresses of t.Hosts. hadSRV is true if an earlier lookup found SRV records; then missing SRV records
+// are an error and t.Hosts is not used. lookup does not use net.Resolver, which hides the TTL.
 func lookup(ctx context.Context, t Target, hadSRV bool) (answer, error) {
 	servers, names, hosts, err := questions(t, resolvConf)
 	if err != nil {
@@ -49,7 +50,7 @@ func lookup(ctx context.Context, t Target, hadSRV bool) (answer, error) {
 			return a, err
 		}
 		failed = err
-		// The first configured DNS server may be a new replica without data, so query the next server.
+		// The server that answered may be a new replica without data, so query the next server first.
 		servers = append(servers[1:len(servers):len(servers)], servers[0])
 	}
 	return answer{}, failed
@@ -159,8 +160,8 @@ func exchange(ctx context.Context, q *dns.Msg, server string) (*dns.Msg, error) 
 // weights (RFC 2782).
 func order(records []*dns.SRV, intn func(int) int) []*dns.SRV {
 	rest := slices.Clone(records)
-	// Sort by target first, so that the random order depends only on the seed. Records with weight zero come
-	// first, which gives them a small chance (RFC 2782).
+	// Sort by target first, so that the random order depends only on intn and not on the order of the answer. Records
+	// with weight zero come first, which gives them a small chance (RFC 2782).
 	slices.SortFunc(rest, func(a, b *dns.SRV) int {
 		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(min(a.Weight, 1), min(b.Weight, 1)),
 			cmp.Compare(a.Target, b.Target), cmp.Compare(a.Port, b.Port))
@@ -185,8 +186,8 @@ func order(records []*dns.SRV, intn func(int) int) []*dns.SRV {
 }
 
 // expand turns SRV records into addresses. It takes them from the additional section of the answer, or else
-// queries the same servers. For a host without an address it keeps the name, which the system's resolver can
-// look up.
+// queries the same servers. If the queries give no address for a host, it keeps the host name, which the system's
+// resolver can look up.
 func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []dns.RR) answer {
 	a := answer{ttl: maxTTL, srv: true}
 	for _, srv := range records {

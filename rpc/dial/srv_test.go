@@ -266,7 +266,7 @@ func TestDiscoveredAddressesAreFollowedAndCached(t *testing.T) {
 		t.Fatalf("the addresses are %v; the first replica got %d calls", c.Addrs(), a.calls.Load())
 	}
 
-	// The set of schedulers changes. The client learns of it within the TTL of one second.
+	// When the SRV records change, the client uses the new addresses after the TTL of one second.
 	d := start(t, nil)
 	z.set(t, srvRecords(d)...)
 	testbed.Until(t, "the client uses the new addresses", func() bool { return slices.Equal(c.Addrs(), []string{d.addr}) })

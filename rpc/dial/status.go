@@ -17,8 +17,8 @@ const ErrorDomain = "persys"
 // Reasons in a google.rpc.ErrorInfo, by which a client decides how to continue. Existing reasons must not
 // change.
 const (
-	// ReasonUnknownOutcome: it is not known whether the mutation was applied. To repeat it with the same
-	// request id is safe and returns the outcome, unless the method is one of Once.
+	// ReasonUnknownOutcome: it is not known whether the mutation was applied. Repeating the call with the same request
+	// id is safe and returns the outcome, except for the methods for which Once returns true.
 	ReasonUnknownOutcome = "UNKNOWN_OUTCOME"
 	// ReasonNoLeader: the cluster has no leader, so nothing was applied.
 	ReasonNoLeader = "NO_LEADER"
@@ -75,8 +75,8 @@ const (
 	broken                 // the connection failed: the call may have been applied
 )
 
-// judge returns the verdict on an error. Unavailable without a Persys reason means a failed connection, or a
-// legacy v1 peer that is not ready. Unavailable with a reason is the answer of a replica.
+// judge decides how a client continues after an error. Unavailable without a Persys reason means a failed connection,
+// or a legacy v1 peer that is not ready; Unavailable with a Persys reason is the answer of a replica.
 func judge(err error) verdict {
 	if status.Code(err) != codes.Unavailable {
 		return surface

@@ -25,7 +25,8 @@ import (
 )
 
 const (
-	// joinFor is how long a first start tries to join. The schedulers may be starting at the same time.
+	// joinFor is how long a first start tries to join. It is long because the schedulers may be starting at the same
+	// time.
 	joinFor  = 2 * time.Minute
 	callFor  = 10 * time.Second
 	retryGap = time.Second
@@ -180,8 +181,8 @@ type Keeper struct {
 	Conn     grpc.ClientConnInterface
 	Hosts    []string
 	Log      *slog.Logger
-	// RenewOnly makes the Keeper renew the certificate without fetching roots and revocations. It is for
-	// schedulers, which have these in their state.
+	// RenewOnly makes the Keeper renew the certificate without fetching roots and revocations. It is for schedulers,
+	// whose state contains the roots and revocations.
 	RenewOnly bool
 	// Eager makes the Keeper renew the certificate after a quarter of its validity and not after two thirds.
 	// It is for programs that run only now and then.
@@ -242,7 +243,8 @@ func (k *Keeper) Once(ctx context.Context) error {
 }
 
 func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
-	// After its address has changed, a program needs a certificate with the new address.
+	// Renew early if the certificate lacks one of the program's hosts, for example because the program's address has
+	// changed.
 	leaf := k.Files.Leaf()
 	due := pki.RenewAt(leaf)
 	if k.Eager {
@@ -283,8 +285,8 @@ func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
 	return k.Identity.SaveMembership(m)
 }
 
-// asked reports whether the last certificate request was for the same hosts. A certificate contains only
-// those hosts that the token or the connection proves, so another request would give no more hosts.
+// asked reports whether the last certificate request was for the same hosts. The scheduler puts into the certificate
+// only the hosts that the token or the connection proves, so another request for the same hosts would change nothing.
 func (k *Keeper) asked() bool {
 	last := k.last
 	if last == nil {
@@ -325,7 +327,7 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	return k.Identity.SaveMembership(m)
 }
 
-// believe stores the roots and revocations from a trust bundle that a scheduler sent.
+// believe makes this program trust the roots and apply the revocations in a trust bundle from a scheduler.
 func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	if !k.RevokedOnly {
 		if err := k.Identity.SaveRoots(b.GetRoots()); err != nil {
@@ -344,7 +346,7 @@ func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	return nil
 }
 
-// Hosts returns the names and addresses of this machine, and then those in more.
+// Hosts returns the names and addresses of this machine, followed by the names and addresses in more.
 func Hosts(more ...string) []string {
 	const most = 48
 	var out []string

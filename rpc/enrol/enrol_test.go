@@ -179,8 +179,8 @@ func TestAnExpiredCertificateErrorNamesTheNextCommand(t *testing.T) {
 	}
 }
 
-// A certificate that lacks the machine's present address is renewed at once. If the new certificate cannot be
-// stored, it is still requested only once.
+// A certificate that lacks the machine's present address is renewed at once. Even if the new certificate cannot be
+// stored, only one renewal is requested.
 func TestACertificateIsRenewedAtANewAddress(t *testing.T) {
 	leaf := files(t, devCerts(t).Leaf["agent/n1"])
 	for _, c := range []struct {
