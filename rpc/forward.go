@@ -301,8 +301,8 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 
 var errDeposed = errors.New("the called replica is no longer known as the leader")
 
-// whileLeads returns a context that ends when replica to is no longer the known leader. A leader that hangs
-// does not answer, and the connection to it would fail only much later.
+// whileLeads returns a context that ends when this replica no longer knows replica to as the leader. Without it, a call
+// to a leader that hangs would wait until the connection fails, which takes much longer.
 func (s *Server) whileLeads(ctx context.Context, to Peer, changed <-chan struct{}) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -322,8 +322,9 @@ func (s *Server) whileLeads(ctx context.Context, to Peer, changed <-chan struct{
 	return ctx, func() { cancel(nil) }
 }
 
-// broken returns the error for a forwarded call that failed. If the leader sent the error, it stays
-// unchanged. Otherwise, a call that was never sent had no effect, and a call that was sent may have had one.
+// broken returns the error for a forwarded call that failed. An error that the leader itself sent stays unchanged. If
+// the connection failed, the error is Unavailable for a call that was never sent, and UnknownOutcome for a call that
+// the leader may have applied.
 func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) error {
 	deposed := errors.Is(context.Cause(out), errDeposed)
 	if ctx.Err() != nil && !deposed || !deposed && (status.Code(err) != codes.Unavailable || dial.Reason(err) != "") {
@@ -357,8 +358,8 @@ func replyFor(full string) (proto.Message, error) {
 	return mt.New().Interface(), nil
 }
 
-// stream is the interceptor of every streaming call. Streams that change the state check the rights for each
-// message in their handlers.
+// stream is the interceptor of every streaming call. If the messages of a stream change the state, its handler checks
+// the rights for each message.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 	who, err := s.identify(ss.Context())
 	if err != nil {
@@ -391,8 +392,8 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 
 // whileTrusted runs the handler of a stream. It ends the stream if the peer's certificate is revoked or
 // expires, if the user of a gateway is revoked or, for people, if this replica is cut off. This is needed
-// because a stream may be open for days, and the rights of its caller are checked only once. If whileTrusted
-// returns while the handler waits for a message, gRPC closes the stream, which ends that wait.
+// because a stream may be open for days, and the rights of its caller are checked only once. whileTrusted may return
+// while the handler still waits for a message; gRPC then closes the stream, which ends the wait.
 func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.Context) error) error {
 	p, _ := peer.FromContext(ctx)
 	info, secure := p.AuthInfo.(credentials.TLSInfo)

@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// group is a group of replicas with a simulated replicated log in memory. Each replica has its own server. A
-// replica applies an entry at once, unless the test holds it back.
+// group is a group of replicas with a simulated replicated log in memory. Each replica has its own server. A replica
+// applies an entry at once, except while the test holds the replica back.
 type group struct {
 	t        testing.TB
 	replicas []*replica
@@ -84,7 +84,7 @@ const (
 	holdReads  = 150 * time.Millisecond
 )
 
-// newGroup runs n replicas, in whose state there are nodes a and b. The first replica leads.
+// newGroup runs n replicas, with nodes a and b in their state. The first replica leads.
 func newGroup(t testing.TB, n int, tune ...func(i int, c *Config)) *group {
 	t.Helper()
 	g := &group{t: t, state: fsm.New(), leader: 0, changed: make(chan struct{})}

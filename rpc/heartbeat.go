@@ -77,8 +77,8 @@ func (s *Server) leading(err error) error {
 	return errorf(KindNotLeader, "%w", err)
 }
 
-// wholeSeconds converts the duration of a lease from nanoseconds to whole seconds. It rounds down, because a
-// node must never believe that its lease is longer than it is for the leader.
+// wholeSeconds converts the duration of a lease from nanoseconds to whole seconds. It rounds down, because a node must
+// never believe in a longer lease than the leader does.
 func wholeSeconds(ns int64) int32 {
 	if ns > 0 && ns < int64(time.Second) {
 		return 1 // the lease is at least one second long, because of the limits of the settings
@@ -88,9 +88,9 @@ func wholeSeconds(ns int64) int32 {
 
 func seconds(ns int64) int32 { return int32((ns + int64(time.Second) - 1) / int64(time.Second)) }
 
-// usageOf converts the resource usage that a node reports. It is shown, and not used for decisions. An
-// impossible figure is replaced by the nearest possible one. The heartbeat is not refused for it, because it
-// extends the node's lease. In contrast, impossible totals are refused at registration (reserves).
+// usageOf converts the resource usage that a node reports. The usage is only shown. An impossible figure is replaced by
+// the nearest possible figure; the heartbeat is not refused, because the node's lease depends on it. In contrast, a
+// registration with impossible totals is refused (reserves).
 func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
 	within := func(v, most int64) int64 { return max(0, min(v, most)) }
 	cpu, memory, disk := within(u.GetCpuUsedMillicores(), bounds.MaxCPU), within(u.GetMemoryUsedMb(), bounds.MaxMemory), within(u.GetDiskUsedGb(), bounds.MaxDisk)
@@ -137,7 +137,7 @@ func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 	return out
 }
 
-// amount and percent return the nearest possible figure to v, see usageOf.
+// amount and percent return the possible figure that is nearest to v.
 func amount(v int64) int64 { return max(0, v) }
 
 func percent(v float64) float64 {

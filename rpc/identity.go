@@ -41,7 +41,7 @@ type call struct {
 	least uint64 // lowest log index that the state must have to answer a session read
 	hash  uint64 // for a mutation with a receipt: the hash of its request (requestHash)
 
-	// The next two fields are about the last attempt of the call; the type judging sets them.
+	// The type judging sets the next two fields. They describe the last attempt of the call.
 	judged bool // true if the answer is the verdict of the state machine on the request id
 	wrote  bool // the state machine has judged a command of this attempt
 }
@@ -164,8 +164,8 @@ func (s *Server) certified(ctx context.Context) (caller, error) {
 func clipFrom(v string) string { return clip(v, 64) }
 
 // ours returns an error if a certificate was issued for another cluster. It compares the cluster names in the
-// certificates of the caller and of this replica. It cannot compare with the cluster's id, because
-// certificates are issued before the cluster has an id.
+// certificates of the caller and of this replica. It does not use the cluster's id, because the first certificates are
+// issued before the cluster has an id.
 func (s *Server) ours(id pki.Identity) error {
 	own := s.cfg.TLS.Identity().Cluster
 	if s.store.View().Info().ClusterID == "" || id.Cluster == "" || own == "" || own == id.Cluster {

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// The methods below read from agents for the leader (leader.Inspector). Their requests carry no epoch: a
-// deposed leader may read, because it cannot commit what it finds.
+// The methods below read from agents for the leader (leader.Inspector). Their requests carry no epoch: a deposed leader
+// may read too, because it can commit nothing.
 
 func (a *Agents) agentOf(node string) (*fsm.Node, agentv1.AgentServiceClient, error) {
 	n, ok := a.store.View().Node(node)

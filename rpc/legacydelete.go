@@ -14,7 +14,7 @@ import (
 )
 
 // A legacy v1 agent queues a delete and never reports its end, so the leader asks again and again whether the
-// delete has ended. No call waits for the end, so that a delete that does not end delays no other order.
+// delete has ended. No call waits for the end of a delete, so a delete that never ends cannot delay other orders.
 
 // deletion is what is known of a delete on a legacy v1 agent.
 type deletion int
@@ -25,11 +25,11 @@ const (
 	deleteGone                 // the agent does not have the workload
 )
 
-// maxDeletes is the maximum number of deletes that are remembered. A delete beyond that is forgotten and sent
-// once more.
+// maxDeletes is the maximum number of deletes that are remembered. If there are more, some are forgotten, and the
+// leader sends these deletes once more.
 const maxDeletes = 4096
 
-// sent records, with yes, that a delete was sent. Without yes it removes that record.
+// sent records that delete order o was sent. If yes is false, it removes the record.
 func (a *Agents) sent(o sched.Order, yes bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -49,7 +49,8 @@ func (a *Agents) wasSent(o sched.Order) bool {
 	return a.deletes[o]
 }
 
-// removing finds out the state of a delete after a legacy v1 agent has answered the call.
+// removing returns the acknowledgement of delete order o, after a legacy v1 agent has answered the delete call with
+// ack.
 func (a *Agents) removing(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, o sched.Order, ack sched.Ack) (sched.Ack, error) {
 	if !ack.Accepted && saysGone(ack.Message) {
 		a.sent(o, false)
@@ -125,7 +126,7 @@ func nothingLeft(st *agentv1.WorkloadStatus) bool {
 	return false
 }
 
-// saysGone reports whether a message of a legacy v1 agent means that there is nothing to delete.
+// saysGone reports whether a message of a legacy v1 agent means that the workload to delete does not exist.
 func saysGone(text string) bool {
 	text = strings.ToLower(text)
 	return strings.Contains(text, "not found") || strings.Contains(text, "no containers")

@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// holder returns the node to which a workload is assigned, according to this replica's state. That state is
-// at least as new as the index that the caller sends.
+// holder returns the node to which a workload is assigned, according to this replica's state. If the caller sends a log
+// index, holder first waits until the state has reached it.
 func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
 	var c call
 	if _, err := c.wish(ctx, nil); err != nil {
@@ -42,7 +42,7 @@ func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
 	return n, nil
 }
 
-// wholeLog is the longest time for which a log is read that is not followed.
+// wholeLog is the time limit for reading a log without following it.
 const wholeLog = 10 * time.Minute
 
 // Logs implements the call of cluster.v1: it relays a workload's log from the agent.

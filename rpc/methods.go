@@ -38,11 +38,11 @@ const (
 	once                         // the call must not be repeated, because it would be applied twice
 )
 
-// namespaceRule says how a method treats confined callers: those who may act only in some namespaces.
+// namespaceRule says how a method treats confined callers: callers who have the permission only in some namespaces.
 type namespaceRule uint8
 
 const (
-	// The author of the method has chosen no rule: calls are refused, and TestPermissions fails.
+	// The row of the method has no rule: calls are refused, and TestPermissions fails.
 	unclassified namespaceRule = iota
 	clusterWide                // confined callers are refused, because the call concerns the whole cluster
 	// Confined callers are allowed, because the call neither shows nor changes anything of a namespace.

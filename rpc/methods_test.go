@@ -26,9 +26,8 @@ import (
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 // TestPermissions compares the whole policy table with a golden file: for each method the permission that
-// people need, its callers, the replica that answers, and whether a call may be repeated. "own" means that an
-// operator whose rights are confined to namespaces may make the call for these namespaces, see
-// TestNamespaceRights.
+// people need, its callers, the replica that answers, and whether a call may be repeated. "own" means that an operator
+// with rights only in some namespaces may make the call for these namespaces; TestNamespaceRights tests this.
 func TestPermissions(t *testing.T) {
 	type column struct {
 		name string

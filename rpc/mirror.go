@@ -155,9 +155,9 @@ func (s *Server) probeAt(ctx context.Context, r *fsm.Replica, req *clusterv1.Pro
 	return clusterv1.NewClusterClient(conn).ProbeMirror(ctx, req)
 }
 
-// SameEtcd returns the cluster id of the etcd that the probes of all replicas reached. It returns an error if
-// a probe reached no etcd or another one. Unless foreign is set, it also returns an error if a probe found
-// records that other programs have written.
+// SameEtcd returns the cluster id of the etcd that the probes of all replicas reached. It returns an error if a probe
+// reached no etcd, or if two probes reached different etcd clusters. If foreign is false, it also returns an error if a
+// probe found records that other programs have written.
 func SameEtcd(probes []*clusterv1.MirrorProbe, foreign bool) (uint64, error) {
 	if len(probes) == 0 {
 		return 0, errorf(KindUnavailable, "no scheduler has announced itself yet; `persysctl status`")

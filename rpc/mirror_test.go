@@ -13,7 +13,8 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// mirrorGroup returns a group of two replicas, which have records in the state and a mirror each.
+// mirrorGroup returns a group of two replicas, each with a replica record in the state and with a fake mirror, and a
+// client of the first replica.
 func mirrorGroup(t *testing.T, mirrors ...*etcd) (*group, clusterv1.ClusterClient) {
 	t.Helper()
 	g := newGroup(t, len(mirrors), func(i int, c *Config) { c.Mirror = mirrors[i] })

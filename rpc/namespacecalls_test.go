@@ -18,9 +18,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// attempts lists the calls that a user confined to namespaces may make. Each call is made about the
-// workload "theirs" of namespace b, and returns whether the workload was seen or changed, or an
-// error.
+// attempts lists the calls that a user with rights only in some namespaces may make. Each function makes its call about
+// the workload "theirs" of namespace b, and returns whether the workload was seen or changed, or an error.
 var attempts = []struct {
 	full string
 	do   func(ctx context.Context, c controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error)

@@ -24,7 +24,7 @@ const maxNarrow = 64
 
 // onBehalf reads from the metadata the user on whose behalf a gateway calls, and the namespaces to which the
 // caller limits the call. The namespaces are accepted from every caller, because they can only take rights
-// away. The user is shown in the history, so it is accepted only from gateways.
+// away. The history shows the user, so the name of a user is accepted only from gateways.
 func (s *Server) onBehalf(ctx context.Context, c *caller) error {
 	if v := told(ctx, dial.KeyNamespaces); v != "" {
 		c.narrow = strings.Split(v, ",")
@@ -84,16 +84,17 @@ func (s *Server) onBehalf(ctx context.Context, c *caller) error {
 
 const maxTokenUser = 512
 
-// isTokenUser reports whether v is a valid value of KeyUser, whose form differs from that of identities.
+// isTokenUser reports whether v is a valid value of KeyUser: "oidc:", an issuer and a subject. No identity of a
+// certificate has this form.
 func isTokenUser(v string) bool {
 	rest, ok := strings.CutPrefix(v, "oidc:")
 	_, subject, named := strings.Cut(rest, "#")
 	return ok && named && subject != "" && len(v) <= maxTokenUser && !strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// standing returns an error if the identity of a gateway's user is revoked or belongs to another cluster. The
-// gateway may not know of the revocation. A gateway that serves several clusters trusts the CAs of all of
-// them, so it may send a user of another cluster.
+// standing returns an error if the user for whom a gateway calls is revoked or belongs to another cluster. The gateway
+// may not have learned of the revocation yet. A gateway that serves several clusters trusts the CAs of all of them, so
+// it may send a user of another cluster.
 func (s *Server) standing(c caller) error {
 	if c.behalf.IsZero() {
 		return nil
@@ -155,8 +156,8 @@ func (s *Server) within(ctx context.Context, w *fsm.Workload) error {
 	return nil
 }
 
-// nowhere in the head of a command means that the caller has rights in no namespace. It is not a valid name
-// of a namespace.
+// nowhere, in place of the list of namespaces in the head of a command, means that the caller has rights in no
+// namespace. It is not a valid name of a namespace.
 const nowhere = "-"
 
 // ListNamespaces implements the call of cluster.v1.

@@ -38,7 +38,7 @@ func spaces(t *testing.T, tune ...func(int, *Config)) (*group, func(i int, who s
 	return g, as
 }
 
-// rights lists the calls on one workload. Their order is such that the workload still exists at each call.
+// rights lists the calls on one workload, ordered so that the workload still exists at each call.
 var rights = []struct {
 	name string
 	do   func(ctx context.Context, c *grpc.ClientConn, id, namespace string) error
@@ -125,7 +125,8 @@ func inBand(r *controlv1.ApplyWorkloadResponse, err error) error {
 }
 
 // TestNamespaceRights compares the rights of each user on the workloads of each namespace with a golden file.
-// The calls are made to a follower. In the golden file, Unknown stands for a refusal within a response.
+// The calls are made to a follower. In the golden file, Unknown means that the call succeeded but its response contains
+// a refusal.
 func TestNamespaceRights(t *testing.T) {
 	g, as := spaces(t)
 	columns := []struct {
@@ -257,7 +258,7 @@ func TestNamespacesAreSeen(t *testing.T) {
 	})
 }
 
-// TestQuotaInBand: if a quota refuses an apply, the response contains the figures, and a plan predicts the
+// TestQuotaInBand: if a quota refuses an apply, the response contains the quota and the use, and a plan predicts the
 // refusal.
 func TestQuotaInBand(t *testing.T) {
 	g := newGroup(t, 1)
@@ -291,8 +292,8 @@ func TestQuotaInBand(t *testing.T) {
 	code(t, err, codes.FailedPrecondition)
 }
 
-// TestNodePoolOfANamespace: node_labels of a namespace are kept as given, and the answer counts the nodes that carry
-// all of them. Plans keep to these nodes.
+// TestNodePoolOfANamespace: the node_labels of a namespace are stored as given, and the answer contains the number of
+// nodes with all of these labels. Plans use only these nodes.
 func TestNodePoolOfANamespace(t *testing.T) {
 	g := newGroup(t, 1)
 	_, err := g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "b", Labels: map[string]string{"pool": "shop"}})

@@ -146,9 +146,8 @@ func (s *Server) LabelNode(ctx context.Context, req *clusterv1.LabelNodeRequest)
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_LabelNode{LabelNode: c}})
 }
 
-// mayLabel returns an error if the caller must not change these labels. If a policy is bound to a label, a
-// change of the label changes which policies apply to the node. So the change needs the permission for
-// policies.
+// mayLabel returns an error if the caller must not change these labels. If a policy is bound to a node label, a change
+// of that label changes which policies apply to the node, so the change needs the permission for policies.
 func (s *Server) mayLabel(ctx context.Context, c *commandv1.LabelNode) error {
 	caller := callOf(ctx).caller
 	if s.scopeOfCaller(caller, access.Policies).Everywhere() {
@@ -186,7 +185,8 @@ func taintOf(t *controlv1.Taint) *commandv1.Taint {
 	return &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect(), Seconds: t.GetSeconds()}
 }
 
-// DrainNode implements the call of cluster.v1. With preview it only returns the moves that it would make.
+// DrainNode implements the call of cluster.v1. If the request is a preview, it only returns the moves that a drain
+// would make.
 func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	if req.GetNodeId() == "" {
 		return nil, errBlankNode

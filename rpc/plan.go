@@ -22,7 +22,7 @@ const (
 	maxVerdicts = 16 // largest number of workloads for which the plan shows the verdict on every node
 )
 
-// requested returns the workloads in a request: those in the list, or those in the file, with the positions
+// requested returns the workloads in a request: the workloads in listed, or the workloads in file, with the positions
 // of their fields in the file. A large file waits until there is room to parse it.
 func (s *Server) requested(ctx context.Context, listed []*controlv1.ApplyWorkloadRequest, file, name string, most int) ([]spec.Document, error) {
 	var docs []spec.Document
@@ -149,7 +149,7 @@ func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
 }
 
 // misplaced returns the reason why an apply would be refused because of its condition, namespace, priority or
-// policy; "" if it would not be refused. Each request of a plan is judged as if it were the only one.
+// policy; "" if it would not be refused. Each request of a plan is judged as if it were the only request.
 func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone []*fsm.Workload) string {
 	in := p.s.scopeOf(ctx)
 	for _, w := range put.GetWorkloads() {
@@ -228,7 +228,7 @@ func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 	}
 }
 
-// members plans the members of a system workload: how many nodes get one.
+// members plans a system workload: it returns the number of nodes that would get a member.
 func (p *plan) members(out *clusterv1.PlannedWorkload, next *fsm.Workload) {
 	if next.Desired != fsm.DesiredRunning {
 		return
@@ -245,8 +245,7 @@ func (p *plan) shrink(gone []*fsm.Workload) {
 	}
 }
 
-// leaves completes the plan of a workload that will be deleted: its node, and the data that exists
-// only on that node.
+// leaves adds to the plan of a workload that will be deleted its node, and its data that exists only on that node.
 func (p *plan) leaves(out *clusterv1.PlannedWorkload, w *fsm.Workload) {
 	out.PresentNodeId = w.Node
 	if n, ok := p.view.Node(w.Node); ok {

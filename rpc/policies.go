@@ -114,8 +114,8 @@ func (s *Server) policyOf(ctx context.Context, req *controlv1.ApplyWorkloadReque
 	return by
 }
 
-// violations returns how one put of a plan violates a policy: the policy that the caller of the
-// plan names or, without a name, the policy that would judge an apply.
+// violations returns how one put of a plan violates a policy: the policy that the caller of the plan names or, if the
+// caller names none, the policy that would judge an apply.
 func (p *plan) violations(w *commandv1.WorkloadPut, confined bool) []policy.Violation {
 	if p.by == nil {
 		return fsm.Violations(p.view, w, confined)

@@ -17,9 +17,9 @@ import (
 	"github.com/persys/compute/stack"
 )
 
-// TestConfinedPutsAreJudged: the put of a user who is confined to a namespace is judged by a policy. For each
-// kind of put, the refusal names the field, the value, the rule, the policy and the next step. Puts of a user
-// who is not confined are not judged.
+// TestConfinedPutsAreJudged: the put of a user with rights in one namespace only is judged by a policy. For each kind
+// of put, the refusal names the field, the value, the rule, the policy and the next step. Puts of a user with rights
+// everywhere are not judged.
 func TestConfinedPutsAreJudged(t *testing.T) {
 	_, as := spaces(t)
 	host := func(path string) *controlv1.ApplyWorkloadRequest {
@@ -237,8 +237,9 @@ func TestOrdersCarryPolicies(t *testing.T) {
 	}
 }
 
-// TestSignedImagesNeedAnAgentThatChecks: a legacy v1 agent checks no signature, so the scheduler sends it no
-// container under a policy with image_keys. A virtual machine has no image with a signature.
+// TestSignedImagesNeedAnAgentThatChecks: a legacy v1 agent checks no signatures, so under a policy with image_keys the
+// scheduler sends it no orders for containers. It still sends orders for virtual machines, whose disk images have no
+// signatures.
 func TestSignedImagesNeedAnAgentThatChecks(t *testing.T) {
 	const key = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt6zOg9KE5RdiYwpZP40Li/hp/m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q=="
 	g, as := spaces(t)
@@ -269,7 +270,7 @@ func TestSignedImagesNeedAnAgentThatChecks(t *testing.T) {
 }
 
 // TestDefaultsOfAPolicy: a workload without resources gets the default resources of the policy that judges
-// it, in its reservation and in its specification. A workload with resources keeps its own.
+// it, in its reservation and in its specification. A workload that sets resources keeps them.
 func TestDefaultsOfAPolicy(t *testing.T) {
 	g, as := spaces(t, withStacks(stack.Options{}))
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))

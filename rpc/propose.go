@@ -16,9 +16,9 @@ func (s *Server) frozen() string {
 	return s.replica.Frozen()
 }
 
-// head returns the head of a user's command. A request about a group becomes one command per member. The id
-// of each command is derived from the request id and the member. So a repeated request finds the receipts of
-// its commands even if some members no longer exist.
+// head returns the head of a user's command. A request about a group becomes one command per member, and the id of each
+// command is derived from the request id and the member. So a repeated request finds the receipts of its commands even
+// if some members were deleted meanwhile.
 func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
 	h := &commandv1.Head{At: s.now().UnixNano(), From: callOf(ctx).from}
 	h.By, h.Via = callOf(ctx).by()
@@ -71,9 +71,9 @@ func (s *Server) change(ctx context.Context, request string, c *commandv1.Comman
 }
 
 // frozenBeforeLog returns the reason why a mutation is refused before it is proposed; "" if it is not
-// refused. In a mode that refuses changes, the state machine refuses valid requests, and answers repeated
-// ones from their receipts. So only an invalid request is refused here. Its error is the mode and not its own
-// fault, because the mode takes precedence (contract/semantics.md).
+// refused. In a mode that refuses changes, a valid request is still proposed: the state machine refuses it, or answers
+// a repeated request from its receipt. An invalid request is refused here, and its error is the mode and not the fault
+// in the request, because the mode takes precedence (contract/semantics.md).
 func (s *Server) frozenBeforeLog(valid bool) string {
 	if valid {
 		return s.replica.Frozen()
@@ -81,7 +81,7 @@ func (s *Server) frozenBeforeLog(valid bool) string {
 	return s.frozen()
 }
 
-// mutate commits a command of a user, which the state machine refuses in a mode that refuses changes.
+// mutate commits a command of a user. In a mode that refuses changes, it returns an error.
 func (s *Server) mutate(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
 	if why := s.frozenBeforeLog(true); why != "" {
 		return fsm.Result{}, errorf(KindPrecondition, "%s", why)

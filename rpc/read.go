@@ -29,7 +29,7 @@ type leveled interface {
 }
 
 // wish reads the read level and the index that the caller requests, from the fields of the request
-// or from the metadata. asked is false if the caller requests none.
+// or from the metadata. asked is false if the caller requests neither.
 func (c *call) wish(ctx context.Context, req any) (asked bool, err error) {
 	r, ours := req.(leveled)
 	if ours {
@@ -100,7 +100,7 @@ func (s *Server) read(ctx context.Context) (reading, error) {
 	return out, nil
 }
 
-// old reports whether a read of this level can be answered without the leader.
+// old reports whether a read of this level may return an old state, so that no leader is needed.
 func (l level) old() bool { return l == stale || l == staleFallback }
 
 // age returns the time since this replica last heard from a leader.

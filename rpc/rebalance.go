@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// defaultMinGain is the smallest gain of a move in percent of a node if a request names none. Below it, the short
-// interruption of a workload costs more than the move is worth.
+// defaultMinGain is the smallest gain for which a workload is moved, in percent of a node's capacity, if the request
+// sets no other. A smaller gain is not worth the short interruption of the workload.
 const defaultMinGain = 10
 
 // PreviewRebalance implements the call of cluster.v1.

@@ -14,8 +14,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Limits for a replica that lags or is cut off, and so may not know of the latest admissions, revocations and
-// namespaces.
+// Limits for a replica that lags or is cut off from the leader, and so may not know of the latest admissions,
+// revocations and namespaces.
 const (
 	// rightsFresh is the age of the last confirmation by the leader up to which a replica judges a person's
 	// call without asking the leader.
@@ -30,8 +30,8 @@ const (
 )
 
 // recency records how recent the state of this replica is. A confirmed moment is a time for which it is
-// proven that the state shows every entry that was committed before it. A message from the leader is no such
-// proof: after a pause of the process, heartbeats that waited in a buffer look like new ones.
+// proven that the state shows every entry that was committed before it. A heartbeat from the leader does not prove
+// this: after a pause of the process, old heartbeats that waited in a buffer look like new heartbeats.
 type recency struct {
 	since time.Time    // start of the scale on which confirmed moments are measured
 	at    atomic.Int64 // the last confirmed moment, in nanoseconds after the field since; 0 = none
@@ -48,7 +48,8 @@ type question struct {
 	err   error
 }
 
-// age returns the time since the last confirmed moment. Before the first confirmation it is very long.
+// age returns the time since the last confirmed moment. Before the first confirmation it returns the time since the
+// field since, which is far in the past.
 func (r *recency) age() time.Duration {
 	return time.Since(r.since.Add(time.Duration(r.at.Load())))
 }
@@ -57,7 +58,8 @@ func (r *recency) confirm(moment time.Time) {
 	r.at.Store(max(r.at.Load(), int64(moment.Sub(r.since))))
 }
 
-// confirmed returns once this replica's state shows everything that was committed before moment.
+// confirmed waits until this replica's state shows everything that was committed before moment. It returns an error if
+// the leader does not answer or ctx ends.
 func (s *Server) confirmed(ctx context.Context, moment time.Time) error {
 	r := &s.recency
 	for {
@@ -105,8 +107,8 @@ func (s *Server) ask(ctx context.Context, q *question) {
 	close(q.done)
 }
 
-// leadersIndex asks the leader, which confirms its leadership, for a log index. A state at that index shows
-// everything that was committed before the call.
+// leadersIndex asks the leader for its log index; the leader confirms its leadership before it answers. A state at that
+// index shows everything that was committed before the call.
 func (s *Server) leadersIndex(ctx context.Context) (uint64, error) {
 	to, known := s.replica.Leader()
 	switch {
@@ -182,9 +184,8 @@ func (s *Server) judge(ctx context.Context, c caller, full string) (method, erro
 	}
 	switch {
 	case errors.Is(err, errNotAdmitted) && c.account.name != "":
-		// Anybody who reaches a gateway can send a wrong token. Limit the requests to the leader about
-		// such tokens separately, so that they do not use up the requests about identities that have just
-		// joined.
+		// Anybody who reaches a gateway can send a wrong token. Limit the requests to the leader about unknown tokens
+		// separately, so that they do not use up the limit for identities that have just joined.
 		if !s.unknownAccounts.Allow() || s.confirmed(ctx, time.Now()) != nil {
 			return m, err
 		}
@@ -221,7 +222,8 @@ func (s *Server) here(ctx context.Context, c *call, full string, req any, h func
 	return h(ctx, req)
 }
 
-// stillMay checks the rights of a person again if the state was older than rightsFresh at the first check.
+// stillMay makes the state recent enough and, if it had to ask the leader for that, checks the rights of the person
+// again.
 func (s *Server) stillMay(ctx context.Context, c *call, full string) error {
 	if s.cfg.TLS == nil || !c.isPerson() || c.exempt() {
 		return nil

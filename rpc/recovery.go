@@ -47,8 +47,7 @@ const (
 // modeWait is the longest time for which an answer waits until the mode has changed.
 const modeWait = 5 * time.Second
 
-// mirror returns the mirror, whether or not an etcd is attached. It returns an error if the settings allow no
-// mirror.
+// mirror returns the mirror, whether or not an etcd is attached. If the settings allow no mirror, it returns an error.
 func (s *Server) mirror() (Mirror, error) {
 	if s.cfg.Mirror == nil {
 		return nil, errorf(KindPrecondition, "ETCD_ENDPOINTS is none on scheduler %s, which forbids a mirror: remove that setting from every scheduler and restart them. To import a backup file instead, which needs no etcd: `persysctl recovery import FILE`", s.replica.Self().Name)
@@ -68,7 +67,7 @@ func (s *Server) attached() (Mirror, error) {
 	return m, nil
 }
 
-// Recovery implements the call of cluster.v1: it shows the state of the mirror and what to do. The leader
+// Recovery implements the call of cluster.v1: it shows the state of the mirror, and advice for the operator. The leader
 // answers, because it writes the mirror.
 func (s *Server) Recovery(ctx context.Context, req *clusterv1.RecoveryRequest) (*clusterv1.RecoveryResponse, error) {
 	state := s.store.State()
@@ -108,8 +107,8 @@ func (s *Server) readMirror(ctx context.Context, m Mirror, endpoints []string, p
 	return m.Read(ctx, endpoints, prefix, present)
 }
 
-// advice returns what to do about a mirror. The replicated state takes precedence over etcd, unless the state
-// is empty.
+// advice returns what the operator should do about a mirror. The replicated state takes precedence over the records in
+// etcd, except if the state is empty.
 func advice(r *clusterv1.RecoveryResponse, untouched bool) string {
 	held := r.GetContent().GetWorkloads() + r.GetContent().GetNodes()
 	switch r.GetMirror() {
@@ -279,7 +278,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	return out, err
 }
 
-// mayImport returns an error if the cluster has nodes or workloads, so that nothing may be imported.
+// mayImport returns an error if the cluster has nodes or workloads, because an import would replace them.
 func mayImport(present fsm.State) error {
 	if err := fsm.Untouched(present); err != nil {
 		return errorf(KindPrecondition, "%w. To go back to a backup: `persysctl backup restore FILE`; to overwrite etcd with this cluster's state: `persysctl recovery restore`", err)

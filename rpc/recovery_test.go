@@ -60,7 +60,7 @@ func (e *etcd) Restore(context.Context) error {
 	return e.err
 }
 
-// held returns a state of the cluster with the given id, with one workload that is assigned to a node.
+// held returns a state with cluster id id and one workload that is assigned to a node.
 func held(t *testing.T, id string) fsm.State {
 	t.Helper()
 	a := fsm.Assemble(fsm.Origin{ClusterID: id, Shard: "default", Incarnation: 3})

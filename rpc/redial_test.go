@@ -42,8 +42,8 @@ func (r *road) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return nil, errors.New("connection refused")
 }
 
-// deadWorld is an agentWorld whose agent could not be reached for a long time. gRPC's next dial is hours
-// away, or, with silent, a dial hangs.
+// deadWorld is an agentWorld whose agent could not be reached for a long time. gRPC waits hours before its next dial
+// or, if silent is true, hangs in a dial.
 func deadWorld(t *testing.T, silent bool) (*group, *road, *Agents, sched.Order) {
 	t.Helper()
 	g, f, a, o := agentWorld(t, 1)
@@ -80,7 +80,7 @@ func promptly(t *testing.T, call func() error) error {
 }
 
 // TestAReturningNodeGetsOrdersAtOnce: after a registration or heartbeat of a node, the next order reaches the
-// node, whatever happened to earlier dials. Before that, orders fail at once.
+// node, whatever happened to earlier dials. Before the registration or heartbeat, orders fail at once.
 func TestAReturningNodeGetsOrdersAtOnce(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		for _, c := range []struct {
@@ -125,8 +125,8 @@ func TestAReturningNodeGetsOrdersAtOnce(t *testing.T) {
 	}
 }
 
-// TestPeopleAreNotHeldUp: a follower, which receives no heartbeats, dials an agent again for a user's call.
-// If the node is down, the call fails at once.
+// TestPeopleAreNotHeldUp: a follower does not learn from heartbeats that a node is back, so it dials the agent again
+// for a user's call. If the node is down, the call fails at once.
 func TestPeopleAreNotHeldUp(t *testing.T) {
 	calls := map[string]func(*testing.T, *group) error{
 		"logs": func(t *testing.T, g *group) error {

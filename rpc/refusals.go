@@ -16,12 +16,13 @@ const (
 	refusalEach   = 20
 	beatEach      = 5 // as refusalEach, but for refused heartbeats, which agents repeat by themselves
 	refusalWindow = time.Minute
-	// Maximum number of callers with a certificate or a login, and of networks of callers without one, that are
-	// counted separately. The callers beyond it are counted together. Each count makes one record per
-	// refusalWindow, so strangers from any number of networks cause about four counts per second.
+	// maxRefused is the maximum number of callers with a certificate or a login that are counted separately, and
+	// maxRefusedNetworks that of networks of callers without a certificate. Further callers are counted together. Each
+	// count makes one record per refusalWindow, so callers without a certificate cause at most about four such records
+	// per second.
 	maxRefused, maxRefusedNetworks = 4096, 256
 	// Rate per second, and burst, of the recorded refusals of callers without a certificate, from all
-	// addresses together. People and machines with a certificate are not limited by it.
+	// addresses together. This limit does not apply to people and machines with a certificate.
 	strangerRate, strangerBurst = 5, 50
 )
 
@@ -46,9 +47,9 @@ func newRefusals() *refusals {
 	return &refusals{callers: map[string]*refusedCaller{}, strangers: rate.NewLimiter(strangerRate, strangerBurst)}
 }
 
-// note reports whether a refusal is to be recorded now. If not, note counts it. At the end of the window,
-// rest is called with the number of refusals that were counted. together is true if the number is that of all
-// callers that were not counted separately.
+// note reports whether a refusal is to be recorded now. If not, note only counts the refusal. At the end of the window,
+// rest is called with the number of refusals that were counted. together is true if the number is that of all callers
+// that were not counted separately.
 func (r *refusals) note(c caller, beat bool, rest func(n int, together bool)) bool {
 	key, each := refusalKey(c), refusalEach
 	stranger := strings.HasPrefix(key, networkKey)

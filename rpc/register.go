@@ -82,8 +82,8 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 	return out, nil
 }
 
-// foreign returns an error text if a node belongs to another cluster; "" if it does not, or if the node or
-// this cluster has no cluster id.
+// foreign returns an error text if a node belongs to another cluster. It returns "" if both ids are equal, or if the
+// node or this cluster has no cluster id.
 func foreign(node, want, here string) string {
 	if want == "" || here == "" || want == here {
 		return ""
@@ -178,7 +178,7 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 }
 
 // registered reports whether the node is up and the state has the same facts about it as the registration.
-// Then the repeated registration writes no log entry.
+// In that case the registration needs no log entry.
 func (s *Server) registered(id string, cmd *commandv1.RegisterNode) bool {
 	n, ok := s.store.View().Node(id)
 	return ok && n.SameFacts(cmd)
@@ -223,8 +223,8 @@ func reserves(c *controlv1.NodeCapabilities) string {
 	if percent := c.GetResourceThresholdPercent(); percent > 100 {
 		return fmt.Sprintf("capabilities.resource_threshold_percent %d must be 0 (all) to 100", percent)
 	}
-	// The total of the disk is measured, so it may be smaller than the reservation. The node then offers no
-	// disk.
+	// Do not compare the disk reservation with the total: the total is measured, so it may be smaller than the
+	// reservation. The node then offers no disk.
 	if kept := c.GetDiskReservedGb(); kept < 0 || kept > bounds.MaxDisk {
 		return fmt.Sprintf("capabilities.disk_reserved_gb %d must be 0 to %d", kept, int64(bounds.MaxDisk))
 	}

@@ -53,8 +53,8 @@ func settleRequestID(ctx context.Context, id string, set func(string)) error {
 	return err
 }
 
-// requestHash returns a hash of a method and its request. If a request id is used again for another request,
-// the hash shows that. It is never 0.
+// requestHash returns a hash of a method and its request. The hash reveals that a request id is used again for another
+// request. It is never 0.
 func requestHash(full string, m proto.Message) uint64 {
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -83,10 +83,9 @@ func hashOfCall(ctx context.Context, c *call, full string, req any) uint64 {
 	return requestHash(full, m)
 }
 
-// otherRequest returns an error if a request id in this call already has the receipt of another call. The
-// state machine checks the id of each command too, but that is not enough. It would apply the other commands
-// of this call. And if requests share a command, the command's id differs from that of a single request, so
-// both are checked here.
+// otherRequest returns an error if a request id in this call already has the receipt of another call. The state machine
+// checks the id of each command too, but it would apply the other commands of this call. A request that shared a
+// command had another command id than a request that has a command of its own, so otherRequest checks both ids.
 func otherRequest(view fsm.View, c *call, cmds []fsm.Command) error {
 	for _, cmd := range cmds {
 		h := cmd.GetHead()
@@ -103,8 +102,8 @@ func otherRequest(view fsm.View, c *call, cmds []fsm.Command) error {
 	return nil
 }
 
-// memberID returns the command id for a member of a request, from the id of the request; applied to a command
-// id, it returns the request id. It keeps the bits of time and version, because receipts are ordered by them.
+// memberID derives the command id for a member of a request from the request id. Called with a command id and the same
+// member, it returns the request id. It keeps the bits of time and version, because receipts are ordered by them.
 func memberID(id uuid.UUID, member string) uuid.UUID {
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(member))

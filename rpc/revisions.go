@@ -61,8 +61,8 @@ func (s *Server) ListRevisions(ctx context.Context, req *clusterv1.ListRevisions
 	return out, nil
 }
 
-// numbered returns the revision with this number. field is the field of the request that contains the number,
-// for the error.
+// numbered returns the revision with this number. The error names field, the field of the request that contains the
+// number.
 func numbered(id, field string, list []fsm.Revision, number uint64) (*fsm.Revision, error) {
 	for i := range list {
 		if list[i].Number == number {

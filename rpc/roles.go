@@ -16,7 +16,8 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// permissionsOf returns the permissions of a role, and its version; 0 for a built-in role.
+// permissionsOf returns the permissions of a role, and the role's version, which is 0 for a built-in role. known is
+// false if there is no such role.
 func permissionsOf(v fsm.View, role string) (set access.Set, version uint64, known bool) {
 	if set, ok := access.Builtin(role); ok {
 		return set, 0, true
@@ -46,8 +47,8 @@ func scopeOfBinding(everywhere bool, namespaces []string) access.Scope {
 	return access.Only(namespaces)
 }
 
-// mayGrant refuses a caller who would give others more than the caller has, or who would give through a
-// gateway what gateways cannot use.
+// mayGrant returns an error if the caller would give others permissions that the caller lacks, or, in a call through a
+// gateway, permissions that calls through gateways cannot grant.
 func (s *Server) mayGrant(ctx context.Context, what string, given ...access.Grant) error {
 	c := callOf(ctx).caller
 	if c.id.IsAnonymous() {
@@ -153,8 +154,8 @@ func (s *Server) BindRole(ctx context.Context, req *clusterv1.BindRoleRequest) (
 	return s.aboutRole(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_BindRole{BindRole: b}})
 }
 
-// grantable refuses a binding that gives more than the caller has. It sets the version of the role that it
-// looked at, so that the state machine refuses the binding if the role has changed since.
+// grantable refuses a binding that gives more than the caller has. It writes the version of the role that it has
+// checked into the command, so that the state machine refuses the binding if the role has changed meanwhile.
 func (s *Server) grantable(ctx context.Context, b *commandv1.BindRole) error {
 	if b.GetRemove() {
 		return nil
@@ -190,15 +191,17 @@ func (s *Server) mayInvite(ctx context.Context, req *clusterv1.CreateTokenReques
 	return s.mayGrant(ctx, what, access.Grant{Permissions: all, In: access.Everywhere()})
 }
 
-// mayReplaceCA refuses a caller without every permission: the holder of an authority's key can be anybody.
+// mayReplaceCA refuses a caller who lacks any permission, because the holder of an authority's key can issue
+// certificates for every identity.
 func (s *Server) mayReplaceCA(ctx context.Context) error {
 	all, _ := access.Builtin(access.Admin)
 	return s.mayGrant(ctx, "change the authorities", access.Grant{Permissions: all, In: access.Everywhere()})
 }
 
 // mayChangeUsers refuses a change of the users of a namespace to callers without the permission trust, and to
-// callers who lack rights that a user gains by the change. For a caller without trust, it sets the version of
-// the namespace that it looked at, so that the state machine refuses the put if the users have changed since.
+// callers who lack rights that a user gains by the change. For a caller without the permission trust, it writes the
+// version of the namespace that it has checked into the command, so that the state machine refuses the put if the users
+// have changed meanwhile.
 func (s *Server) mayChangeUsers(ctx context.Context, put *commandv1.PutNamespace) error {
 	v := s.store.View()
 	var have []string
@@ -223,10 +226,10 @@ func (s *Server) mayChangeUsers(ctx context.Context, put *commandv1.PutNamespace
 	return nil
 }
 
-// mayFree refuses a change of the users of a namespace that gives a user more than the caller has.
-// A released user gets the access level everywhere. A user of other namespaces who is added here
-// gets the access level here as well. Every name in release is judged, even if view v does not list
-// the user: v may be older than the state that the put changes.
+// mayFree refuses a change of the users of a namespace by which a user would gain rights that the caller lacks. A user
+// in Release gets the rights of the user's access level in all namespaces. A user who is added, and was confined to
+// other namespaces before, gets these rights in this namespace too. mayFree judges every user in Release, even if view
+// v does not list the user in the namespace, because v may be older than the state that the put changes.
 func (s *Server) mayFree(ctx context.Context, v fsm.View, put *commandv1.PutNamespace, have, want []string) error {
 	judge := func(what, user string, in access.Scope) error {
 		level := s.accessOf(pki.Identity{Role: pki.RoleUser, ID: user})

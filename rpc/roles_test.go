@@ -77,8 +77,8 @@ func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 	ok(t, second(ada.PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "a", Users: []string{"ada"}, Description: "hers"})))
 }
 
-// TestChangedUsersGetNoMoreThanTheCallerHas: a person with the permission trust frees a user from a namespace,
-// or adds a confined user to another namespace, only with the rights that the user gains by this.
+// TestChangedUsersGetNoMoreThanTheCallerHas: a person with the permission trust may release a user from a namespace, or
+// add a confined user to another namespace, only if the person has the rights that the user gains by this.
 func TestChangedUsersGetNoMoreThanTheCallerHas(t *testing.T) {
 	_, as := spaces(t)
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
@@ -112,8 +112,9 @@ func TestChangedUsersGetNoMoreThanTheCallerHas(t *testing.T) {
 	is(t, "bob may deploy in a after an admin has released him", may(clusterv1.NewClusterClient(as(1, "user/bob")), "a"), true)
 }
 
-// TestAPutWithoutTrustUndoesNoConfinement: the users of a namespace change between the check of a put by a
-// caller without the permission trust and its commit. The put would write the former users.
+// TestAPutWithoutTrustUndoesNoConfinement: a caller without the permission trust puts a namespace, and the namespace's
+// users change between the check of the put and its commit. The put must be refused, because it would write the old
+// list of users.
 func TestAPutWithoutTrustUndoesNoConfinement(t *testing.T) {
 	g, as := spaces(t)
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
@@ -140,7 +141,8 @@ func TestAPutWithoutTrustUndoesNoConfinement(t *testing.T) {
 	}
 }
 
-// TestTokensAreNoWayToMoreRights: a join token gives its holder no more than its maker has.
+// TestTokensAreNoWayToMoreRights: nobody can create a join token that gives its holder more rights than the creator of
+// the token has.
 func TestTokensAreNoWayToMoreRights(t *testing.T) {
 	w := newOwnCA(t)
 	admin := clusterv1.NewClusterClient(w.as(0, w.holds(pki.Identity{Role: pki.RoleUser, ID: "admin"})))
@@ -166,8 +168,8 @@ func TestTokensAreNoWayToMoreRights(t *testing.T) {
 	}
 }
 
-// TestATokenGivesNoRightsThatCameLater: if the user of a join token gets more rights after its
-// maker was judged, the token must not give these rights.
+// TestATokenGivesNoRightsThatCameLater: if the user of a join token gets more rights after the rights of the token's
+// creator were checked, the token must not give these rights to its holder.
 func TestATokenGivesNoRightsThatCameLater(t *testing.T) {
 	w := newOwnCA(t)
 	admin := clusterv1.NewClusterClient(w.as(0, w.holds(pki.Identity{Role: pki.RoleUser, ID: "admin"})))
@@ -192,8 +194,8 @@ func TestATokenGivesNoRightsThatCameLater(t *testing.T) {
 	_, _, err = w.enrol(1, tok, "dave")
 	says(t, err, codes.NotFound, "was deleted")
 	is(t, "event", w.lastEvent(fsm.EventTokenDeleted).Reason, fsm.CodeRightsChanged)
-	// The binding is committed after the check of the request and before its token. The hook also runs when the
-	// leader is asked to confirm the state, before the check; then try again with another name.
+	// The hook commits the binding after the check of the request and before the commit of the token. The hook may also
+	// run too early, when the leader is asked to confirm the state before the check; then try again with another name.
 	for n := range 10 {
 		name := fmt.Sprint("eve", n)
 		var once sync.Once
@@ -303,8 +305,8 @@ func TestAGatewayLimitsBoundRolesToo(t *testing.T) {
 }
 
 // TestAccountTokens: an account's token is accepted only from a gateway, and only until it expires,
-// is replaced, or its account is deleted. Refusals are recorded without the name of an account, and
-// only the first ones one by one.
+// is replaced, or its account is deleted. Refusals are recorded without the name of an account, and only the first
+// refusals are recorded one by one.
 func TestAccountTokens(t *testing.T) {
 	g, as := spaces(t)
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))

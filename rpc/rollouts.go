@@ -15,7 +15,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// rolling adds the id of the rollout that is in progress to the answer of an apply with an update policy.
+// rolling adds the id of the group's present rollout to the answer to an apply whose specification has an update
+// policy.
 func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.ApplyWorkloadResponse) {
 	if resp == nil || !resp.GetSuccess() || req.GetSpec().GetUpdate() == nil {
 		return

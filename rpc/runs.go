@@ -14,7 +14,8 @@ import (
 )
 
 // StartRun implements the call of cluster.v1 on the leader: it starts one run of a cron or of a parameterized
-// job. The id of the run follows from the key, so that a key starts one run.
+// job. The id of the run is derived from the key in the request, so that a repeated request with the same key starts no
+// second run.
 func (s *Server) StartRun(ctx context.Context, req *clusterv1.StartRunRequest) (*clusterv1.StartRunResponse, error) {
 	id, key := strings.TrimSpace(req.GetWorkloadId()), req.GetKey()
 	if key == "" {
@@ -84,6 +85,6 @@ func (s *Server) runPut(ctx context.Context, w *fsm.Workload, run string, req *c
 		}
 		return nil, err
 	}
-	// The files of the run are those of the template, which the state has already.
+	// Do not send files with the put: the run uses the files of its template, which are in the state already.
 	return prepared.Command.GetPutWorkloads().GetWorkloads()[0], nil
 }

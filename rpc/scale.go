@@ -44,8 +44,8 @@ func (s *Server) ScaleGroup(ctx context.Context, req *clusterv1.ScaleGroupReques
 	return out, nil
 }
 
-// scaling makes the command that gives a group a number of members, with the specifications of the members
-// that the group in view does not have. The state machine judges the command.
+// scaling makes the command that sets the number of members of a group to count. The command contains the
+// specifications of the members that do not exist in view yet. The state machine judges the command.
 func (s *Server) scaling(ctx context.Context, view fsm.View, group string, count int) (*commandv1.ScaleGroup, error) {
 	c := &commandv1.ScaleGroup{Group: group, Count: uint32(count)}
 	have := fsm.Members(view, group)
@@ -79,8 +79,8 @@ func (s *Server) scaling(ctx context.Context, view fsm.View, group string, count
 	return c, nil
 }
 
-// suggestedScale makes the command of a suggestion to scale. If the suggestion has a mistake, it returns the
-// text about it.
+// suggestedScale makes the command of a suggestion to scale. If the suggestion is invalid, it returns the reason in
+// mistake.
 func (s *Server) suggestedScale(ctx context.Context, group, request string, sug *controlv1.AutomationSuggestion) (cmd fsm.Command, mistake string, err error) {
 	view, err := s.latest(ctx)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// TestScaleGroup: a group gets more and fewer members without its specification. The secrets of a new member
-// can be opened under its own id, and a repeated request changes nothing.
+// TestScaleGroup: a call with only the new count adds and removes members of a group. The secrets of a new member can
+// be decrypted under the new member's id, and a repeated request changes nothing.
 func TestScaleGroup(t *testing.T) {
 	g := newGroup(t, 2)
 	req := web("grp")

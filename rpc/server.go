@@ -56,8 +56,8 @@ type Replica interface {
 	RemoveReplica(ctx context.Context, id string, force bool) error
 	// Dismiss asks a running replica to leave the cluster and stop.
 	Dismiss(ctx context.Context, id string) error
-	// Restore replaces the whole state by the result of build, which is called with the present state. Its
-	// errors are those of Propose and of build.
+	// Restore replaces the whole state by the result of build, which is called with the present state. It returns the
+	// errors that Propose returns, and the errors of build.
 	Restore(ctx context.Context, build func(present fsm.State) (fsm.State, error)) (index uint64, err error)
 }
 
@@ -76,8 +76,8 @@ type Leader interface {
 type Keys interface {
 	// Key returns the cluster key. If this replica has none, the error says how to obtain one.
 	Key() (*pki.Key, error)
-	// Offered returns the key that this replica gives to another scheduler. candidate is true for a key that
-	// this replica has generated and that is not committed as the cluster's key yet.
+	// Offered returns the key that this replica gives to another scheduler. candidate is true if this replica has
+	// generated the key and the key's id is not committed as the cluster's key yet.
 	Offered() (key *pki.Key, candidate bool, err error)
 }
 
@@ -111,7 +111,8 @@ type Config struct {
 	NodeStreams int
 	Limited     func(reason string)
 
-	// AuditCommands keeps the command lines of sessions in the audit log, instead of a hash of each.
+	// If AuditCommands is true, the audit log contains the command lines of sessions, and otherwise only a hash of each
+	// command line.
 	AuditCommands bool
 
 	HoldWrites time.Duration // longest time for which a write waits for a leader; default 3 s
@@ -148,8 +149,8 @@ type Server struct {
 	// that callers without rights can cause.
 	joins    *limits.Peers
 	refusals *refusals
-	// recency says how recent the state is by which people are judged. unadmitted limits the requests to the
-	// leader about callers without an admission.
+	// recency records how recent this replica's state is, by which it judges people. unadmitted limits the requests to
+	// the leader about callers without an admission.
 	recency    recency
 	unadmitted *rate.Limiter
 	// unknownAccounts limits the requests to the leader that wrong tokens of accounts can cause.
@@ -202,8 +203,8 @@ func NewServer(cfg Config) (*Server, error) {
 		grpc.MaxConcurrentStreams(4096),
 		grpc.WriteBufferSize(64 << 10),
 		grpc.ReadBufferSize(64 << 10),
-		// A worker goroutine keeps its grown stack for later calls. If all workers are busy, a call gets a
-		// goroutine of its own.
+		// Handle calls in worker goroutines, because a worker keeps its grown stack for later calls. If all workers are
+		// busy, a call gets a goroutine of its own.
 		grpc.NumStreamWorkers(512),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
@@ -212,8 +213,7 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	opts = append(append(opts, limits.ServerOptions()...), cfg.Server...)
 	if cfg.TLS != nil {
-		// Connections are closed after a while, so that both sides make a new handshake with their present
-		// certificates.
+		// Close each connection after a while, so that both sides make a new handshake with their renewed certificates.
 		opts = append(opts, grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionAge: dial.ConnectionAge(min(cfg.CertLife, cfg.UserCertLife)),
 		}))

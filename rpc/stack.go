@@ -22,9 +22,9 @@ import (
 	stackfiles "github.com/persys/compute/stack/bundle"
 )
 
-// loadStack loads an inline Compose stack in the same way as the node later will. The project is nil if the
-// stack is in a Git repository, which only nodes read, or if this scheduler loads no stacks. Errors in the
-// stack are returned as spec.Errors.
+// loadStack loads the inline Compose stack of a request in the same way as the agent does later. The project is nil if
+// the stack is in a Git repository, which only nodes read, or if this scheduler loads no stacks. Errors in the stack
+// are returned as spec.Errors.
 func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*types.Project, error) {
 	id, c := strings.TrimSpace(req.GetWorkloadId()), req.GetSpec().GetCompose()
 	text := spec.InlineStack(c)
@@ -68,9 +68,9 @@ func (s *Server) loadStack(ctx context.Context, req *controlv1.ApplyWorkloadRequ
 	return p, nil
 }
 
-// judgeStack adds to the workloads of a put what the loaded stack asks of the machine (asks, such as host
-// paths), and its host ports. p is the stack that loadStack returned. Only the loaded stack has all ports,
-// because services may come from `include` and `extends`, and ports from variables.
+// judgeStack adds the asks of the loaded stack (what it asks of the machine, such as host paths) and its host ports to
+// the workloads of a put. p is the stack that loadStack returned. Only the loaded stack has all ports, because services
+// may come from `include` and `extends`, and ports from variables.
 func judgeStack(req *controlv1.ApplyWorkloadRequest, p *types.Project, put *commandv1.PutWorkloads) (err error) {
 	c := req.GetSpec().GetCompose()
 	if c == nil {

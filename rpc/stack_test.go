@@ -86,8 +86,8 @@ func TestStacksAreBounded(t *testing.T) {
 	}
 }
 
-// A large request waits until the requests that are being parsed are small enough together. A caller that
-// gives up while it waits has changed nothing.
+// A large request waits until the requests that are being parsed at the same time are small enough together. If its
+// caller gives up while the request waits, nothing changes.
 func TestLargeRequestsWaitForRoom(t *testing.T) {
 	g := newGroup(t, 1)
 	g.elect(0)
@@ -114,8 +114,8 @@ func TestLargeRequestsWaitForRoom(t *testing.T) {
 	}
 }
 
-// TestHostPortsOfTheLoadedStack: the planner reserves the host ports that the node will publish. They include
-// ports from variables and of services that extend others, but not those of services that are turned off.
+// TestHostPortsOfTheLoadedStack: the planner reserves the host ports that the node will publish. They include ports
+// from variables and ports of services that extend other services, but not the ports of services that are turned off.
 func TestHostPortsOfTheLoadedStack(t *testing.T) {
 	g := newGroup(t, 1, withStacks(stack.Options{}))
 	g.elect(0)

@@ -48,8 +48,8 @@ func tooOld(n *fsm.Node, err error, what string) error {
 	return agentError(n.ID, err)
 }
 
-// atAgent makes a call that changes something on one node to the node's agent. what names the function, for
-// the error of an agent that does not have it.
+// atAgent calls the agent of a node with a request that changes something on the node. what names the function of the
+// call, for the error if an older agent does not have it.
 func (s *Server) atAgent(ctx context.Context, node, what string, call func(context.Context, agentv1.AgentServiceClient, *fsm.Node, *agentv1.Epoch) error) error {
 	n, epoch, err := s.asked(node)
 	if err != nil {

@@ -67,8 +67,8 @@ func TestStreamsOfAPersonAreBounded(t *testing.T) {
 	ok(t, err)
 }
 
-// TestStreamsOfANodeAreBounded: the number of log streams and sessions of one node is limited. They use
-// another connection than orders.
+// TestStreamsOfANodeAreBounded: the number of log streams and sessions of one node is limited. These streams use
+// another connection to the agent than orders.
 func TestStreamsOfANodeAreBounded(t *testing.T) {
 	g := newGroup(t, 1, func(_ int, c *Config) { c.NodeStreams = 2 })
 	f := g.agent(t, 1)

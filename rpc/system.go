@@ -33,8 +33,9 @@ func (s *Server) systemMembers(v fsm.View, of *fsm.Workload) *controlv1.SystemMe
 	return out
 }
 
-// systemMember returns why the member of a node is not ready; nil if it is ready. w is nil if there is no member yet.
-// counts is false for lost nodes, because nothing can become ready on them, and for members that a user stopped.
+// systemMember returns why the member w of a system workload on node n is not ready; nil if it is ready. w is nil if
+// the node has no member yet. counts is false if the member need not be ready: its node is lost, or a user has stopped
+// it.
 func systemMember(of *fsm.Workload, n *fsm.Node, w *fsm.Workload) (m *controlv1.SystemMember, counts bool) {
 	stopped := of.Desired != fsm.DesiredRunning
 	switch {
@@ -51,8 +52,8 @@ func systemMember(of *fsm.Workload, n *fsm.Node, w *fsm.Workload) (m *controlv1.
 	}, true
 }
 
-// memberReady reports whether a member has the specification of its system workload and is available, is stopped with
-// it, or has succeeded as a job.
+// memberReady reports whether a member has the specification of its system workload and is in the desired state:
+// available, stopped because the system workload is stopped, or a job that has succeeded.
 func memberReady(of, w *fsm.Workload) bool {
 	switch {
 	case w.Content != of.Content || w.Desired != of.Desired:

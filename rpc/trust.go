@@ -24,7 +24,7 @@ import (
 
 const (
 	// DefaultCertLife is the default validity of a certificate that the cluster issues to a program, and
-	// DefaultUserCertLife that of a certificate for a person.
+	// DefaultUserCertLife the default validity of a person's certificate.
 	DefaultCertLife     = 7 * 24 * time.Hour
 	DefaultUserCertLife = 24 * time.Hour
 	// defaultTokenLife is the default validity of a join token.
@@ -85,9 +85,9 @@ func (s *Server) issuer() (*pki.Authority, error) {
 	return open, nil
 }
 
-// clock returns the time for certificates and tokens. That is this replica's clock, or the clock of the state
-// if it is ahead, because a former leader's clock was. A new certificate must not appear to be older than an
-// earlier revocation.
+// clock returns the time for certificates and tokens. It is the time of this replica's clock, or the clock in the state
+// if that is later, because the clock of a former leader was ahead. Otherwise a new certificate could appear older than
+// an earlier revocation.
 func (s *Server) clock() time.Time {
 	now := s.now()
 	if at := time.Unix(0, s.store.View().Info().Clock); at.After(now) {
@@ -120,9 +120,9 @@ func Revoked(v fsm.View) *pki.Revoked {
 	return r
 }
 
-// GossipAgainst returns a hash of the revoked schedulers; "" if there are none. If it differs from the hash
-// that a gossip key was made with, a scheduler was revoked after that and may still hold the key. A revoked
-// certificate whose role is not known counts as that of a scheduler.
+// GossipAgainst returns a hash of the revoked schedulers; "" if there are none. A gossip key stores the hash from the
+// time when it was made. If the present hash differs, a scheduler was revoked later and may still hold the key. A
+// revoked certificate of unknown role is treated as a scheduler's.
 func GossipAgainst(v fsm.View) string {
 	roles := map[string]string{}
 	v.Admissions(func(a *fsm.Admission) bool { roles[a.Fingerprint] = a.Role; return true })
@@ -144,8 +144,8 @@ func GossipAgainst(v fsm.View) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// SchedulerRevoked reports whether a scheduler is revoked, by its name or by its certificate that the state
-// records.
+// SchedulerRevoked reports whether the scheduler called name, or the certificate that the state records for it, is
+// revoked.
 func SchedulerRevoked(v fsm.View, name string) bool {
 	a, known := v.Admission(string(pki.RoleScheduler), name)
 	if known {
@@ -188,8 +188,8 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 		admit.Role, admit.Access, admit.Hosts = tok.Role, tok.Access, tok.Hosts
 		holder = bytes.Equal(tok.SecretHash, hash[:])
 	}
-	// The state machine refuses a caller that has no valid token and records the refusal. After the first
-	// refusals, such callers are refused here, and one record has their number.
+	// The state machine refuses a caller that has no valid token and records the refusal. After the first refusals of
+	// such callers, this replica refuses them itself, and one record contains the number of refusals.
 	if !holder && !s.refusals.note(c.caller, false, func(n int, together bool) { s.recordRest(c, n, together) }) {
 		return nil, errorf(KindPermission, "join token %s is not a token of this cluster, or its secret is wrong: `persysctl token create` makes one", admit.Token)
 	}
@@ -219,7 +219,8 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit *commandv1.Admit) (*pki.Issued, error) {
 	now := s.clock()
 	if rev, ok := s.store.View().RevokedIdentity(admit.GetRole(), admit.GetName()); ok && admit.GetToken() != "" {
-		// Times in certificates are whole seconds. The new certificate must be later than the revocation.
+		// The new certificate must be later than the revocation, and times in certificates are whole seconds. So use
+		// the next full second after the revocation.
 		if next := time.Unix(0, rev.At).Truncate(time.Second).Add(time.Second); next.After(now) {
 			now = next
 		}
@@ -376,9 +377,8 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 	if !ok {
 		return nil, errorf(KindPrecondition, "the token that an earlier attempt of this request made was deleted")
 	}
-	// Check again: the user may have got more rights between the first check and the commit. The state
-	// machine deletes the token only if rights are added after the commit. No answer has the secret
-	// yet.
+	// Check again: the user may have got more rights between the first check and the commit. For rights that were added
+	// after the commit, the state machine deletes the token. No answer has contained the token's secret yet.
 	if err := s.mayInvite(ctx, req); err != nil {
 		return nil, err
 	}
@@ -498,8 +498,8 @@ func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRe
 	if !ok {
 		return nil, errorf(KindPrecondition, "authority %s was dropped", put.GetId())
 	}
-	// The purpose of a new authority may be to exclude the holders of old certificates. They may also hold
-	// the gossip key, so rotate that too.
+	// The purpose of a new authority may be to exclude the holders of old certificates. These holders may also have the
+	// gossip key, so rotate the gossip key too.
 	if _, err := s.rotateGossip(ctx, ""); err != nil {
 		s.log.Info("the gossip key was not rotated", "err", err)
 	}

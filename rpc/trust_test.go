@@ -483,7 +483,8 @@ func TestAuthoritiesAreReplaced(t *testing.T) {
 	_, err = admin.DropAuthority(ctxFor(t), &clusterv1.DropAuthorityRequest{Id: w.auth.ID()})
 	code(t, err, codes.FailedPrecondition)
 
-	// The old authority must still issue certificates, and the program must trust both authorities.
+	// The new authority is not active yet: the old authority must still issue certificates, and the program must trust
+	// both authorities.
 	f, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "n1")
 	ok(t, err)
 	w.forward(2 * time.Hour)
@@ -512,8 +513,8 @@ func TestAuthoritiesAreReplaced(t *testing.T) {
 	code(t, err, codes.InvalidArgument)
 }
 
-// A repeated request to rotate the gossip key returns the key of the first request. Another rotation is
-// refused until the first one has ended.
+// A repeated request to rotate the gossip key returns the key of the first request. Another rotation is refused until
+// the first rotation has ended.
 func TestARotationOfTheGossipKeyCanBeRepeated(t *testing.T) {
 	w := newOwnCA(t)
 	id, keys := requestID(t), [2]string{}
@@ -527,9 +528,8 @@ func TestARotationOfTheGossipKeyCanBeRepeated(t *testing.T) {
 	code(t, err, codes.FailedPrecondition)
 }
 
-// Callers without a token can cause only few log entries: their first refusals within a minute are recorded,
-// and the others are only counted. The rate of joins from one network is limited. A valid token of the
-// cluster still works.
+// Callers without a token can cause only few log entries: the first refusals within a minute are recorded, and further
+// refusals are only counted. The rate of joins from one network is limited. A valid token of the cluster still works.
 func TestJoinsAreBounded(t *testing.T) {
 	w := newOwnCA(t)
 	tok := w.token(&clusterv1.CreateTokenRequest{Role: "agent"})
@@ -684,7 +684,7 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "revoked") {
 		t.Errorf("a call of a revoked user through a gateway returned %v, want an error that says revoked", err)
 	}
-	// After the revocation the user has no new admission, so even a newer certificate is refused.
+	// The user was not admitted again after the revocation, so even a newer certificate must be refused.
 	later := metadata.AppendToOutgoingContext(ctxFor(t), dial.KeyOnBehalf, "persys://home/user/ops", dial.KeyIssued, strconv.FormatInt(time.Now().Add(time.Second).UnixNano(), 10))
 	_, err = gateway.Status(later, &clusterv1.StatusRequest{})
 	code(t, err, codes.Unauthenticated)

@@ -66,8 +66,8 @@ func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out cluste
 	}
 }
 
-// snapshot sends the workloads that match now. Then it sends a deletion for each workload that disappeared
-// while changes were missed, and then the message synced.
+// snapshot sends the workloads that match now. Then it sends a deletion for each workload in sent that no longer
+// matches, because changes were missed, and then the message synced.
 func (s *Server) snapshot(view fsm.View, req *clusterv1.WatchWorkloadsRequest, match func(*fsm.Workload) bool, sent map[string]bool, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	index := view.Info().Index
 	seen := map[string]bool{}

@@ -65,7 +65,8 @@ func TestEventsAreFollowed(t *testing.T) {
 	is(t, "first", next(), "w0")
 	g.place("w1", "")
 	is(t, "second", next(), "w1")
-	// Make the replica's change feed lose the next event, which is then only in the stored state.
+	// Hold the replica back, so that its change feed does not contain the next event, which is then only in the stored
+	// state.
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.place("w2", "")
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
@@ -77,9 +78,8 @@ func TestEventsAreFollowed(t *testing.T) {
 	code(t, err, codes.Canceled)
 }
 
-// TestEventsAfterANumberOfAFormerCluster: a client may have the sequence number of an event of a former
-// cluster, which is higher than any number of the cluster that was restored from it. Such a client gets only
-// new events.
+// TestEventsAfterANumberOfAFormerCluster: a client may have the sequence number of an event of a lost cluster, which is
+// higher than any number in the cluster that was restored from its backup. Such a client must get only new events.
 func TestEventsAfterANumberOfAFormerCluster(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("w0", "")
@@ -167,7 +167,7 @@ func TestWhyExplainsPlacement(t *testing.T) {
 	code(t, err, codes.NotFound)
 }
 
-// A heartbeat says that node a cannot run web, and why says that web leaves it.
+// A heartbeat reports that node a cannot run workload web. The answer to Why must say that web moves to another node.
 func TestWhyTellsOfAMove(t *testing.T) {
 	g := newGroup(t, 1)
 	g.place("web", "a")

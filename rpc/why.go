@@ -12,7 +12,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// Why implements the call of cluster.v1: it explains from this replica's state why a workload is where it is.
+// Why implements the call of cluster.v1: it explains, from this replica's state, why a workload runs on its node or why
+// it is not placed.
 func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1.WhyResponse, error) {
 	view, err := s.store.At(ctx, req.GetMinIndex())
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// reported converts the status of one workload in a heartbeat. legacy is set for legacy v1 agents, which
-// report the cause of a former failure even while a workload runs.
+// reported converts the status of one workload in a heartbeat. legacy is set for legacy v1 agents, which report the
+// cause of an earlier failure even while a workload runs.
 func reported(st *controlv1.WorkloadStatus, legacy bool) sched.Reported {
 	r := sched.Reported{
 		Workload: st.GetWorkloadId(),
@@ -190,8 +190,8 @@ func causeIn(meta map[string]string) string {
 	return ""
 }
 
-// deletedMeanwhile reports whether a status of a legacy v1 agent says that a second delete has failed. That
-// means that the workload is gone (contract/wire-agent.md).
+// deletedMeanwhile reports whether a status of a legacy v1 agent says that a second delete has failed, because the
+// first delete has already removed the workload (contract/wire-agent.md).
 func deletedMeanwhile(st *agentv1.WorkloadStatus) bool {
 	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&
 		strings.HasPrefix(st.GetMetadata()["task_id"], "delete-") &&

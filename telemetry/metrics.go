@@ -26,7 +26,7 @@ type Metric struct {
 	Help   string
 }
 
-// Emit reports the present value of a metric while a Set is scraped. The number of labels must be that of the
+// Emit reports the present value of a metric while a Set is scraped. It needs one label value for each label of the
 // metric.
 type Emit func(v Value, n float64, labels ...string)
 

@@ -47,9 +47,9 @@ type Traces struct {
 }
 
 const (
-	// exportLimit is the time limit of one attempt to send spans. batchEvery is how long a span waits for
-	// others before they are sent together. queueLimit is the maximum number of spans that wait for the
-	// receiver; further spans are dropped.
+	// exportLimit is the time limit of one attempt to send spans. batchEvery is the longest time for which a span waits
+	// so that several spans are sent together. queueLimit is the maximum number of spans that wait for the receiver;
+	// further spans are dropped.
 	exportLimit = 5 * time.Second
 	batchEvery  = time.Second
 	queueLimit  = 4096
@@ -207,12 +207,13 @@ func (t *Traces) Handler(name string, next http.Handler) http.Handler {
 	}
 	return otelhttp.NewHandler(next, name, otelhttp.WithTracerProvider(t.provider), otelhttp.WithPropagators(t.carrier),
 		otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()),
-		// The sampler cannot exclude these requests, because it decides before the span has its route.
+		// Exclude these requests here and not in the sampler, because the sampler decides before the span has its
+		// route.
 		otelhttp.WithFilter(func(r *http.Request) bool {
 			return r.URL.Path != "/metrics" && r.URL.Path != "/health" && r.URL.Path != "/ready"
 		}),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string {
-			// The span has the name of the route, not of the path, because callers choose the path.
+			// Name the span after the route and not after the path, because callers choose the path.
 			if r.Pattern != "" {
 				return r.Pattern
 			}

@@ -57,8 +57,7 @@ func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	if _, err := os.Stat(at); err == nil {
 		return at, nil
 	}
-	// The program is built under another name first, so that an interrupted build leaves no incomplete
-	// program.
+	// Build under another name first, so that an interrupted build leaves no incomplete program.
 	part := bin + ".part"
 	defer os.Remove(part)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", part, pkg)

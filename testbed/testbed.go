@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Judged reports whether the tests run with CI=true. Then no test may be skipped.
+// Judged reports whether the tests run with CI=true, when no test may be skipped.
 func Judged() bool { return os.Getenv("CI") == "true" }
 
 // SkipNotice begins the message of a test that is skipped.

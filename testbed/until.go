@@ -38,7 +38,7 @@ func Until(t testing.TB, what string, ready func() bool) {
 // error of check. what describes the condition.
 func Within(t testing.TB, limit time.Duration, what string, check func() error) {
 	t.Helper()
-	// The test's own context is not used, because it has already ended when cleanup functions run.
+	// Do not use the test's own context, because it has already ended when cleanup functions run.
 	if err := Poll(context.Background(), limit, what, func(context.Context) error { return check() }); err != nil {
 		t.Fatal(err)
 	}
@@ -78,8 +78,8 @@ func Poll(ctx context.Context, limit time.Duration, what string, ready func(cont
 		case errors.As(err, &final):
 			return fmt.Errorf("%s: %w", what, final.err)
 		}
-		// The error of an attempt that the deadline interrupted says less than the error of the attempt
-		// before.
+		// Keep the error of the previous attempt if the deadline interrupted this attempt, because its own error says
+		// less.
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}

@@ -37,8 +37,8 @@ func Survive(log *slog.Logger, full string, call func() error) (err error) {
 	return call()
 }
 
-// Unary is an interceptor that does the same as Survive. It also logs slow calls with their error, which
-// shows why a call that was given up was slow.
+// Unary is an interceptor that does the same as Survive. It also logs slow calls with their errors: if the caller gave
+// up, the error shows on what the call waited.
 func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
 		began := time.Now()

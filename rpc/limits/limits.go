@@ -19,12 +19,12 @@ type Limits struct {
 	Concurrent int
 	// Streams is the maximum number of concurrent streams of one peer, which NewStreams counts.
 	Streams int
-	// Connections is the maximum number of connections in total, PerHost of those from one host.
+	// Connections is the maximum number of connections in total, and PerHost the maximum from one host.
 	Connections, PerHost int
 	// Strangers is the maximum number of connections whose clients have not shown a certificate
-	// (Identifying). StrangersPerNetwork is the maximum number of these from one network (NetworkOf). A new
-	// connection over one of these limits replaces the oldest. A connection without a certificate is closed
-	// after StrangerLife. With 0 there is no limit.
+	// (Identifying). StrangersPerNetwork is the maximum number of such connections from one network (NetworkOf). If a
+	// new connection exceeds one of these limits, the oldest such connection is closed. A connection without a
+	// certificate is closed after StrangerLife. 0 means no limit.
 	Strangers, StrangersPerNetwork int
 	StrangerLife                   time.Duration
 }
@@ -54,9 +54,9 @@ var (
 type Peer struct{ Kind, Name string }
 
 const (
-	// If more than forgetAt peers are recorded, those without a call for forgetAfter are dropped. Peers
-	// searches for them at most once per forgetEvery, because the search blocks all calls, and calls from
-	// very many hosts must not cause a search for each host.
+	// If more than forgetAt peers are recorded, Peers forgets the peers that have made no call for forgetAfter. It
+	// searches for them at most once per forgetEvery, because the search blocks all calls, and calls from very many
+	// hosts must not cause a search for each host.
 	forgetAt    = 4096
 	forgetAfter = time.Minute
 	forgetEvery = time.Second
@@ -65,7 +65,7 @@ const (
 	mostPeers = 16 * forgetAt
 )
 
-// Peers counts the calls of each peer and refuses those over the limits. It is safe for concurrent use.
+// Peers counts the calls of each peer and refuses calls over the limits. It is safe for concurrent use.
 type Peers struct {
 	limits  Limits
 	refused func(reason string)
@@ -227,8 +227,8 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// enter counts a connection, or returns the reason why it is refused. oldest is another connection that must
-// be closed to make room for it.
+// enter counts a connection, or returns the reason why it is refused. oldest is another connection that the caller must
+// close to make room for c; nil if none.
 func (l *listener) enter(c *conn) (oldest *conn, reason string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -262,8 +262,8 @@ type conn struct {
 	l    *listener
 	host string
 	once sync.Once
-	// place is the position in the list of strangers, and end closes the connection after StrangerLife. Both
-	// are set until the client has shown a certificate.
+	// place is the connection's element in the list of strangers, and end is the timer that closes the connection after
+	// StrangerLife. Both are nil once the client has shown a certificate.
 	place *list.Element
 	end   *time.Timer
 }

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// A host whose client showed a certificate less than knownFor ago is not a stranger. At most maxKnown
-	// such hosts are remembered.
+	// If a client showed a certificate less than knownFor ago, further connections from its host are not counted as
+	// strangers. At most maxKnown such hosts are remembered.
 	knownFor = time.Hour
 	maxKnown = 8192
 )
