@@ -14,7 +14,7 @@ import (
 )
 
 // mirrorGroup returns a group of two replicas, each with a replica record in the state and with a fake mirror, and a
-// client of the first replica.
+// client of the last replica.
 func mirrorGroup(t *testing.T, mirrors ...*etcd) (*group, clusterv1.ClusterClient) {
 	t.Helper()
 	g := newGroup(t, len(mirrors), func(i int, c *Config) { c.Mirror = mirrors[i] })

@@ -228,7 +228,7 @@ func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 	}
 }
 
-// members plans a system workload: it returns the number of nodes that would get a member.
+// members adds to the plan of a system workload which nodes, and how many, would get a member.
 func (p *plan) members(out *clusterv1.PlannedWorkload, next *fsm.Workload) {
 	if next.Desired != fsm.DesiredRunning {
 		return

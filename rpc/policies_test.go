@@ -87,9 +87,8 @@ func TestConfinedPutsAreJudged(t *testing.T) {
 	}
 }
 
-// TestPoliciesArePutBoundAndDeleted: an admin can put, bind and delete policies. A user who is confined to
-// namespaces sees only the bindings of these namespaces. A plan can be judged by a policy that the caller
-// names.
+// TestPoliciesArePutBoundAndDeleted: an admin can put, bind and delete policies. A user with rights only in some
+// namespaces sees only the bindings of these namespaces. A plan can be judged by a policy that the caller names.
 func TestPoliciesArePutBoundAndDeleted(t *testing.T) {
 	_, as := spaces(t)
 	admin, ada := clusterv1.NewClusterClient(as(0, "user/admin")), clusterv1.NewClusterClient(as(0, "user/ada"))

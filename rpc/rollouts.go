@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// rolling adds the id of the group's present rollout to the answer to an apply whose specification has an update
+// rolling adds the id of the group's unfinished rollout to the answer to an apply whose specification has an update
 // policy.
 func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.ApplyWorkloadResponse) {
 	if resp == nil || !resp.GetSuccess() || req.GetSpec().GetUpdate() == nil {
