@@ -31,8 +31,8 @@ type Config struct {
 	// RaftAdvertise and GossipAdvertise are the addresses that other replicas dial. Default: the bound
 	// address, with FirstIP in place of a wildcard host.
 	RaftAdvertise, GossipAdvertise string
-	// GRPCAdvertise, HTTPAdvertise and DNSAdvertise are the addresses of those servers that are published to
-	// clients and other replicas; empty means that this process does not run that server.
+	// GRPCAdvertise, HTTPAdvertise and DNSAdvertise are the published addresses of the gRPC, HTTP and DNS servers,
+	// which clients and other replicas use; empty means that this process does not run that server.
 	GRPCAdvertise, HTTPAdvertise, DNSAdvertise string
 
 	// Join lists at most 64 gossip addresses of replicas (SCHEDULER_JOIN). This replica's own address may be
@@ -132,7 +132,7 @@ type Timing struct {
 	NoFastFailover bool
 
 	// A snapshot is due when the log has grown by SnapshotEntries or SnapshotBytes since the last snapshot,
-	// unless the state is much larger than that (snapshotDue). Defaults 8192 and 128 MiB.
+	// or later if the state is much larger than these limits (snapshotDue). Defaults 8192 and 128 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
 	// SnapshotInterval is the period of the check whether a snapshot is due; the actual time is random,
@@ -165,8 +165,8 @@ type Timing struct {
 	// DeadAfter is the time after which the leader removes a dead server, if enough healthy voters remain.
 	// Default 72 h; negative: never.
 	DeadAfter time.Duration
-	// Compare is the period at which a replica compares its digest with those of the other voters. Default 5
-	// s.
+	// Compare is the period at which a replica compares the digest of its state with the digests of the other voters.
+	// Default 5 s.
 	Compare time.Duration
 	// LostContact is the time without a leader after which LocalMode is degraded. Default 1 s, or three
 	// times Election if that is longer.

@@ -62,8 +62,8 @@ var environment = []error{
 	syscall.EROFS, syscall.EAGAIN, syscall.EBUSY, syscall.EINTR, syscall.ESTALE, bolterrors.ErrTimeout,
 }
 
-// corrupt returns the error for data that could not be read. The error is ErrCorrupt, unless err is caused by
-// the machine: such data may be intact and must not be moved aside.
+// corrupt returns the error for data that could not be read. If the machine caused err, the data may be intact and must
+// not be moved aside, so the result only wraps err. Otherwise it also is an ErrCorrupt.
 func corrupt(err error, format string, args ...any) error {
 	err = fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), err)
 	if slices.ContainsFunc(environment, func(e error) bool { return errors.Is(err, e) }) {

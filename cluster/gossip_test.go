@@ -98,7 +98,8 @@ func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 	testbed.Until(t, "the dead replica is alive again after its restart", func() bool { return n.healthOf(dead.id) == "alive" })
 }
 
-// A replica that stops sends a leave message, so the others do not wait for failure detection.
+// A replica that stops sends a leave message. The other replicas must notice its end at once, without failure
+// detection.
 func TestStoppingReplicaLeavesGossip(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, 3)

@@ -31,7 +31,7 @@ const (
 	deleteChunk = 256
 )
 
-// Keys of this package in the stable store, beside those of the Raft library.
+// Keys of this package in the stable store. The Raft library has its own keys there.
 var (
 	keyReplicaID = []byte("persys-replica-id")
 	keyClusterID = []byte("persys-cluster-id")
@@ -375,9 +375,10 @@ func (s *logStore) set(k, v []byte) error {
 }
 
 // conflict returns the range of log entries that this replica must never send as a leader, because a snapshot proves
-// that they are uncommitted, or because a gap follows them. These are the entries up to the end of the snapshot, unless
-// the log holds exactly the snapshot's last entry. If after is true, the range includes later entries whose term is
-// lower than that of the snapshot, because their leader was deposed before they were committed. 0, 0 means no entries.
+// that they are uncommitted, or because a gap follows them. If the log holds exactly the snapshot's last entry, there
+// are none; otherwise the range begins with all entries up to the end of the snapshot. If after is true, the range
+// includes later entries whose term is lower than that of the snapshot, because their leader was deposed before they
+// were committed. 0, 0 means no entries.
 func (s *logStore) conflict(snapshot entryID, after bool) (from, to uint64, err error) {
 	first, last, err := s.ends()
 	if err != nil || first == 0 || s.has(snapshot) {

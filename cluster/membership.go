@@ -103,7 +103,7 @@ func (m *members) find() {
 	}
 }
 
-// contacts returns the gossip addresses to dial: those in Config.Join, and those of the replicas in the
+// contacts returns the gossip addresses to dial: the addresses in Config.Join, and the addresses of the replicas in the
 // state, so that a restarted replica needs no Join.
 func (m *members) contacts() []string {
 	out := append([]string(nil), m.n.cfg.Join...)

@@ -99,8 +99,8 @@ const (
 )
 
 // Open starts a replica and returns without waiting for a leader (WaitLeader does). ctx limits only the
-// start. Every error names the setting or the file that caused it; errors.go lists those that callers can
-// compare.
+// start. Every error names the setting or the file that caused it; errors.go lists the errors that callers can compare
+// with errors.Is.
 func Open(ctx context.Context, cfg Config) (*Node, error) { return open(ctx, cfg, hooks{}) }
 
 func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
@@ -164,8 +164,8 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 	return n, err
 }
 
-// participate makes this replica visible to the other replicas and starts its background loops. With alone,
-// this replica forms a cluster by itself.
+// participate makes this replica visible to the other replicas and starts its background loops. If alone is true, this
+// replica forms a cluster by itself.
 func (n *Node) participate(alone bool) error {
 	if err := n.gossip.start(); err != nil {
 		return err
@@ -333,7 +333,7 @@ func (n *Node) clusterID() string {
 	return n.cfg.ClusterID
 }
 
-// startRaft starts the Raft library. With mute, this replica never stands for election.
+// startRaft starts the Raft library. If mute is true, this replica never stands for election.
 func (n *Node) startRaft(mute bool) (err error) {
 	dir := filepath.Join(n.cfg.DataDir, RaftDir)
 	logger := raftLogger(n.log)

@@ -264,8 +264,8 @@ func (c *call) wait(ctx context.Context, stalled <-chan struct{}) error {
 	return unknown(cause)
 }
 
-// take removes calls for one entry from the queue if the entry is to be sent now. With force it removes them
-// in any case.
+// take removes calls for one entry from the queue if the entry is to be sent now. If force is true, it removes them in
+// any case.
 func (p *proposer) take(force bool) (calls []*call, size, commands int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -24,7 +24,7 @@ type Survivor struct {
 	RaftAddr  string
 	// Servers are the servers of the last Raft configuration, including this replica.
 	Servers []raft.Server
-	// Lost are the names of the other replicas, without those that have no record in the state.
+	// Lost are the names of the other replicas that have a record in the state.
 	Lost []string
 	// LastIndex and LastTerm are the index and the term of the last entry of the log. A recovery treats all entries in
 	// the log as committed, because no other replica is left.

@@ -36,7 +36,7 @@ func System() Sources {
 	return Sources{Environ: os.LookupEnv, Variables: os.Environ(), ReadFile: readFile}
 }
 
-// WithYAML adds a configuration file to the sources. With must, a missing file is an error.
+// WithYAML adds a configuration file to the sources. If must is true, a missing file is an error.
 func (s Sources) WithYAML(path string, must bool) (Sources, error) {
 	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) && !must {

@@ -199,7 +199,8 @@ func (s *replicaServer) Exec(stream clusterv1.Cluster_ExecServer) error {
 	}
 }
 
-// Events sends three events after the requested number. With follow, the stream then stays open and silent.
+// Events sends three events after the requested number. If the request has follow, the stream then stays open and
+// silent.
 func (s *replicaServer) Events(r *clusterv1.EventsRequest, out clusterv1.Cluster_EventsServer) error {
 	if r.GetWorkloadId() == "gone" {
 		return status.Error(codes.NotFound, "workload gone")

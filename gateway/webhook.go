@@ -87,7 +87,7 @@ func (d delivery) keys() [2]string {
 	return [2]string{"id " + d.id, "body " + strings.ToLower(d.repo) + " " + string(sum[:])}
 }
 
-// receiver checks deliveries, refuses repeated ones and forwards the others.
+// receiver checks webhook deliveries, refuses repeated deliveries and forwards all others.
 type receiver struct {
 	Webhook
 	log   *slog.Logger

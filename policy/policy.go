@@ -22,8 +22,7 @@ type Policy struct {
 	// EngineSocket allows mounts that reach the socket of a container engine or of libvirt, or an engine's folder.
 	EngineSocket bool `yaml:"engine_socket,omitempty"`
 	Privileged   bool `yaml:"privileged,omitempty"`
-	// Capabilities are the capabilities that a container may have in addition to those that the engine gives
-	// it.
+	// Capabilities are the capabilities that a container may add to the engine's default capabilities.
 	Capabilities []string `yaml:"capabilities,omitempty"`
 	// Devices are the devices of the host that a workload may use; the word gpu stands for GPUs.
 	Devices []string `yaml:"devices,omitempty"`

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/replica/coredns"
 )
 
-// openDNS opens the sockets of the DNS server, unless the DNS server is turned off.
+// openDNS opens the sockets of the DNS server. If the DNS server is turned off, it does nothing.
 func (r *Replica) openDNS() error {
 	if r.cfg.Shadow {
 		r.log.Warn("SCHEDULER_SHADOW is true: this scheduler applies workloads, and answers and publishes no DNS")

@@ -147,7 +147,7 @@ func (s *Server) RotateAccount(ctx context.Context, req *clusterv1.RotateAccount
 	return s.putToken(ctx, &commandv1.PutAccount{Name: req.GetName(), Rotate: true}, req.GetTtlSeconds(), req.GetRequestId())
 }
 
-// putToken commits an account, with a new bearer token unless it has an issuer.
+// putToken commits an account. If the account has no OIDC issuer, putToken gives it a new bearer token.
 func (s *Server) putToken(ctx context.Context, put *commandv1.PutAccount, ttl int64, request string) (*clusterv1.AccountTokenResponse, error) {
 	out := &clusterv1.AccountTokenResponse{}
 	if most := int64(fsm.MaxAccountTokenLife / time.Second); ttl < 0 || ttl > most {

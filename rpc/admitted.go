@@ -52,7 +52,7 @@ func (s *Server) checkCaller(v fsm.View, c caller) error {
 	return nil
 }
 
-// speaksForOthers refuses a call with a forwarded identity unless an admitted scheduler has forwarded it.
+// speaksForOthers accepts a call with a forwarded identity only from an admitted scheduler.
 func (s *Server) speaksForOthers(ctx context.Context, id pki.Identity) error {
 	err := s.checkAdmitted(s.store.View(), id)
 	if err == nil {

@@ -87,8 +87,8 @@ func (b *batch) add(ctx context.Context, i int, joins func(int) bool) error {
 	return nil
 }
 
-// addAlone creates commands for the i-th request alone. With ownID, the client has chosen the id of this
-// request and may send it again in another call.
+// addAlone creates commands for the i-th request alone. ownID is true if the client has chosen the id of this request,
+// so that it may send the request again in another call.
 func (b *batch) addAlone(ctx context.Context, i int, ownID bool) error {
 	made, err := b.s.applyCommands(ctx, b.reqs[i])
 	for _, c := range made {

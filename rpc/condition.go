@@ -39,8 +39,8 @@ func conditional(put *commandv1.PutWorkloads, condition string) error {
 	return checkCondition(condition)
 }
 
-// tagged adds the etag of the workload to the response of an apply, unless somebody has changed the workload
-// meanwhile.
+// tagged adds the etag of the workload to the response of an apply. If somebody has changed the workload since the
+// apply, it adds nothing.
 func (s *Server) tagged(resp *controlv1.ApplyWorkloadResponse) {
 	if !resp.GetSuccess() || len(resp.GetWorkloadIds()) != 1 {
 		return

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// defaultEtcd is the etcd that AttachMirror and ImportMirror use if the request names none (contract/env.md).
+// defaultEtcd is the etcd that AttachMirror and ImportMirror use if the request names no etcd (contract/env.md).
 const defaultEtcd = "localhost:2379"
 
 // probeLimit is the time limit within which all replicas probe an etcd.

@@ -74,7 +74,7 @@ type Leader interface {
 
 // Keys gives access to the cluster key, which seals (encrypts) secrets.
 type Keys interface {
-	// Key returns the cluster key. If this replica has none, the error says how to obtain one.
+	// Key returns the cluster key. If this replica has no key, the error says how to obtain it.
 	Key() (*pki.Key, error)
 	// Offered returns the key that this replica gives to another scheduler. candidate is true if this replica has
 	// generated the key and the key's id is not committed as the cluster's key yet.

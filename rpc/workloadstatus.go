@@ -79,8 +79,7 @@ func healthOf(v string) string {
 	return fsm.Unhealthy
 }
 
-// portsOf converts the published ports of a workload and leaves out those with a number outside of 1 to
-// 65535.
+// portsOf converts the published ports of a workload and leaves out ports with a number outside of 1 to 65535.
 func portsOf[P interface {
 	GetHostPort() int32
 	GetContainerPort() int32

@@ -116,9 +116,8 @@ func (c TraceConfig) exporter() ([]otlptracehttp.Option, error) {
 	return append(opts, otlptracehttp.WithEndpointURL(u.String())), nil
 }
 
-// roots decides which spans may begin a trace: those of incoming requests, but not those of calls that a
-// background loop of the program makes. All other spans belong to the trace of their parent, also across
-// processes.
+// roots decides which spans may begin a trace: the spans of incoming requests, but not the spans of calls that a
+// background loop of the program makes. All other spans belong to the trace of their parent, also across processes.
 type roots struct{}
 
 // ShouldSample implements sdktrace.Sampler.

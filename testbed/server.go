@@ -38,8 +38,8 @@ func Server(ctx context.Context, name string) (string, error) {
 	return build(ctx, filepath.Join(root, "tools", name), pkg, filepath.Join(root, ".cache", "bin", name))
 }
 
-// build builds the package pkg of a module into the file bin-STATE, unless that file exists. STATE is the
-// hash of the module's files. build removes the files of other states.
+// build builds the package pkg of a module into the file bin-STATE, where STATE is the hash of the module's files. If
+// the file exists, it builds nothing. build removes the files of other states.
 func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	state, err := stateOf(module)
 	if err != nil {

@@ -112,7 +112,7 @@ func (s *subject) flags(cmd *cobra.Command) {
 	f.StringVar(&s.account, "account", "", "account of a program")
 }
 
-// put copies the subject to a request, and returns an error unless exactly one flag is given.
+// put copies the subject to a request. If not exactly one of its flags is given, it returns an error.
 func (s *subject) put(req *clusterv1.BindRoleRequest) error {
 	given := 0
 	for _, v := range []struct{ kind, name string }{{"user", s.user}, {"group", s.group}, {"account", s.account}} {

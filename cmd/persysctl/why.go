@@ -112,8 +112,8 @@ func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 	return t
 }
 
-// rejection returns the reason for which a filter of the scheduler rejected a node. It adds the filter's name
-// unless the reason begins with it.
+// rejection returns the reason for which a filter of the scheduler rejected a node. The result begins with the name of
+// the filter.
 func rejection(v *clusterv1.NodeVerdict) string {
 	if strings.HasPrefix(strings.ToLower(v.GetReason()), strings.ToLower(v.GetFilter())) {
 		return v.GetReason()

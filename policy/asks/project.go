@@ -17,9 +17,9 @@ import (
 // folder and pass nil.
 type Resolve func(string) string
 
-// Project returns the asks of a loaded Compose project. Paths below its working directory and below folders
-// belong to the stack and need no ask, unless a symbolic link there leads out of these folders. managed are
-// the names of the workload's managed volumes, which are external volumes in the project.
+// Project returns the asks of a loaded Compose project. Paths below its working directory and below folders belong to
+// the stack and need no ask. A path whose symbolic links lead out of these folders needs an ask. managed are the names
+// of the workload's managed volumes, which are external volumes in the project.
 func Project(p *types.Project, managed []string, resolve Resolve, folders ...string) ([]policy.Ask, error) {
 	d := project{p: p, managed: managed, resolve: resolve, folders: append(folders, p.WorkingDir)}
 	for _, name := range slices.Sorted(maps.Keys(p.Services)) {

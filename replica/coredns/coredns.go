@@ -27,8 +27,8 @@ const (
 	maxServers  = 8
 )
 
-// ParseServers checks the addresses in SCHEDULER_COREDNS_ADDR, each of the form host[:port], and adds port 53
-// to those without a port. Empty entries are dropped.
+// ParseServers checks the addresses in SCHEDULER_COREDNS_ADDR, each of the form host[:port], and adds port 53 where the
+// port is missing. Empty entries are dropped.
 func ParseServers(list []string) ([]string, error) {
 	var out []string
 	for _, s := range list {

@@ -416,8 +416,8 @@ func credible(hint, from string) bool {
 	return !unspecified && (!toLoop || fromLoop)
 }
 
-// order returns the peers in the order in which to try them: the leader, the last peer that answered, the
-// others, and the peers that failed lately. Peers in tried are left out.
+// order returns the peers in the order in which to try them: the leader, the peer that answered last, then all further
+// peers, and last the peers that failed lately. Peers in tried are left out.
 func (c *Conn) order(tried []*peer) []*peer {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -208,8 +208,8 @@ func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []d
 	return a
 }
 
-// byHost queries the addresses of the names and returns those of the first name that has any, with the
-// default port.
+// byHost queries the addresses of the names one after another. It returns the addresses of the first name that has an
+// address, with the default port.
 func byHost(ctx context.Context, servers, names []string) answer {
 	for _, name := range names {
 		a := answer{ttl: maxTTL}

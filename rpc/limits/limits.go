@@ -263,7 +263,7 @@ type conn struct {
 	host string
 	once sync.Once
 	// place is the connection's element in the list of strangers, and end is the timer that closes the connection after
-	// StrangerLife. Both are nil once the client has shown a certificate.
+	// StrangerLife. Once the client has shown a certificate, place is nil and the timer is stopped.
 	place *list.Element
 	end   *time.Timer
 }

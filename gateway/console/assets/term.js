@@ -80,8 +80,7 @@ export class Screen {
     this.wrap = false;
     this.allDirty();
   }
-  // keepFirst moves the first line to the lines that scrolled off; the alternate screen keeps none of
-  // these.
+  // keepFirst moves the first line to the lines that scrolled off; on the alternate screen it drops the line.
   keepFirst() {
     const row = this.grid.shift();
     if (!row || this.main) return;
