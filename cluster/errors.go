@@ -63,7 +63,7 @@ var environment = []error{
 }
 
 // corrupt returns the error for data that could not be read. If the machine caused err, the data may be intact and must
-// not be moved aside, so the result only wraps err. Otherwise it also is an ErrCorrupt.
+// not be moved aside, so the result wraps only err. Otherwise it wraps ErrCorrupt too.
 func corrupt(err error, format string, args ...any) error {
 	err = fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), err)
 	if slices.ContainsFunc(environment, func(e error) bool { return errors.Is(err, e) }) {

@@ -121,8 +121,8 @@ func (f *failover) waitForTurn(rank int, leader raft.ServerID, term uint64) bool
 			if now == last {
 				return true
 			}
-			// Another replica stands for election, and this replica's vote may not be on disk yet. Wait
-			// one more rankStep; after that this replica has refused its vote.
+			// The term has risen, so another replica stands for election, and this replica's vote for it may not be on
+			// disk yet. Wait one more rankStep: if there is still no vote then, this replica has refused it.
 			last, deadline = now, time.Now().Add(rankStep)
 			continue
 		}

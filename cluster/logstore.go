@@ -40,7 +40,8 @@ var (
 	keyCopied    = []byte("persys-copied")
 )
 
-// Keys of the Raft library, and the bucket of the stable store in its file.
+// Names that the Raft library uses in the file of the log: keys in the stable store, and the bucket of the stable
+// store.
 var (
 	keyTerm      = []byte("CurrentTerm")
 	keyLastVote  = []byte("LastVoteTerm") // term of the last vote

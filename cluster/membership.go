@@ -515,7 +515,7 @@ func (m *members) change(ctx context.Context, f func(time.Duration) raft.IndexFu
 }
 
 // record updates the replica records and the feature level in the state. The feature level may rise only once the
-// records are right, so changed asks for another pass at once.
+// records are right, so the result changed = true asks for another pass at once.
 func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, err error) {
 	n := m.n
 	view := n.Store().View()

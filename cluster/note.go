@@ -123,8 +123,8 @@ func (n *Node) remember() (complete bool) {
 
 // readNote reads what the last run wrote to peers.json. fresh reports that the Raft directory is empty.
 //
-// The first start after a repair stores the cluster id in the new log: this replica must join the cluster
-// that it belonged to, and must not help to form another one.
+// The first start after a repair stores the cluster id in the new log: this replica must join the cluster that it
+// belonged to, and must not help to form another cluster.
 func (n *Node) readNote(fresh bool) error {
 	t := loadNote(n.cfg.DataDir)
 	if t == nil {

@@ -181,7 +181,8 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	if err != nil {
 		return config, err
 	}
-	// The entries of a leader that was deposed before they were committed must not be treated as committed.
+	// Refuse a log with entries whose leader was deposed before it could commit them, because the recovery treats all
+	// entries as committed.
 	if _, refuted, err := o.logs.conflict(entryID{s.LastIndex, s.LastTerm}, true); err != nil || refuted > s.LastIndex {
 		return config, err
 	}

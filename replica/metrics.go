@@ -177,7 +177,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// register adds the metrics that are read from replica r, which must have its Raft node.
+// register adds the metrics that are read from replica r, whose Raft node must be open.
 func (m *metrics) register(reg *prometheus.Registry, r *Replica) {
 	m.readReplica(r)
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.Set)

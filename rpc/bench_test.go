@@ -56,7 +56,8 @@ func BenchmarkApplyHandler(b *testing.B) {
 	}
 }
 
-// BenchmarkApplyManyHandler measures the time per workload of a call with many applies, without a connection.
+// BenchmarkApplyManyHandler measures the handler of ApplyWorkloads without a connection: the time per workload of a
+// call with many workloads.
 func BenchmarkApplyManyHandler(b *testing.B) {
 	const each = 64
 	s, ctx := hollowServer(b)

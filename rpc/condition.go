@@ -66,8 +66,8 @@ func takesBack(view fsm.View, p *commandv1.WorkloadPut) (out []*controlv1.TakenB
 	}
 	revs := view.Revisions(p.GetId())
 	last := len(revs) - 1
-	// For each earlier revision, find the fields in which it differs from the present revision, and
-	// the fields in which it differs from the new one.
+	// For each earlier revision, find the fields in which it differs from the present revision, and the fields in which
+	// it differs from the new revision.
 	fromPresent, fromNew := make([][]string, last), make([][]string, last)
 	sameAsNew := -1
 	for i := range last {

@@ -44,7 +44,8 @@ const (
 	adviseEtcd    = "etcd"
 )
 
-// modeWait is the longest time for which an answer waits until the mode has changed.
+// modeWait is the longest time for which a call that mends the mirror waits, before it answers, until the mode has
+// changed.
 const modeWait = 5 * time.Second
 
 // mirror returns the mirror, whether or not an etcd is attached. If the settings allow no mirror, it returns an error.

@@ -48,8 +48,8 @@ func newRefusals() *refusals {
 }
 
 // note reports whether a refusal is to be recorded now. If not, note only counts the refusal. At the end of the window,
-// rest is called with the number of refusals that were counted. together is true if the number is that of all callers
-// that were not counted separately.
+// rest is called with the number of refusals that were counted. together is true if the number is the sum over all
+// callers that were not counted separately.
 func (r *refusals) note(c caller, beat bool, rest func(n int, together bool)) bool {
 	key, each := refusalKey(c), refusalEach
 	stranger := strings.HasPrefix(key, networkKey)

@@ -177,8 +177,9 @@ func (s *Server) aboutRole(ctx context.Context, request string, c *commandv1.Com
 	return &clusterv1.RoleResponse{Index: r.Index}, nil
 }
 
-// mayInvite refuses a join token that gives its holder more than the caller has. A scheduler has the cluster
-// key, and a gateway acts for every user. An agent sees the workloads and secrets of its node.
+// mayInvite refuses a join token that gives its holder more than the caller has. For the token of a machine it counts
+// what the machine can do: a scheduler has the cluster key, a gateway acts for every user, and an agent sees the
+// workloads and secrets of its node.
 func (s *Server) mayInvite(ctx context.Context, req *clusterv1.CreateTokenRequest) error {
 	what := "create a token for " + clip(req.GetRole(), 16) + " " + clip(req.GetName(), 128)
 	all, _ := access.Builtin(access.Admin)

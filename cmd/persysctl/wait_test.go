@@ -456,7 +456,7 @@ func TestApplyReportsItsOutcome(t *testing.T) {
 	}
 }
 
-// TestApplyInBatches: apply sends many specifications in few calls, each within the limits of a call
+// TestApplyInBatches: apply sends many specifications in few calls, and each call is within the limits of a call.
 func TestApplyInBatches(t *testing.T) {
 	var reqs []*controlv1.ApplyWorkloadRequest
 	for range 600 {

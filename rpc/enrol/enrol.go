@@ -51,8 +51,9 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Join obtains a certificate with a join token. If a valid certificate is stored, it does nothing. It calls the
-// schedulers in the token until one answers, for at most two minutes. Its errors say what is wrong with the token.
+// Join obtains a certificate with a join token. If a valid certificate is stored, it does nothing. Otherwise it calls
+// the schedulers in the token until one of them answers, for at most two minutes. Its errors say what is wrong with the
+// token.
 func Join(ctx context.Context, o Options) error {
 	tok, err := pki.ParseJoinToken(o.Token)
 	if err != nil {

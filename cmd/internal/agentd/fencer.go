@@ -87,7 +87,7 @@ func startFencer(untilIdle bool) (*os.Process, error) {
 	return cmd.Process, nil
 }
 
-// ErrFencerOff means that PERSYS_FENCER turns the fencer off. A supervisor must not restart it.
+// ErrFencerOff means that PERSYS_FENCER turns the fencer off, so a supervisor must not restart the fencer.
 var ErrFencerOff error = fencerOff{}
 
 type fencerOff struct{}
