@@ -376,8 +376,8 @@ func (s *logStore) set(k, v []byte) error {
 }
 
 // conflict returns the range of log entries that this replica must never send as a leader, because a snapshot proves
-// that they are uncommitted, or because a gap follows them. If the log holds exactly the snapshot's last entry, there
-// are none; otherwise the range begins with all entries up to the end of the snapshot. If after is true, the range
+// that they are uncommitted, or because a gap follows them. If the log holds exactly the snapshot's last entry, no
+// entry conflicts. Otherwise the range contains all entries up to the end of the snapshot. If after is true, the range
 // includes later entries whose term is lower than that of the snapshot, because their leader was deposed before they
 // were committed. 0, 0 means no entries.
 func (s *logStore) conflict(snapshot entryID, after bool) (from, to uint64, err error) {

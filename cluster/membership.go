@@ -57,9 +57,8 @@ func newMembers(n *Node) *members {
 
 // --- How a replica finds or forms a cluster ---
 
-// find keeps gossip connected. While this replica knows no cluster, it searches for one to join, or forms
-// one. To join, a replica only has to be visible in gossip: the leader adds each replica that it can
-// verify.
+// find keeps gossip connected. While this replica knows no cluster, find searches for a cluster to join, or forms a new
+// cluster. To join, a replica only has to be visible in gossip: the leader adds each replica that it can verify.
 func (m *members) find() {
 	n := m.n
 	pause := 100 * time.Millisecond

@@ -181,8 +181,8 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	if err != nil {
 		return config, err
 	}
-	// Refuse a log with entries whose leader was deposed before it could commit them, because the recovery treats all
-	// entries as committed.
+	// Ignore the log entries after the snapshot if their leader was deposed before it could commit them, because a
+	// recovery treats all entries that it reads as committed.
 	if _, refuted, err := o.logs.conflict(entryID{s.LastIndex, s.LastTerm}, true); err != nil || refuted > s.LastIndex {
 		return config, err
 	}

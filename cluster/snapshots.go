@@ -14,9 +14,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// verifySnapshots removes unfinished snapshots and returns the index of the newest complete one. A snapshot whose
-// metadata file is damaged is an error. The library would skip such a snapshot and use an older one; then the log might
-// lack the entries after the older one, and no error would say why.
+// verifySnapshots removes unfinished snapshots and returns the index of the newest complete snapshot. A snapshot whose
+// metadata file is damaged is an error. The library would skip it and use an older snapshot. Then the log might lack
+// the entries that follow the older snapshot, and no error would say why.
 func verifySnapshots(dir string) (newest uint64, err error) {
 	found, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -289,7 +289,8 @@ func TestExecHearsASender(t *testing.T) {
 	})
 }
 
-// TestExecIsRefused: a refusal is sent before the upgrade, with the reason.
+// TestExecIsRefused: if the gateway refuses a session, it answers with an HTTP error and the reason, before the upgrade
+// to a websocket.
 func TestExecIsRefused(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))

@@ -201,8 +201,8 @@ func (a attachment) Attached() (uint64, bool) {
 }
 
 // MarkAttached records that the etcd of ETCD_ENDPOINTS is attached. It does so only if every scheduler can
-// reach that etcd; otherwise a change of leader alone could degrade the mode and refuse writes. For an etcd that a user
-// attaches, every scheduler has probed it when it was attached.
+// reach that etcd; otherwise a change of leader alone could degrade the mode and refuse writes. An etcd that a user
+// attaches needs no check here, because every scheduler probed it when it was attached.
 func (a attachment) MarkAttached(ctx context.Context, etcd uint64) error {
 	if pin, _ := a.Attached(); pin == 0 {
 		id, err := rpc.SameEtcd(a.r.server.ProbeMirrors(ctx, nil), false)

@@ -88,8 +88,8 @@ var methods = map[string]method{
 	clusterv1.Cluster_WatchWorkloads_FullMethodName: {local, access.Read, gateways, repeatable, namespaced, "watch workloads"},
 	clusterv1.Cluster_Why_FullMethodName:            {local, access.Read, gateways, repeatable, namespaced, "why"},
 	clusterv1.Cluster_ApplyWorkloads_FullMethodName: {leader, access.Deploy, gateways, receipted, namespaced, "apply workloads"},
-	// A plan shows whether a guessed secret equals the stored one. So a plan needs the permission deploy,
-	// which viewers do not have.
+	// A plan shows whether a guessed secret equals the stored secret. So a plan needs the permission deploy, which
+	// viewers do not have.
 	clusterv1.Cluster_PlanWorkloads_FullMethodName:    {read, access.Deploy, gateways, repeatable, namespaced, "plan workloads"},
 	clusterv1.Cluster_ApplyStream_FullMethodName:      {local, access.Deploy, gateways, idempotent, namespaced, "apply stream"},
 	clusterv1.Cluster_CordonNode_FullMethodName:       {leader, access.Nodes, gateways, receipted, clusterWide, "cordon node"},

@@ -267,7 +267,7 @@ func (k *Keyring) promote() error {
 }
 
 // Offered implements rpc.Keys: it returns the key that this replica sends to other schedulers. That is the pinned key,
-// or, while no key is pinned, the key file of an operator or else a candidate.
+// or, while no key is pinned, the key in an operator's key file or else a candidate.
 func (k *Keyring) Offered() (*pki.Key, bool, error) {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
