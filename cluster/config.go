@@ -39,7 +39,7 @@ type Config struct {
 	// among them.
 	Join []string
 	// BootstrapExpect (SCHEDULER_BOOTSTRAP_EXPECT) is the number of replicas that form a new cluster
-	// together, at most 9. With 1, this replica forms a cluster alone; with 0, it forms none, except under
+	// together, at most 9. With 1, this replica forms a cluster alone. With 0, it forms no cluster, except under
 	// AllowSolo.
 	BootstrapExpect int
 	// AllowSolo lets a replica without data, Join and BootstrapExpect form a cluster alone. It is set by -insecure,

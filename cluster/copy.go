@@ -229,7 +229,7 @@ func (m *members) movesLater(h *Hello, now time.Time) bool {
 // eventAgain is the interval in which the cluster records at most one event for each copy, even if the leader changes.
 const eventAgain = time.Hour
 
-// recordCopies records an event ReplicaCopied for every copy that has had none within eventAgain.
+// recordCopies records an event ReplicaCopied for every copy about which no event was recorded within eventAgain.
 func (m *members) recordCopies(ctx context.Context, term LeadershipTerm, now time.Time) {
 	n := m.n
 	var cmds []fsm.Command

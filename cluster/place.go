@@ -21,8 +21,8 @@ type location struct {
 	Addr string `json:"addr"`
 }
 
-// bootIDFile exists in containers too. On systems without the file the boot id is not known, and only Dir is
-// compared.
+// bootIDFile contains the boot id of the kernel. It exists in containers too. On systems without the file the boot id
+// is not known, and only Dir is compared.
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 func locationOf(dir, addr string) (location, error) {

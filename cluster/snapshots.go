@@ -227,8 +227,8 @@ const (
 	behind                 // the state is beyond the snapshot, and the log begins after it
 )
 
-// standing compares the snapshot that ends with entry id with the state of this replica; applied is
-// the index of its last applied entry.
+// standing compares the snapshot that ends with entry id with the state of this replica; applied is the index of the
+// replica's last applied entry.
 func (p *snapshotHistory) standing(id entryID, applied uint64) standing {
 	if id.index > applied {
 		return wanted

@@ -253,8 +253,8 @@ func (n *Node) checkGreeting(g greeting) error {
 	return nil
 }
 
-// connect dials addr and sends a greeting of this kind. to is the Raft id that the replica at addr must have;
-// "" accepts any.
+// connect dials addr and sends a greeting of this kind. to is the Raft id that the replica at addr must have; ""
+// accepts any replica.
 func (p *port) connect(ctx context.Context, kind byte, to, addr string) (net.Conn, error) {
 	raw, err := p.dial(ctx, addr)
 	if err != nil {

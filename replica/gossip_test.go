@@ -157,7 +157,7 @@ func TestGossipKeyRotates(t *testing.T) {
 		}
 		return nil
 	})
-	// The revocation has caused one rotation. A request through the API must cause another one.
+	// The revocation has caused one rotation. A request through the API must cause another rotation.
 	if r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{}); err != nil {
 		t.Fatal(err)
 	} else {

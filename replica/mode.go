@@ -36,8 +36,8 @@ func (m *modes) wake() {
 }
 
 const (
-	// modeEvery is the period at which the mode is checked even without a wake-up, because some changes of
-	// the replicated state cause none.
+	// modeEvery is the period at which the mode is checked even without a wake-up, because some changes of the
+	// replicated state cause no wake-up.
 	modeEvery = 250 * time.Millisecond
 	// modeLimit is the timeout of one proposal of a mode.
 	modeLimit = 5 * time.Second

@@ -362,8 +362,8 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 	return a.removing(ctx, c, n, o, ack)
 }
 
-// notFound reports whether an agent answered "not found". A connection error that contains these words, such
-// as that of a name resolver, is not such an answer.
+// notFound reports whether an agent answered "not found". A connection error that contains these words, such as an
+// error of a name resolver, does not count.
 func notFound(err error) bool {
 	switch status.Code(err) {
 	case codes.NotFound:

@@ -291,7 +291,7 @@ func (c *cli) loginToken() (string, error) {
 		return "", fmt.Errorf("the login could not be renewed: %w", err)
 	}
 	defer unlock()
-	// Another process may have renewed or deleted the login while this one waited for the lock.
+	// Another process may have renewed or deleted the login while this process waited for the lock.
 	l, err := c.storedLogin()
 	switch {
 	case err != nil:

@@ -350,8 +350,8 @@ func (k *Keyring) settle(ctx context.Context, leads bool, commit func(context.Co
 	return err
 }
 
-// obtain gets the pinned key from another replica. If no key is pinned, it makes the leader propose one, or a
-// follower get the leader's candidate.
+// obtain gets the pinned key from another replica. While no key is pinned, the leader proposes a key, and a follower
+// gets the leader's candidate.
 func (k *Keyring) obtain(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) error {
 	if err := k.promote(); err != nil || k.Settled() {
 		return err

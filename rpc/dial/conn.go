@@ -94,9 +94,9 @@ type Options struct {
 	// 1.5 s. ProbeTimeout is the time limit of the probe; default 2.5 s. Their sum is the time after which a
 	// hanging replica is detected.
 	StallAfter, ProbeTimeout time.Duration
-	// ReadPatience is how long a read waits for its first replica before it tries another one, even if the
-	// first replica answers probes; default 8 s. A read may be repeated safely. Without this limit, a
-	// request or answer that is lost inside a replica would cost the caller's whole deadline.
+	// ReadPatience is how long a read waits for its first replica before it tries another replica, even if the first
+	// replica answers probes; default 8 s. A read may be repeated safely. Without this limit, a request or answer that
+	// is lost inside a replica would cost the caller's whole deadline.
 	ReadPatience time.Duration
 	// UnreachableAfter is the time after which a call fails that has reached no replica, because every
 	// connection was refused or failed its handshake. If it is 0, the call tries until its deadline, as programs need

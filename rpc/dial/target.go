@@ -28,8 +28,8 @@ type Target struct {
 	DNS []string
 	// Service is the service label before the SRV name, without the leading _; empty for DefaultService.
 	Service string
-	// Hosts are host names that are used if there are no SRV records. The schedulers are then at the
-	// addresses of the first host that has any, with DefaultPort.
+	// Hosts are host names that are used if there are no SRV records. The schedulers are then at the addresses of the
+	// first host that has an address, with DefaultPort.
 	Hosts []string
 }
 

@@ -1,6 +1,6 @@
 // @ts-check
-// A table of the nodes that says for each one why the planner chose or refused it, for the pages of
-// a workload and of a plan.
+// A table of the nodes that says for each node why the planner chose or refused the node, for the pages of a workload
+// and of a plan.
 import { nodeLink, reasonText, state, table } from "./dom.js";
 
 /** @param {any[]} list verdicts, best first @param {string} [here] the node that has the workload */
