@@ -237,8 +237,8 @@ func (s Scope) Covers(o Scope) bool {
 	return true
 }
 
-// Lacking returns the permissions of given that own does not give in the whole scope of given. Somebody with
-// the grants own may give others only grants for which the result is empty.
+// Lacking returns the permissions of the grant given that the grants own do not contain for every namespace of given. A
+// person with the grants own may give the grant given to others only if the result is empty.
 func Lacking(own []Grant, given Grant) Set {
 	var out Set
 	for _, p := range All() {

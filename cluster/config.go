@@ -145,9 +145,8 @@ type Timing struct {
 	// DiskStall (SCHEDULER_DISK_STALL) is the age at which an unfinished write to the log disk counts as
 	// hanging (stall.go). Default 1 s.
 	DiskStall time.Duration
-	// SlowCooldown is the time for which a new leader with a slow disk keeps leadership. Only then may it
-	// hand leadership over to a faster replica, so that leadership does not go back and forth. Default 1
-	// minute.
+	// SlowCooldown is the time for which a new leader with a slow disk keeps leadership. Only after that time may it
+	// hand leadership over to a faster replica, so that leadership does not go back and forth. Default 1 minute.
 	SlowCooldown time.Duration
 
 	// MoveWait applies to a replica whose data directory may be a copy. It is how long the replica waits for

@@ -139,8 +139,8 @@ func TestACopiedMachineIsStopped(t *testing.T) {
 				c.start(j)
 			}
 			c.refused()
-			// The refusal is stored in the copy's directory: at its next start the copy halts without
-			// asking the other replicas.
+			// The copy's directory records that it is a copy: at its next start the copy halts without asking the other
+			// replicas.
 			c.close(c.copy)
 			c.start(c.copy)
 			if err := c.snapshot()[c.copy].Err(); !errors.Is(err, ErrCopied) {

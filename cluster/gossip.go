@@ -227,7 +227,7 @@ func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
 		return fmt.Errorf("gossip key: %w", err)
 	}
 	// When memberlist removes a key, it shifts the keys after it within an array that readers use at that
-	// moment. So remove keys from the end only, and then add those that are still wanted.
+	// moment. So remove keys from the end only, and then add the removed keys that are still wanted.
 	keys := slices.Clone(ring.GetKeys())
 	first := slices.IndexFunc(keys, func(k []byte) bool {
 		return !slices.ContainsFunc(all, func(a []byte) bool { return bytes.Equal(a, k) })

@@ -74,8 +74,8 @@ func (l *leadership) pause(on bool, parent context.Context) {
 	l.update(parent, func() { l.paused = on })
 }
 
-// update applies change, ends the present period of leadership, and begins a new one if Raft announces
-// leadership and nothing prevents it.
+// update applies change, ends the present period of leadership, and begins a new period if Raft announces leadership
+// and nothing prevents it.
 func (l *leadership) update(parent context.Context, change func()) {
 	l.mu.Lock()
 	change()

@@ -181,8 +181,8 @@ func (s *stall) leader() (id raft.ServerID, addr raft.ServerAddress, stalled boo
 	return id, addr, true
 }
 
-// yield asks the healthy voters to stand for election, one after another and the most advanced first. It
-// returns when one has agreed.
+// yield asks the healthy voters to stand for election, one after another and the most advanced first. It returns when a
+// voter has agreed.
 func (n *Node) yield() error {
 	type candidate struct {
 		raft.Server
@@ -279,8 +279,8 @@ const (
 )
 
 // fasterVoter returns the voter with the fastest disk if this leader's disk is much slower; "" if there is
-// none. own is the usual duration of a write of this leader, and others holds that of each healthy voter (0 =
-// not known).
+// none. own is the usual duration of a write of this leader, and others holds the usual duration of each healthy voter
+// (0 = not known).
 func fasterVoter(own time.Duration, others map[string]time.Duration) (best string) {
 	if own < slowWrite {
 		return ""

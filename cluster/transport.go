@@ -697,11 +697,11 @@ func isHeartbeat(r *raft.AppendEntriesRequest) bool {
 	return r.PrevLogEntry == 0 && len(r.Entries) == 0 && r.LeaderCommitIndex == 0
 }
 
-// waitForContact waits until a follower has answered a heartbeat after since, and reports whether it did so
-// while this replica still led in that term. The library counts failed appends and pauses for up to 10 s
-// between them. So a follower that was away for half a minute would get no entry for up to 10 s after its
-// return. If another follower were lost meanwhile, the cluster could commit nothing. An append that waits
-// here is only one failed append. Heartbeats continue; the pause between them stays short.
+// waitForContact waits until a follower answers a heartbeat later than the time since, and reports whether it did so
+// while this replica still led in term. The library counts failed appends and pauses for up to 10 s between them. So a
+// follower that was away for half a minute would get no entry for up to 10 s after its return. If another follower were
+// lost meanwhile, the cluster could commit nothing. An append that waits here is only one failed append. Heartbeats
+// continue; the pause between them stays short.
 func (t *transport) waitForContact(id raft.ServerID, term uint64, since time.Time) bool {
 	r := t.raft.Load()
 	if r == nil {

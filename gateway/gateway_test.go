@@ -600,7 +600,7 @@ func TestPagesOfOtherSitesAreRefused(t *testing.T) {
 }
 
 // TestPagesOfOtherOrigins: with TLS, CORS allows pages of every origin to use each method of the routes of
-// /v1. A browser asks before it sends a request.
+// /v1. A browser asks for this with a preflight request before it sends a request.
 func TestPagesOfOtherOrigins(t *testing.T) {
 	g := newGateway(t, func(o *Options) { o.TLS = &pki.Files{} }, clusterOf("main", "", startReplica(t, "s1", nil)))
 	w := ask(g.Handler(), "OPTIONS", "/v1/namespaces/shop", "", "Origin", "https://elsewhere.example", "Access-Control-Request-Method", "PUT")

@@ -27,7 +27,7 @@ import (
 
 // Agents is the client with which a scheduler calls agents. For each node and endpoint it keeps one
 // connection for calls and one for streams, so that streams do not delay orders. Every call has a deadline.
-// With TLS, a connection is used only if the agent's certificate is that of the node.
+// With TLS, a connection is used only if the agent shows the certificate of the node.
 type Agents struct {
 	tls   *pki.Files
 	store *store.Store

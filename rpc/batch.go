@@ -18,8 +18,8 @@ import (
 )
 
 // batch creates the log commands for the apply requests of one call. Consecutive requests for small workloads
-// share a command, and the state machine judges each workload separately. Such a command has one head and one
-// receipt, so that the receipts, whose number is limited, reach further into the past.
+// share a command, and the state machine judges each workload separately. Such a command has one head and one receipt.
+// The number of stored receipts is limited, so fewer receipts per call keep receipts of older calls available.
 type batch struct {
 	s    *Server
 	reqs []*controlv1.ApplyWorkloadRequest

@@ -18,8 +18,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// TestNobodyGrantsMoreThanTheyHave: a person with the permission trust grants others only what the person has
-// in the same namespaces, and through a gateway neither trust nor backups.
+// TestNobodyGrantsMoreThanTheyHave: a person with the permission trust can grant others only permissions that the
+// person has in the same namespaces. Through a gateway nobody can grant the permissions trust and backups.
 func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 	_, as := spaces(t)
 	admin := clusterv1.NewClusterClient(as(0, "user/admin"))

@@ -36,8 +36,8 @@ func (s *Server) call(ctx context.Context, full string, req any, h grpc.UnaryHan
 	return resp, err
 }
 
-// ControlStream implements the call of control.v1. Each message of the stream carries a call. ControlStream
-// handles these one after another, and answers each with one message that has the same correlation id.
+// ControlStream implements the call of control.v1. Each message of the stream carries a call. ControlStream handles the
+// calls one after another, and answers each call with one message that has the same correlation id.
 func (s *Server) ControlStream(stream controlv1.AgentControl_ControlStreamServer) error {
 	for {
 		msg, err := stream.Recv()

@@ -203,8 +203,8 @@ func (c *cli) verifyAudit(records []*clusterv1.AuditRecord) error {
 	return nil
 }
 
-// chained returns an error if the records of one audit log do not form a chain, in which each record contains
-// the hash of the one before it.
+// chained returns an error if the records of one audit log do not form a chain, in which each record contains the hash
+// of the previous record.
 func chained(records []*clusterv1.AuditRecord) error {
 	before := records[0].GetPreviousHash()
 	for i, r := range records {

@@ -90,8 +90,8 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	c.print(c.verdicts(r))
 }
 
-// verdicts returns a table that says for each node whether the workload fits there, in the scheduler's order:
-// the best node first.
+// verdicts returns a table that says for each node whether the workload fits on it, in the scheduler's order: the best
+// node first.
 func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
 	t := screen.NewTable(screen.Column{Title: "NODE", Gives: 1, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "VERDICT"}, screen.Column{Title: "SCORE", Right: true},
 		screen.Column{Title: "WHY", Gives: 2, Least: 20})

@@ -314,8 +314,8 @@ func (k *Keyring) ready() bool {
 	return shared && k.Settled()
 }
 
-// Run returns when this replica holds the cluster key and a majority holds it too, or when ctx ends. The
-// leader proposes a key; the other replicas ask for one. Every step is repeated until it succeeds.
+// Run returns when this replica holds the cluster key and a majority holds it too, or when ctx ends. The leader
+// proposes a key; the other replicas ask for the key. Every step is repeated until it succeeds.
 func (k *Keyring) Run(ctx context.Context, leads func() bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others Ask) {
 	t := time.NewTicker(settleEvery)
 	defer t.Stop()

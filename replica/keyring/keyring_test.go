@@ -116,8 +116,8 @@ func TestTwoLeadersEndWithOneKey(t *testing.T) {
 	}
 }
 
-// TestACommittedCandidateIsKept: the leader dies after its candidate was pinned and before it learns of that.
-// After its restart it uses the candidate.
+// TestACommittedCandidateIsKept: the leader dies after its candidate was pinned and before it learns that the candidate
+// is pinned. After its restart it must use the candidate.
 func TestACommittedCandidateIsKept(t *testing.T) {
 	l := newLog(t)
 	dir := t.TempDir()

@@ -16,7 +16,8 @@ func AccountToken(name string, secret []byte) string {
 	return accountTokenPrefix + name + "~" + base64.RawURLEncoding.EncodeToString(secret)
 }
 
-// AccountOfToken returns the account that a bearer token claims to be of, if it has the form of AccountToken.
+// AccountOfToken returns the account that a bearer token names, if the token has the form of AccountToken. It does not
+// verify the token.
 func AccountOfToken(token string) (name string, ok bool) {
 	rest, ok := strings.CutPrefix(token, accountTokenPrefix)
 	if !ok || len(token) > 512 {
