@@ -306,8 +306,8 @@ func overLoopback(r *http.Request) bool {
 	return ok && at.IP.IsLoopback()
 }
 
-// fromBrowser checks several headers, because over plain HTTP browsers send no Sec-Fetch-Site to hosts
-// other than loopback, and no Origin with a read.
+// fromBrowser reports whether a browser made the request. It checks several headers, because over plain HTTP browsers
+// send no Sec-Fetch-Site to hosts other than loopback, and no Origin with a read.
 func fromBrowser(r *http.Request) bool {
 	h := r.Header
 	return h.Get("Sec-Fetch-Site") != "" || h.Get("Origin") != "" || h.Get("Referer") != "" || strings.HasPrefix(h.Get("User-Agent"), "Mozilla/")

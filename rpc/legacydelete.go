@@ -71,8 +71,8 @@ func (a *Agents) removing(ctx context.Context, c agentv1.AgentServiceClient, n *
 }
 
 // deleted finds out the state of the last delete of a workload on a legacy v1 agent. It must be called after
-// a delete was sent, because it looks at the agent's newest task. If a status call and a delete run at the
-// same time, the agent may keep a status without a workload. It refreshes this status from its engine for
+// a delete was sent, because it looks at the agent's newest task. If a status call and a delete run at the same time,
+// the agent may keep the status of a workload that it has deleted. It then refreshes this status from its engine for
 // ever: Stopped "no containers", or Unknown "container not found".
 func (a *Agents) deleted(ctx context.Context, c agentv1.AgentServiceClient, id string) (deletion, error) {
 	resp, err := c.GetWorkloadStatus(ctx, &agentv1.GetWorkloadStatusRequest{Id: id})
