@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Time limits of the tests with short leases (see fast).
+// Heartbeat interval and lease of the settings that fast returns, and the time limit for changes to take effect.
 const (
 	interval = time.Second
 	lease    = 3 * time.Second

@@ -12,7 +12,8 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// TestConditionsOverREST uses ETags and idempotency keys against a real gateway and real schedulers.
+// TestConditionsOverREST calls a real gateway and real schedulers. A change for a former ETag must be refused with 412,
+// and a repeated idempotency key must apply nothing twice.
 func TestConditionsOverREST(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), Dir: t.TempDir(), SchedulerEnv: fast(nil)})
 	base := "http://" + gatewayOf(t, c)

@@ -94,8 +94,9 @@ func (c *twoTeams) works(t *testing.T, user, namespace, id string) {
 	}
 }
 
-// TestConfined acts as an operator who is confined to one namespace and tries to get more: access to the machine,
-// the resources of others, their data, or all of the cluster's memory.
+// TestConfined acts as an operator who is confined to one namespace and tries to get more: access to the machine, the
+// resources of others, their data, or all of the cluster's memory. Every attempt must fail, and other users must still
+// be served.
 func TestConfined(t *testing.T) {
 	c := startTwoTeams(t)
 	for _, part := range []struct {

@@ -123,7 +123,7 @@ func TestACopiedScheduler(t *testing.T) {
 	must(t, first.Start())
 	refused(before)
 
-	// The original is a member as before.
+	// The cluster still has the original under its own address.
 	st, err := c.Status(t.Context(), first.Index)
 	must(t, err)
 	for _, r := range st.GetReplicas() {

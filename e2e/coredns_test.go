@@ -81,7 +81,7 @@ func said(ctx context.Context, server, name string, qtype uint16) (string, error
 		}
 	}
 	slices.Sort(out)
-	// the zone's name from the SOA record of a negative answer
+	// Of the SOA record in a negative answer, only its presence must be equal.
 	text := dns.RcodeToString[m.Rcode] + " " + strings.Join(slices.Compact(out), " ")
 	if len(out) == 0 && len(m.Ns) == 1 && m.Ns[0].Header().Rrtype == dns.TypeSOA {
 		text += "SOA"

@@ -167,7 +167,7 @@ func (b *driftBook) opened(since uint64, node, workload, kind, action string) *f
 	return event
 }
 
-// closed waits until a drift is closed everywhere.
+// closed waits until the state, an event, etcd and the metric show that a drift is closed.
 func (b *driftBook) closed(since uint64, node, workload, kind string) {
 	b.t.Helper()
 	key := "/drifts/" + node + "/" + workload + "/" + kind

@@ -245,7 +245,7 @@ func differences(s fsm.State, have map[string]string) (wrong []string) {
 	return wrong
 }
 
-// zeroAsNone formats a number as a record does that omits zeros.
+// zeroAsNone formats a number; 0 becomes "", because records in etcd omit it.
 func zeroAsNone(n int64) string {
 	if n == 0 {
 		return ""

@@ -207,7 +207,7 @@ func TestFloodOfConnections(t *testing.T) {
 // TestRefusedJoins runs refusedJoins with 20,000 requests to join without a valid token.
 func TestRefusedJoins(t *testing.T) { refusedJoins(t, 20_000) }
 
-// TestAMillionRefusedJoins does the same a million times.
+// TestAMillionRefusedJoins runs refusedJoins with a million requests to join without a valid token.
 func TestAMillionRefusedJoins(t *testing.T) { refusedJoins(t, 1_000_000) }
 
 // refusedJoins asks n times to join, from 30 networks, with tokens that do not exist and with a wrong secret of

@@ -100,7 +100,7 @@ func (n *legacyNode) run(id, name string, labels map[string]string, bind string)
 	n.ids[id] = res.ID
 }
 
-// etcd writes the records of the legacy scheduler.
+// etcd writes the records of the legacy v1 scheduler into an etcd.
 func (n *legacyNode) etcd(kv *clientv3.Client, endpoint string) {
 	n.Helper()
 	const unset = `"0001-01-01T00:00:00Z"`

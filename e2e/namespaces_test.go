@@ -25,8 +25,8 @@ import (
 // shell matches the command blocks of a page, with the comment above each block, and its YAML files.
 var shell = regexp.MustCompile("(?s)<!-- run: ([^\n]*) -->\n```sh\n(.*?)```|```yaml\n(.*?)```")
 
-// TestNamespaces runs the commands of the pages on namespaces and security. Then an operator of one
-// namespace tries every call in other namespaces, through every replica.
+// TestNamespaces runs the commands of the pages on namespaces and security. Then an operator of one namespace tries
+// every call in other namespaces, through every replica, and must be refused.
 func TestNamespaces(t *testing.T) {
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 3, SchedulerEnv: fast(nil)}))
 	guard(t, c)

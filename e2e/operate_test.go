@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestOperatorCommands runs the commands of operators on the real programs: cordon, uncordon, drain, the end
-// of a drain, retry, stop twice, start.
+// TestOperatorCommands runs cordon, uncordon, drain and its undo, restart, retry, stop (twice) and start on the real
+// programs. The workloads must run where the commands say, and never twice at the same time.
 func TestOperatorCommands(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {

@@ -312,7 +312,7 @@ func TestDamagedData(t *testing.T) {
 		up(t, c)
 		s := c.Schedulers[0]
 		snapshots := filepath.Join(s.DataDir, "raft", "snapshots")
-		// The scheduler takes a snapshot after 64 MiB of log.
+		// The scheduler takes a snapshot after 128 MiB of log.
 		i := 0
 		must(t, testbed.Poll(t.Context(), 90*time.Second, "a snapshot", func(context.Context) error {
 			for range 8 {

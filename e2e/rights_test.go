@@ -22,9 +22,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestRightsOnALaggingReplica: users whose rights are taken away call a replica that does not know of the
-// change. First a follower is stopped for ten seconds. Meanwhile an operator becomes a viewer and then
-// tries every call that a viewer may not make. Then the follower continues without contact to the other schedulers, and
+// TestRightsOnALaggingReplica: users whose rights are taken away call a replica that does not know of the change. It
+// must refuse them. First a follower is stopped for ten seconds. Meanwhile an operator becomes a viewer and then tries
+// every call that a viewer may not make. Then the follower continues without contact to the other schedulers, and
 // meanwhile a user is revoked.
 func TestRightsOnALaggingReplica(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, SchedulerEnv: fast(nil)})

@@ -100,7 +100,7 @@ func applyMany(ctx context.Context, e *env) (result, error) {
 	})
 }
 
-// applyHop measures applies through a follower; the peer is the leader.
+// applyHop compares applies through a follower, which forwards them, with applies at the leader.
 func applyHop(ctx context.Context, e *env) (result, error) {
 	return withGroup(ctx, e, func(g *group) (result, error) {
 		l, err := g.leader(ctx)

@@ -144,7 +144,7 @@ func cpuSelf() float64 {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
-// crons puts crons into the state that fire each minute.
+// crons adds crons that fire each minute to the state.
 func (w *world) crons(ids ...string) error {
 	puts := make([]*commandv1.WorkloadPut, len(ids))
 	for i, id := range ids {

@@ -124,7 +124,7 @@ func (w *mirrorWorld) change(i, n int) error {
 	return w.report(reports...)
 }
 
-// caughtUp waits until etcd holds everything.
+// caughtUp waits until etcd has every change of the state.
 func (w *mirrorWorld) caughtUp(ctx context.Context) error {
 	return testbed.Poll(ctx, 2*time.Minute, "the mirror to catch up", func(context.Context) error {
 		if s := w.m.Stats(); s.Index < w.index || s.Health.State != mirror.Healthy {
