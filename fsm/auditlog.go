@@ -50,7 +50,7 @@ type AuditRecord struct {
 	Hash   AuditHash
 }
 
-// size returns the bytes that a record counts against the bounds of its audit log.
+// size returns the size of a record in bytes, as the bounds of the audit logs count it.
 func (r *AuditRecord) size() int {
 	e := &r.Event
 	n := 256 + len(e.Type) + len(e.Workload) + len(e.Node) + len(e.Namespace) + len(e.Reason) + len(e.Message) + len(e.By)

@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// autoscaled adds an autoscaler to the puts of group or scaling.
+// autoscaled adds an autoscaler to each put of command c, which group or scaling made.
 func autoscaled(c Command, low, high uint32) Command {
 	for _, p := range append(c.GetPutWorkloads().GetWorkloads(), c.GetScaleGroup().GetMembers()...) {
 		p.Demand.Autoscale = &commandv1.Autoscale{Min: low, Max: high, Cpu: 70}
@@ -75,7 +75,7 @@ func TestAutoscaleChangesNoOrder(t *testing.T) {
 	}
 }
 
-// TestAutoscaleFaults: a command with senseless settings is refused.
+// TestAutoscaleFaults: a put with invalid settings of the autoscaler is refused, and the reason names the setting.
 func TestAutoscaleFaults(t *testing.T) {
 	for _, c := range []struct {
 		name string

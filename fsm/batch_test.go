@@ -13,7 +13,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// TestBatchIsConcatenation: concatenated frames decode as one Batch.
+// TestBatchIsConcatenation: the concatenated encodings of several commands decode as one Batch.
 func TestBatchIsConcatenation(t *testing.T) {
 	in := []Command{put("web"), barrier(), register("a"), setMode("normal", "")}
 	var b []byte

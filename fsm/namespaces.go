@@ -44,11 +44,10 @@ type Namespace struct {
 	ModifyIndex uint64
 }
 
-// Use is how much the workloads of a namespace use.
+// Use is what the workloads of a namespace reserve together. It is compared with quotas and policies.
 type Use struct {
-	// Amounts is the sum over the workloads whose desired state is Running or Stopped. A
-	// stopped workload counts because it may be started at any time. A workload that is being
-	// deleted does not count.
+	// Amounts is the sum of the resources that the workloads with the desired state Running or Stopped reserve. Stopped
+	// workloads are included, because they may be started at any time; workloads that are being deleted are not.
 	quota.Amounts
 	Records int   // number of workload records, including workloads that are being deleted
 	Bytes   int64 // size in bytes of the specifications of the counted workloads

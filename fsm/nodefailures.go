@@ -31,7 +31,7 @@ const MaxNodeFailures = bounds.MaxMoves
 
 const maxFailureMessage = 256 // bytes
 
-// Limit of moves if the specification has none.
+// The limit of moves off failing nodes if the specification has no reschedule.
 const (
 	DefaultMoves       = 3
 	DefaultMovesWithin = 3600 * int64(1e9)
@@ -117,7 +117,7 @@ func (r *Reschedule) equal(o *Reschedule) bool {
 	return *r == *o
 }
 
-// reschedule encodes the optional limit of moves. The word marks it.
+// reschedule encodes the optional limit of moves. The word "reschedule" before it marks the optional field.
 func (e *encoder) reschedule(r *Reschedule) {
 	if r != nil {
 		e.str("reschedule")

@@ -130,7 +130,7 @@ func (g *stream) put() *commandv1.WorkloadPut {
 	return p
 }
 
-// cronStep advances a cron, mostly the workload id if it is one.
+// cronStep draws a step of the cron id. Usually the step names the next time that the record has.
 func (g *stream) cronStep(s State, id string) Command {
 	e := &commandv1.CronStep{Template: id, IfGeneration: g.generation(s, id)}
 	if w, ok := s.Workload(id); ok && w.Template != nil && g.n("fits", 0, 4) > 0 {
@@ -184,7 +184,7 @@ func (g *stream) brings(c Command) Command {
 	return c
 }
 
-// surges makes the update of group g start first, with surge members.
+// surges gives the update of a group the order start-first, with up to two surge members.
 func (g *stream) surges(b *commandv1.PutWorkloads) {
 	b.Update.StartFirst = true
 	for i := range g.n("surge members", 0, 2) {

@@ -6,7 +6,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
-// Limits of the rules of a workload about its place.
+// Limits of the placement rules of one workload.
 const (
 	MaxSpread     = 4    // spread rules
 	MaxAffinities = 16   // affinity and anti-affinity rules together
