@@ -48,8 +48,8 @@ compose:
   inline: |
     services: {api: {image: "`+image+`", environment: {PASSWORD: "${PASSWORD}", FIXED: "`+canary+`-inline"}}}
 `)
-	// This specification has a secret in the place of a port, and the scheduler refuses it. A parser that
-	// quotes its input in the error would reveal it.
+	// This specification has a secret where a port belongs, and the scheduler refuses it. An error that quotes the
+	// wrong value would reveal the secret.
 	failing := write("bad.yaml", `id: bad
 compose:
   env: {PORT: "`+canary+`-port"}

@@ -158,7 +158,8 @@ func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 			t.putWorkload(old, &w)
 		}
 	}
-	// A list of the tasks of one workload is incomplete for the node, so it makes no audit events.
+	// If the command names a workload, it lists only the tasks of that workload. Such a list is incomplete for the
+	// node, so it makes no audit events.
 	if b.GetWorkload() == "" {
 		slices.Reverse(actions) // events are added from the oldest to the newest
 		t.auditActions(n.ID, actions)

@@ -47,7 +47,8 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 		}
 	case reflect.Pointer:
 		switch v.Type() {
-		// Not filled: former specifications have snapshot records of their own, and merged keys are derived.
+		// These fields are left empty: former specifications have snapshot records of their own, and merged keys are
+		// derived.
 		case reflect.TypeFor[*history](), reflect.TypeFor[*mergedKeys]():
 		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](), reflect.TypeFor[*Job](), reflect.TypeFor[*Exit](), reflect.TypeFor[*JobResult](), reflect.TypeFor[*Template](), reflect.TypeFor[*Cron](), reflect.TypeFor[*TemplateState](), reflect.TypeFor[*Run](), reflect.TypeFor[*Placement](), reflect.TypeFor[*Autoscale](), reflect.TypeFor[*Reschedule](): // records may hold these pointers, because the records they point to never change
 			v.Set(reflect.New(v.Type().Elem()))

@@ -216,8 +216,8 @@ func arrival(control []byte) int64 {
 
 // openLoop sends n questions, one in each step. For each it returns the delay until the answer arrived at
 // the socket, and the delay until the generator read it. The difference is the generator's wait for a CPU,
-// which the servers do not cause. The clients send one after another. The id of a question is its number.
-// Everything runs on one thread that waits in the kernel, because Go's timers are too coarse.
+// which the servers do not cause. The clients take turns. The id of a DNS question is its index. Everything runs on one
+// thread that waits in the kernel, because Go's timers are too coarse.
 func openLoop(ctx context.Context, clients []*client, n int, every time.Duration) (came, read []time.Duration, err error) {
 	const rest = 200 * time.Microsecond // time between wake-ups; with shorter pauses the generator would need too much CPU
 	fds := make([]unix.PollFd, len(clients))

@@ -119,8 +119,8 @@ func demandMix() []fsm.Demand {
 	return out
 }
 
-// scanAll is the peer: it applies every filter to the record of every node and returns the node with the
-// lowest load that passes.
+// scanAll is the placement with which place-5k is compared: it applies every filter to the record of every node and
+// returns the node with the lowest load that passes.
 func scanAll(v fsm.View, d *fsm.Demand) string {
 	best, bestLoad := "", int64(1)<<62
 	v.Nodes("", func(n *fsm.Node) bool {
