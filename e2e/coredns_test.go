@@ -254,7 +254,7 @@ func TestCoreDNS(t *testing.T) {
 	})
 
 	t.Run("CoreDNS killed, and back", func(t *testing.T) {
-		// While etcd had no records, CoreDNS may have been reported as unreachable.
+		// While etcd had no records, CoreDNS may have been reported as unreachable: wait until it is reported as back.
 		must(t, testbed.Poll(t.Context(), settle, "the scheduler to notice that CoreDNS is back", func(ctx context.Context) error {
 			leader, err := east.WaitLeader(ctx, electionLimit)
 			if err != nil {

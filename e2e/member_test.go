@@ -156,7 +156,8 @@ func TestReplicaLeaves(t *testing.T) {
 	}
 	back(i, old)
 
-	// Remove the leader in both ways. The leader transfers leadership first, and no write is lost.
+	// Remove the leader with replica leave and with replica remove. It must transfer leadership first, and no write may
+	// be lost.
 	for _, verb := range []string{"leave", "remove"} {
 		i := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 		s, old := c.Schedulers[i], selfID(t, c, i)

@@ -64,7 +64,7 @@ func newClient(addr string, questions [][]byte, nth int) (*client, error) {
 		return nil, err
 	}
 	conn := c.(*net.UDPConn)
-	// A large buffer, so that no answer is lost while the generator is slow to read.
+	// Use a large receive buffer, so that no answer is lost while the generator is slow to read.
 	_ = conn.SetReadBuffer(4 << 20)
 	cl := &client{conn: conn, pc: ipv4.NewPacketConn(conn), asked: questions, next: nth * 509}
 	for range dnsWindow {
