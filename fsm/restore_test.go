@@ -408,8 +408,8 @@ func assembled(t *testing.T, s State) State {
 	return out
 }
 
-// TestRestoredMayOutliveLease: if only the backup has a workload, and its MayOutliveLease is set there, the
-// workload is Pending after the restore.
+// TestRestoredMayOutliveLease: a workload that only the backup has is Pending after the restore, even if its
+// MayOutliveLease is set in the backup.
 func TestRestoredMayOutliveLease(t *testing.T) {
 	w := formed(t, "b")
 	w.ok(register("a", fencing))

@@ -66,7 +66,7 @@ func statusOf(w *Workload, n *Node) Status {
 }
 
 // reasonOf computes the reason of a workload from its record and its node, after a change that made the
-// former reason invalid. at is the clock of the state, Unix nanoseconds.
+// previous reason invalid. at is the clock of the state, Unix nanoseconds.
 func reasonOf(w *Workload, n *Node, at int64) Reason {
 	switch {
 	case w.Desired == DesiredDeleted:

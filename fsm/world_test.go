@@ -331,8 +331,8 @@ func putReplica(id string, level uint32) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: "name-" + id, GrpcAddr: id + ":8085", FeatureLevel: level}}}
 }
 
-// repaired returns the announcement of a replica that replaced damaged data. of is the former Raft
-// id of that replica.
+// repaired returns the announcement of a replica that replaced damaged data. of is the old Raft id of that
+// replica.
 func repaired(id, of string, done bool) Command {
 	c := putReplica(id, 1)
 	c.GetPutReplica().Repair = &commandv1.ReplicaRepair{Of: of, Damage: "entry 3 fails its checksum", Aside: "raft.damaged-x", At: minute, Done: done}

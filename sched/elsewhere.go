@@ -19,7 +19,8 @@ import (
 // left within the interval of its limit.
 const returnAfter = 300 * second
 
-// subjectAt returns the subject of a workload, with the nodes that the workload avoids at the time now.
+// subjectAt returns the subject of a workload (see subject), including the nodes that the workload avoids at
+// the time now.
 func subjectAt(w *fsm.Workload, now int64) subject {
 	who := subjectOf(w)
 	for _, f := range w.LeftSince(now - w.Demand.MoveLimit().Interval) {
@@ -95,7 +96,8 @@ func (p *planner) elsewhere(w *fsm.Workload, n *fsm.Node) elsewhere {
 	return e
 }
 
-// returnsAt returns from when on a workload may return to a node that it left within the interval; 0 if it left none.
+// returnsAt returns the time from which on a workload may move back to one of the nodes that it left within the
+// interval of its limit; 0 if it left none.
 func (p *planner) returnsAt(left []fsm.NodeFailure, limit fsm.Reschedule) int64 {
 	if len(left) == 0 {
 		return 0

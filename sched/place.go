@@ -347,8 +347,8 @@ func (p *planner) mayReturn(w *fsm.Workload, r *fsm.Residual) bool {
 	if !ok || w.Demand.Exclusive || !x.ready.has(s) {
 		return false
 	}
-	// Only workloads that left a lost, draining or tainted node may return to it. A workload that was
-	// preempted or did not fit must first be stopped there.
+	// Only a workload that left a lost, draining or tainted node may be placed there again while it still runs
+	// there. A workload that was preempted or did not fit must first be stopped.
 	if r.Reason != fsm.CodeNodeLost && !leavesNode(r.Reason) {
 		return false
 	}

@@ -206,8 +206,8 @@ func TestPlacementKeepsEveryRequiredRule(t *testing.T) {
 			}
 			ready := func(n *fsm.Node) bool { return n.Schedulable() }
 			if got == "" {
-				// The planner found no node. If it names a rule as the reason for a node, the function broken
-				// must agree.
+				// The planner found no node. For each node that it rejects because of a rule, the function
+				// broken must find that the rule would be broken there.
 				v := Explain(w.state, x, w.tuning)
 				for _, n := range v.Nodes {
 					if f := n.Filter; (f == "spread" || f == "affinity" || f == "anti-affinity") && broken(w.state, x, n.Node, ready) == "" {

@@ -9,8 +9,8 @@ import (
 // The rules of workloads name other workloads: by id, group or tag. For each target that a rule has named, a set
 // counts the placed workloads by node, and follows every change.
 
-// subject is a workload whose demand is placed: what the rules of other workloads may name, and the nodes that the
-// workload avoids.
+// subject identifies the workload that is being placed, so that rules of other workloads can match it, and
+// lists the nodes that it avoids.
 type subject struct {
 	id, namespace string
 	avoids        []string // ids of nodes that are chosen only if no other node fits

@@ -161,8 +161,8 @@ func (l *loading) run(ctx context.Context) {
 	slices.Sort(l.out.Used)
 }
 
-// refs records the references to files. It leaves out the references of services that no service extends, and
-// of secrets and configs that no service uses.
+// refs records the references to files. It leaves out bind mounts, secrets and configs that are not in the
+// loaded project p, for example those of a service that is only a template for extends.
 func (l *loading) refs(p *types.Project, all []ref) {
 	used, readOnly := map[string]bool{}, map[string]bool{}
 	for _, s := range p.Services {
