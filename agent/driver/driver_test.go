@@ -74,8 +74,8 @@ func TestLabelsDecideOwnership(t *testing.T) {
 	}
 }
 
-// The two tables of error classes in the contract, in full. A new class must be added here with its cause and
-// its reason.
+// The test compares every error class with the contract's two tables, which give the cause and the reason
+// of each class. A new class must be added here.
 func TestEveryErrorClassHasACauseAndAReason(t *testing.T) {
 	type row struct {
 		cause  driver.Cause

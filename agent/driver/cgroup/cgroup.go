@@ -86,8 +86,8 @@ func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage,
 	return u, ok
 }
 
-// All returns the usage of the workloads by their ids, without workloads of which no container could be
-// read. The function containers returns a workload's container ids.
+// All returns the usage of each workload of which at least one container could be read. The function
+// containers returns a workload's container ids.
 func (r *Reader) All(ctx context.Context, of []driver.Observed, containers func(driver.Observed) []string) ([]driver.Usage, error) {
 	out := make([]driver.Usage, 0, len(of))
 	for _, o := range of {

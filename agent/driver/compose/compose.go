@@ -1,9 +1,10 @@
 // Package compose runs Compose stacks on a Docker engine. One workload is one Compose project: its
 // containers, networks and volumes. It has no queue and does not retry.
 //
-// Our containers, networks and volumes carry the labels of package driver besides Compose's own, because the
-// engine may be shared with other agents and with people who use Compose. The project is named after the
-// workload (ProjectName); if a sibling agent's project has that name, the node's name is added.
+// Our containers, networks and volumes carry the labels of package driver besides Compose's own, because
+// the engine may be shared with other agents and with people who use Compose. The project is named after
+// the workload (ProjectName); if another agent on the same engine has a project of that name, the node's
+// name is added.
 //
 // An update works like `docker compose up`: services with an unchanged configuration keep their containers,
 // and named volumes stay. So the containers of one stack may come from different contents (hashes of a

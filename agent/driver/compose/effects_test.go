@@ -363,9 +363,9 @@ func TestRolledBackContainerIsMadeAgain(t *testing.T) {
 	}
 }
 
-// A network or volume that two stacks name belongs to the stack that created it. The delete of that stack
-// succeeds and leaves resources that the other stack uses. Once the other stack is deleted too, the network
-// is garbage and is removed. The volume is never garbage, because it holds data.
+// A network or volume that two stacks name belongs to the stack that created it. A delete of that stack
+// succeeds, and leaves resources that the second stack uses. Once the second stack is deleted too, the
+// network is garbage and is removed. The volume is never garbage, because it holds data.
 func TestDeleteLeavesResourcesOfOtherStacks(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		shared := "shared-" + way + "-" + b.run

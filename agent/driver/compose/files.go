@@ -195,8 +195,8 @@ func writeFiles(dir string, files []bundle.File) error {
 	return nil
 }
 
-// forgetFiles removes the subfolders with files of former contents of a stack. used are the subfolders of the
-// present content.
+// forgetFiles removes the subfolders with files of previous versions of a stack. used are the subfolders of
+// the current version.
 func (d *Driver) forgetFiles(project string, used []string) (err error) {
 	for _, dir := range []string{mountedDir, keptDir} {
 		old, bad := filepath.Glob(filepath.Join(d.folder(project), dir+"-*"))

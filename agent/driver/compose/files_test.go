@@ -83,7 +83,8 @@ func (b *bench) folders(id driver.ID) (out []string) {
 }
 
 // TestFilesOfAStack: the files of a stack reach its containers. A changed file replaces only the containers
-// that use it. A return to the former files restores the former content. A delete removes all files.
+// that use it. If the files get their previous text again, the containers see that text. A delete removes
+// all files.
 func TestFilesOfAStack(t *testing.T) {
 	b := newBench(t)
 	files := map[string]string{

@@ -16,8 +16,9 @@ import (
 )
 
 // foreign returns an error if a stack would use a volume, a network or a container of another namespace. A
-// stack can name one as external, give its own resource the same name, or have the id of a deleted stack
-// whose volumes were kept. Resources without our labels belong to the machine, so every stack may use them.
+// stack would do so if it names the resource as external, gives its own resource the same name, or has the
+// id of a deleted stack whose volumes were kept. Resources without our labels belong to the machine, so
+// every stack may use them.
 func (d *Driver) foreign(ctx context.Context, spec driver.Spec, p *types.Project) error {
 	for _, key := range slices.Sorted(maps.Keys(p.Volumes)) {
 		labels, err := d.labelsOf(ctx, "volume", p.Volumes[key].Name)

@@ -114,7 +114,8 @@ func TestLabelsOfAContainerMakeItNoPartOfAStack(t *testing.T) {
 	}
 }
 
-// TestATakenContainerNameNamesItsHolder: the reason says which workload, or that no workload, has the name.
+// TestATakenContainerNameNamesItsHolder: if another workload has a container with the name that a stack
+// needs, the error names that workload.
 func TestATakenContainerNameNamesItsHolder(t *testing.T) {
 	b := newBench(t)
 	name := "held" + b.run

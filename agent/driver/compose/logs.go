@@ -93,12 +93,13 @@ type lasts struct {
 
 type lastLine struct{ at, read time.Time }
 
-// behind is a time limit for lasts.of: a container whose last line was read longer ago does not hold back the
-// time from which a reader resumes.
+// behind is the time after which a silent container is ignored by lasts.of, which returns the time from
+// which a reader resumes.
 const behind = 5 * time.Second
 
 // of records the time of the last log line of container i. It returns the time from which a reader of all
-// logs must resume: the oldest last line among the containers that delivered a line recently.
+// logs must resume: the time of the oldest last line among the containers from which a line was read within
+// behind.
 func (l *lasts) of(i int, at time.Time) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -145,8 +145,8 @@ func (c *program) exec(ctx context.Context, project, dir string, stdin []byte, a
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
 
-// lasting returns the labels of a resource without those that differ from one content of the stack to the
-// next. Compose replaces a container whose labels changed, but a service that did not change must keep its
+// lasting returns the labels of a resource without those that change with every new version of the stack.
+// Compose replaces a container whose labels changed, but a service that did not change must keep its
 // container. The record file stores the values of the dropped labels.
 func lasting(all types.Labels) types.Labels {
 	out := types.Labels{}

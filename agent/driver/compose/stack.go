@@ -91,8 +91,8 @@ func (s *stack) expected() map[string]int {
 	return out
 }
 
-// load loads the stack of a workload. commit is the commit of a Git source that was deployed before; with "",
-// load resolves the source's branch or tag again.
+// load loads the stack of a workload. commit is the commit of the Git source to load, which was deployed
+// before; with "", load resolves the source's branch or tag again.
 func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit string) (*stack, error) {
 	body := spec.Body.GetCompose()
 	out := &stack{}
@@ -259,8 +259,8 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			grace := types.Duration(d.opt.StopGrace)
 			service.StopGracePeriod = &grace
 		} else if *service.StopGracePeriod > types.Duration(policy.MaxStopGrace) {
-			// Schedulers refuse such a grace period at apply, but they cannot see a stack in a Git
-			// repository.
+			// Schedulers refuse a longer grace period when a stack is applied, but they do not see a stack that lies
+			// in a Git repository.
 			d.log.Warn("stop_grace_period is longer than any cluster allows; it is shortened", "workload", string(spec.ID), "service", name,
 				"grace", service.StopGracePeriod.String(), "most", policy.MaxStopGrace)
 			grace := types.Duration(policy.MaxStopGrace)

@@ -158,15 +158,15 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running))
 }
 
-// undone returns an error that wraps inFlight if cause means that the container in disappeared. Otherwise it
-// returns cause, which may be nil. If the caller of a create disconnects, the engine may list the new container
-// for a moment and then remove it.
+// undone returns an error that wraps inFlight if the error cause means that the container (parameter in)
+// has disappeared. Otherwise it returns cause, which may be nil. A container disappears because, if the
+// caller of a create disconnects, the engine may list the new container for a moment and then remove it.
 func (d *Driver) undone(ctx context.Context, spec driver.Spec, in *instance, cause error) error {
 	if !cerrdefs.IsNotFound(cause) {
 		return cause
 	}
-	// The error does not name the container. The engine may list a removed container for a moment, so inspect
-	// it.
+	// If the error does not name the container, inspect the container, because the engine may list a removed
+	// one for a moment.
 	if !strings.Contains(cause.Error(), in.ID) {
 		if _, err := d.eng.Inspect(ctx, in.ID); !cerrdefs.IsNotFound(err) {
 			return cause // the engine reports a missing volume or network, and not the container

@@ -13,8 +13,9 @@ import (
 	cdi "tags.cncf.io/container-device-interface/pkg/parser"
 )
 
-// options adds to the settings of a container the words that it has in common with a service of a Compose
-// file. They mean what docker compose makes of them; TestAContainerAndAServiceMeanTheSame compares the two.
+// options adds to the settings of a container those options of its specification that a service of a
+// Compose file has too. They have the same effect as in docker compose, which
+// TestAContainerAndAServiceMeanTheSame checks.
 func (out *settings) options(s types.ServiceConfig) error {
 	c, h := out.config, out.host
 	c.Entrypoint = s.Entrypoint

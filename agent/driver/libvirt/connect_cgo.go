@@ -252,7 +252,8 @@ func (v *connection) watch(ctx context.Context, fn func(string)) error {
 	return nil
 }
 
-// How long a call may continue after its caller's context has ended, so that changes are completed.
+// How long a call of libvirt may continue after its caller's context has ended. Changes may continue longer
+// than reads, so that they are completed.
 const (
 	reads   = time.Duration(0)
 	changes = 10 * time.Second
@@ -400,7 +401,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	alive := v.link != nil && !v.link.dead.Load()
 	v.mu.Unlock()
 	if known != nil && alive {
-		// A cached connection does not show that the daemon has just died; only a call does.
+		// Call libvirt, because a cached connection does not show that the daemon has just died.
 		_, err := ask(ctx, v, "probe", reads, (*lv.Connect).GetLibVersion)
 		if err == nil {
 			return known, nil
@@ -586,8 +587,8 @@ func (v *connection) start(ctx context.Context, uuid string) error {
 }
 
 // startFlags returns the flags for a start of the domain. If a memory image was saved (by a person, or when
-// the host shut down) under a former definition, they force a fresh boot. Otherwise libvirt would resume the
-// image with disks that no longer match it.
+// the host shut down) under an earlier definition, the flags force a fresh boot. Otherwise libvirt would
+// resume the image with disks that no longer match it.
 func startFlags(d *lv.Domain) (lv.DomainCreateFlags, error) {
 	saved, err := d.HasManagedSaveImage(0)
 	if err != nil || !saved {

@@ -181,15 +181,15 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	if all := w.files(w.opt.Images); len(all) != 3 { // the three files are the disk, its mark and the domain's folder
 		t.Errorf("the machine has the files %q; want the disk, its mark and the domain's folder", all)
 	}
-	// After somebody undefined the domain, the mark still names the present image of the disk.
+	// After somebody undefined the domain, the mark still names the image from which the disk was made last.
 	delete(w.hv.all, "web")
 	before = w.stat(vda)
 	w.works("c1:3", "b")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
 		t.Errorf("after somebody undefined the machine, Ensure must keep its disk, but replaced it (%v)", err)
 	}
-	// The mark of an earlier version names no image. Then the machine keeps the disk, even if earlier calls
-	// with another image failed.
+	// Mark files of earlier versions name no image. With such a mark the machine keeps its disk, even if
+	// earlier calls with another image failed.
 	delete(w.hv.all, "web")
 	if err := errors.Join(os.RemoveAll(w.at.keep("web")),
 		os.WriteFile(vda+diskfile.MarkSuffix, []byte("2026-01-02T03:04:05Z\ncluster-1\nweb\n"), 0o600)); err != nil {
@@ -275,8 +275,8 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 	}
 }
 
-// A disk on shared storage belongs to the node that used it last. If a workload moved to another node, and
-// its former node is ordered to delete it, the former node leaves the disk alone.
+// A disk on shared storage belongs to the node that used it last. After a workload has moved, its previous
+// node may be ordered to delete it. The previous node then leaves the disk alone.
 func TestAFormerNodeKeepsTheDiskOfAMovedWorkload(t *testing.T) {
 	for _, defined := range []bool{true, false} {
 		w := newDrawer(t)
@@ -312,8 +312,9 @@ func TestAFormerNodeKeepsTheDiskOfAMovedWorkload(t *testing.T) {
 	}
 }
 
-// An update to another image is interrupted before the guest has stopped. If the next order names the former
-// image, the guest keeps its disk and no data is lost. If it names the new image, the disk is replaced.
+// An update to another image is interrupted before the guest has stopped. If the next order names the old
+// image, the guest keeps its disk and no data is lost. If the next order names the new image, the disk is
+// replaced.
 func TestImageOfAnUpdateCutShort(t *testing.T) {
 	for content, want := range map[string]string{"a": "a", "b": "b"} {
 		w := newDrawer(t)
@@ -504,8 +505,8 @@ func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 	}
 }
 
-// After a workload has moved, its former node does not delete disks that the new node can reach. It keeps
-// its local disks as long as the workload exists.
+// After a workload has moved, its previous node does not delete disks that the new node can reach. The
+// previous node keeps its local disks as long as the workload exists.
 func TestVolumeThatMovedOn(t *testing.T) {
 	for _, how := range []string{"deleted", "deleted, and perhaps elsewhere", "lives on elsewhere"} {
 		w := newDrawer(t)

@@ -57,7 +57,8 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (in *instance, name str
 	return nil, "", driver.Errorf(driver.NameConflict, "define", "every name of workload %q is held by another agent of the cluster on this hypervisor", id)
 }
 
-// strange is the error that a domain of a stranger has the name of a workload.
+// strange is the error that a foreign domain, which no agent of our cluster made, has the name of a
+// workload.
 type strange struct {
 	name   string
 	record *record
@@ -71,7 +72,7 @@ func (e *strange) Error() string {
 	return "libvirt domain " + e.name + " exists already and " + who + "; rename or undefine that domain (virsh domrename), or use another workload id"
 }
 
-// mine returns a workload's domain. If the domain of a stranger has the name, mine returns none.
+// mine returns a workload's domain. If the domain of that name is foreign, mine returns nil without error.
 func (d *Driver) mine(ctx context.Context, id driver.ID) (*instance, error) {
 	in, _, err := d.find(ctx, id)
 	var other *strange
@@ -369,8 +370,8 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 	return out, nil
 }
 
-// poolDisk makes the volume of a disk in a storage pool, and calls note before to write the journal. A volume
-// that the workload already has for this disk and image is used, whatever its name.
+// poolDisk makes the volume of a disk in a storage pool, and calls note before to write the journal. If the
+// workload already has a volume for this disk and image, poolDisk uses that volume, whatever its name is.
 func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, error) {
 	was := slices.IndexFunc(former, func(f ownDisk) bool {
 		return f.Pool == disk.pool && f.Device == disk.device && f.Format == disk.format && (f.Image == disk.image || disk.image == "")
@@ -451,8 +452,8 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 	case !there && disk.sizeGB == 0 && img == nil:
 		return o, false, driver.Errorf(driver.InvalidImage, "disk", "%s does not exist on this node, and the disk has no size to create it with", describe(disk))
 	case !there && was >= 0 && former[was].used && !diskfile.Made(disk.path, spec.ClusterID, spec.ID):
-		// A person who deletes a disk leaves its mark file. If both are missing, their file system is
-		// probably not mounted. A new disk would be empty, so fail.
+		// If a person had deleted the disk, its mark file would still exist. If both are missing, their file
+		// system is probably not mounted. Do not make a new disk then, because it would be empty.
 		return o, false, driver.Errorf(driver.StorageAttachFailed, "disk", "%s and its mark file do not exist any more: check that their file system is mounted; if they are lost, delete the workload or put a disk there", describe(disk))
 	case !there:
 		if err := os.MkdirAll(filepath.Dir(disk.path), 0o711); err != nil {
@@ -461,7 +462,8 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		if err := note(o); err != nil {
 			return o, false, err
 		}
-		// The mark is written first, because a disk without a mark counts as the disk of a stranger.
+		// The mark file is written before the disk, because the driver treats a disk without a mark file as
+		// foreign.
 		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: disk.image}
 		if err := mark.Write(disk.path); err != nil {
 			return o, false, err
@@ -489,8 +491,8 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		return o, false, invalid("%s: it has %d bytes and cannot shrink to %d GiB", describe(disk), have.Size, disk.sizeGB)
 	}
 	if diskfile.Elsewhere(disk.path, spec.NodeID) {
-		// The node that had the workload before may still be told to remove the disk; the new mark forbids
-		// it.
+		// The workload's previous node may still get an order to remove the disk. The new mark keeps it from
+		// doing so.
 		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: image, Unsure: !known}
 		return o, true, mark.Write(disk.path)
 	}

@@ -80,8 +80,8 @@ func (d *Driver) leftSince(name string) (at time.Time, namespace string, left bo
 	return at, strings.TrimSpace(second), true
 }
 
-// dropLeft deletes disks that a workload of this id but of another namespace left here. That other workload
-// must have been deleted, because its id is in use again.
+// dropLeft deletes disks that an earlier workload with the id of spec but of another namespace left here.
+// The earlier workload must have been deleted, because its id is in use again.
 func (d *Driver) dropLeft(ctx context.Context, spec driver.Spec, name string) error {
 	_, namespace, left := d.leftSince(name)
 	if !left || namespace == unknownNamespace || driver.SameNamespace(namespace, spec.Body.GetNamespace()) {

@@ -75,8 +75,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return out, nil
 }
 
-// mark compares the recorded start and end of a guest with its observed state, and corrects the record. The
-// guest may have ended while no agent ran, or somebody else may have started it.
+// mark corrects the recorded start and end of a guest if they contradict its observed state. The guest may
+// have ended while no agent ran, or somebody else may have started it.
 func (d *Driver) mark(patience context.Context, in *instance) error {
 	r := in.config
 	switch {

@@ -236,8 +236,8 @@ func TestListDuringStop(t *testing.T) {
 	}
 }
 
-// A record write that a locked domain delayed applies only to the run that was observed, not to a later
-// run.
+// A locked domain delays the write of a guest's record. If the guest was started again meanwhile, the
+// delayed write must not change the record of the new run.
 func TestDelayedRecordWrite(t *testing.T) {
 	d, hv := newChatty(t, "web")
 	look := func() *instance {

@@ -131,8 +131,8 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = first.Wait()
-		// A restarted daemon keeps a domain locked while it reconnects to it. Calls for the domain then wait
-		// up to 30 s.
+		// A restarted daemon locks each domain while it reconnects to the domain's QEMU process. Calls for the
+		// domain wait up to 30 s for that lock.
 		testbed.Within(t, 70*time.Second, "the next Ensure of each", func() error {
 			var all errgroup.Group
 			for _, age := range ages {
@@ -286,7 +286,8 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 	if o := ensured(t, ctx, d, order("saved", "c1:2", tiny(daemon, "serve"))); o.Content != "c1:2" {
 		t.Errorf("content %q runs, want c1:2", o.Content)
 	}
-	// An update has defined the new configuration, and its former guest is saved before the driver stops it.
+	// An update has defined the new configuration. Before the driver stops the old guest, somebody saves that
+	// guest to a memory image.
 	spec := order("saved", "c1:3", tiny(daemon, "serve"))
 	in, _, err := d.find(ctx, spec.ID)
 	if err != nil {
@@ -452,8 +453,8 @@ func TestTheKVMProbeRunsOnce(t *testing.T) {
 	if err != nil || (m.Kind == "kvm") != (d.accel.run.err == nil) {
 		t.Errorf("choose returned the machine type %+v, %v; the recorded result of the KVM probe is %v", m, err, d.accel.run.err)
 	}
-	// The probe guest boots in emulation too. So if it does not boot under KVM, KVM is at fault and not the
-	// guest.
+	// Check that the probe guest boots in emulation. Then a failure to boot under KVM is a fault of KVM and
+	// not of the guest.
 	if err := d.tryKVM(ctx, f.tcg); err != nil {
 		t.Errorf("the probe guest does not boot in emulation: %v", err)
 	}

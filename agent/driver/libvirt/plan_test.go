@@ -284,8 +284,8 @@ func TestDiskPathsOfSchedulersAreMoved(t *testing.T) {
 	}
 }
 
-// The driver looks up DHCP leases only for interfaces without a static address. For the others the network
-// may still hold an old lease.
+// The driver looks up DHCP leases only for interfaces without a static address. For an interface with a
+// static address, the network may still hold an outdated lease.
 func TestLeasesAreAskedOnlyForDynamicInterfaces(t *testing.T) {
 	const domain = `<domain><devices>
 <interface type='bridge'><mac address='52:54:00:00:00:0A'/><source bridge='br0'/><target dev='vnet0'/></interface>

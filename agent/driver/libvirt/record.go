@@ -28,8 +28,8 @@ type record struct {
 	Started  time.Time `json:"started,omitzero"`
 	Finished time.Time `json:"finished,omitzero"`
 	End      string    `json:"end,omitempty"`
-	// Disks are the disks that we made. Leftover are disks that the replaced definition used and the present
-	// one does not.
+	// Disks are the disks that the driver made for the current definition. Leftover are disks that only the
+	// replaced definition used.
 	Disks    []ownDisk `json:"disks,omitempty"`
 	Leftover []ownDisk `json:"leftover,omitempty"`
 	Seed     *seedFact `json:"seed,omitempty"`
@@ -86,7 +86,7 @@ type ownDisk struct {
 	// Image is the image from which the disk was made.
 	Image string `json:"image,omitempty"`
 	// Staged means that the disk is complete but its file is still at Path + diskfile.StagedSuffix, until the
-	// former guest has stopped.
+	// guest that it replaces has stopped.
 	Staged bool `json:"staged,omitempty"`
 	// Former is the format of the old file at Path while Staged is set.
 	Former string `json:"former,omitempty"`
@@ -169,8 +169,8 @@ func (d *Driver) of(r *record, name string) driver.Ownership {
 	return d.identity.Of(r.Labels)
 }
 
-// change applies edit to the present record of a domain and writes it back. While the guest runs, it writes
-// the record to both descriptions.
+// change reads the record of a domain, applies edit and writes the record back. While the guest runs, it
+// writes the record to both descriptions.
 func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) error {
 	release, err := d.hold(ctx, in.uuid)
 	if err != nil {
@@ -186,7 +186,7 @@ func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) e
 	if now.uuid != in.uuid || now.config == nil || !now.persistent || now.active != in.active {
 		return nil
 	}
-	// The live description may belong to an older definition than the configuration; then its record stays.
+	// Change the record in the live description too, unless that description belongs to an older definition.
 	live := now.active && now.live != nil && now.live.Instance == now.config.Instance
 	edit(now.config)
 	if err := d.hv.note(ctx, in.uuid, now.config.bare(), live); err != nil {

@@ -82,8 +82,8 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 		text      *string
 		addresses string
 	}{{&s.meta, static}, {&s.formerMeta, ""}, {&s.otherMeta, "\x00"}} {
-		// The instance id is derived from the content: two specifications with the same cloud-init content
-		// are the same instance.
+		// The cloud-init instance id is derived from the cloud-init content, so an update with the same content
+		// does not make cloud-init run again.
 		instance := string(id) + "-" + tag(s.user+"\x00"+s.vendor+"\x00"+s.network+m.addresses)
 		if *m.text, err = nocloud.MetaData(given, instance, name); err != nil {
 			return nil, badSeed("meta_data is %w", err)

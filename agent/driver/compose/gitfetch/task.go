@@ -233,7 +233,7 @@ func candidates(want string) []string {
 }
 
 // noReference means that the server answered but has no branch or tag of the wanted name. This error is
-// permanent, unlike an unreachable server.
+// permanent; the error for an unreachable server is temporary.
 type noReference struct{ ref string }
 
 func (e *noReference) Error() string {
@@ -243,8 +243,8 @@ func (e *noReference) Error() string {
 	return fmt.Sprintf("the repository has no branch, tag or commit %q", e.ref)
 }
 
-// classify returns the class of an error of go-git. A clear answer of the server is a permanent error; an
-// unreachable server is not.
+// classify returns the class of an error of go-git. If the server answers that the repository, branch or
+// tag is missing, the error is permanent. If the server is unreachable, the error is temporary.
 func classify(err error) driver.Class {
 	class := driver.NetworkUnreachable
 	var missing *noReference

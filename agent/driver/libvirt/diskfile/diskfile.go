@@ -17,8 +17,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Suffixes of file names. PartSuffix: a disk file that is still being written. StagedSuffix: a complete disk
-// that gets its final name once the former guest has stopped.
+// Suffixes of file names. PartSuffix marks a disk file that is still being written. StagedSuffix marks a
+// complete disk that gets its final name once the guest that it replaces has stopped.
 const (
 	PartSuffix   = ".persys-part"
 	StagedSuffix = ".persys-staged"

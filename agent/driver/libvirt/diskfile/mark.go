@@ -24,7 +24,8 @@ type Mark struct {
 	Unsure bool
 }
 
-// Keys of the lines after the first three lines. Values are quoted, because a path may hold any byte.
+// Keys of the lines in a mark file after its first three lines. Values are quoted, because a path may hold
+// any byte.
 const (
 	nodeKey  = "node "
 	imageKey = "image "
@@ -54,8 +55,8 @@ func Made(path, cluster string, workload driver.ID) bool {
 	return lines[1] == cluster && lines[2] == string(workload)
 }
 
-// Elsewhere reports whether the mark beside a disk names another node than node: that node made the disk or
-// used it later.
+// Elsewhere reports whether the mark beside a disk names a node other than the given one. The node in the
+// mark is the last one that made or used the disk.
 func Elsewhere(path, node string) bool {
 	lines := markLines(path)
 	return len(lines) > 3 && strings.HasPrefix(lines[3], nodeKey) && lines[3] != nodeKey+strconv.Quote(node)

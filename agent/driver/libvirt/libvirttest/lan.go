@@ -109,13 +109,14 @@ func (l *LAN) Close(ctx context.Context) error {
 }
 
 // Here returns the words of a command that runs a program in the daemon's network namespace, but with the
-// caller's mounts and processes. An agent, too, runs in the same network namespace as its libvirt.
+// caller's mounts and processes. A real agent and its libvirt share a network namespace too.
 func (d *Daemon) Here(args ...string) ([]string, error) {
 	first, err := d.first()
 	if err != nil {
 		return nil, err
 	}
-	// A mounted /sys shows the network namespace in which it was mounted, so it is mounted again.
+	// A mounted /sys shows the network devices of the namespace in which it was mounted, so the command mounts
+	// /sys again in its new namespace.
 	const enter = `mount -t sysfs sysfs /sys && exec "$@"`
 	return append([]string{"nsenter", "-t", first, "-n", "unshare", "--mount", "sh", "-c", enter, "sh"}, args...), nil
 }
