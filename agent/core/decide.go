@@ -189,8 +189,8 @@ func (p Policy) delay(attempt int) time.Duration {
 // taken port. Such an attempt costs only one call of the engine.
 const localMax = 15 * time.Second
 
-// passing returns the delay before the next attempt, after this number of attempts failed from a temporary
-// cause.
+// passing returns the delay before the next attempt, after the given number of attempts failed from a
+// temporary cause of this class.
 func (p Policy) passing(class workload.Class, attempts int) time.Duration {
 	switch class {
 	case workload.PortBindConflict, workload.NameConflict, workload.StorageAttachFailed, workload.RuntimeResourceMissing, workload.ImageNotOnNode:
@@ -199,7 +199,8 @@ func (p Policy) passing(class workload.Class, attempts int) time.Duration {
 	return p.delay(attempts)
 }
 
-// after adds a failed action of an intent to its failures f. A delete is retried until it succeeds.
+// after returns the failures f of an intent with one more failed action. A delete is retried until it
+// succeeds.
 func (p Policy) after(f Failure, in *Intent, class workload.Class, message string, now time.Time) Failure {
 	if in.Deleting {
 		p.Endless = true
@@ -210,7 +211,7 @@ func (p Policy) after(f Failure, in *Intent, class workload.Class, message strin
 	return p.failed(f, class, message, now)
 }
 
-// failed adds a failed action to the failures f. class says how the action failed.
+// failed returns the failures f with one more failed action. class and message describe the failure.
 func (p Policy) failed(f Failure, class workload.Class, message string, now time.Time) Failure {
 	f.Class, f.Message, f.At = class, message, now
 	if f.OfNode++; !class.OfNode() {
@@ -267,8 +268,8 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		}
 		class, message := cmp.Or(o.Class, workload.RuntimeError), cmp.Or(o.Message, fmt.Sprintf("ended with exit code %d", o.ExitCode))
 		if o.StartedAt.IsZero() && o.FinishedAt.IsZero() {
-			// A failed start is not an exit of the workload. It was counted when its Act failed, unless that
-			// count was lost.
+			// The instance never started, so this is a failed start and no exit. It is counted here only if the
+			// failed Act (the driver's action) was not counted.
 			if d.asked || f.Attempts > 0 && (f.Final || !f.Next.IsZero()) {
 				return f
 			}

@@ -256,7 +256,7 @@ func TestFailedStartIsRetried(t *testing.T) {
 	}
 }
 
-// A workload that could not be stopped is reported as Running, with the error.
+// A workload whose stop failed is reported as Running, with the error.
 func TestReportOfFailedStop(t *testing.T) {
 	now := time.Unix(1000, 0)
 	in := &Intent{ID: "web", Type: workload.Container, DesiredState: "stopped", EngineContent: "x"}

@@ -117,7 +117,8 @@ type Act struct {
 	// whole action.
 	Leased bool
 	Absent bool // whether the workload had no instance before the action
-	// Heals: the verb is Restart, because the workload is unhealthy. The healthy parts of a stack then go on.
+	// Heals: the verb is Restart, because the workload is unhealthy. The healthy services of a stack then keep
+	// running.
 	Heals  bool
 	Orphan workload.Kind
 

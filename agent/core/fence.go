@@ -53,9 +53,9 @@ func Refusedf(format string, args ...any) *Refusal {
 // judgeEpoch checks the epoch of an order. This is the first fence: it keeps out orders of deposed leaders.
 // It returns the epoch to store.
 //
-// An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is accepted
-// until the agent knows a leadership, and always by a standalone agent. After that it is refused, because it
-// would bypass the fence.
+// An order without epoch comes from a legacy v1 scheduler or from an operator's command line. It is
+// accepted until the agent has seen the epoch of a leader, and always by a standalone agent. After that it
+// is refused, because it would bypass the fence.
 func judgeEpoch(seen Epoch, standalone bool, in *Epoch) (Epoch, *Refusal) {
 	if in == nil {
 		if seen.Owned() && !standalone {

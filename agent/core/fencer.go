@@ -63,8 +63,8 @@ func (x *step) leasedWorkloads() []lease.Workload {
 		if in == nil || !in.Leased() || w.memory.lapsed {
 			continue
 		}
-		// After a restart of the agent, a workload waits for a new order of the schedulers. The lease lists it
-		// already while it runs or may run.
+		// After a restart of the agent, a workload that waits for a new order may still run. The fencer must stop
+		// it at the end of the lease, so it is listed unless it was seen not running.
 		runs := w.Observed != nil && w.Observed.State == workload.Running
 		if !w.memory.waits || runs || w.Seen.IsZero() && slices.Contains(x.fencer.covered, leaseWorkload(in)) {
 			out = append(out, leaseWorkload(in))
@@ -206,8 +206,8 @@ func (x *step) isCovered(w lease.Workload) bool {
 	return slices.Contains(f.covered, w) && x.clock < f.confirmed && f.told == f.lapses
 }
 
-// noLease returns the reason why the fencer can confirm no workload now, whatever it answers. It is empty if
-// the fencer may confirm workloads.
+// noLease returns why the fencer cannot confirm any workload: no fencer is configured, or the node has no
+// lease. It returns "" if the fencer can confirm workloads.
 func (x *step) noLease() string {
 	switch {
 	case !x.Settings.Fencer:

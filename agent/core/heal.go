@@ -7,9 +7,10 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// An order may say that a workload is restarted when it becomes unhealthy (on_unhealthy: restart). The first
-// restart comes at once, each further one after a longer delay, as for failed actions. A restart of this kind
-// is no failure: the workload is never given up for it, and it counts only in the number of restarts.
+// An order may say that a workload is restarted when it becomes unhealthy (on_unhealthy: restart). The
+// first restart happens at once, and each further one after a longer delay, as for failed actions. Such a
+// restart does not count as a failed action, so the workload never becomes Failed because of it. It is
+// counted only in the number of restarts.
 
 // OnUnhealthyRestart is the value of Order.OnUnhealthy with which an unhealthy workload is restarted.
 const OnUnhealthyRestart = "restart"
@@ -31,8 +32,8 @@ func (h Healing) of(o *workload.Observed) int {
 	return h.Restarts
 }
 
-// unhealthy reports whether the instance is unhealthy and is to be restarted for that. Both the health check of
-// the order and that of the engine count.
+// unhealthy reports whether the instance is unhealthy and its order says that it is then restarted. The
+// instance is unhealthy if the health check of the order or the engine's own health check fails.
 func (w *Workload) unhealthy() bool {
 	in, o := w.Intent, w.Observed
 	if in == nil || in.OnUnhealthy != OnUnhealthyRestart || in.Deleting || !in.Running() || o == nil || o.State != workload.Running {

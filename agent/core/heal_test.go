@@ -112,7 +112,8 @@ func TestWhatIsNotRestartedForItsHealth(t *testing.T) {
 	})
 }
 
-// The engine has health checks too: of the image, and of the services of a stack.
+// An unhealthy result of the engine's own health check (of an image, or of a service of a stack) also
+// restarts the workload.
 func TestHealthCheckOfTheEngineCounts(t *testing.T) {
 	h := checked(t, func(o *Order) { o.Traits.HealthCheck = "" })
 	o := *h.s.Get("db").Observed

@@ -34,7 +34,8 @@ type (
 	}
 
 	// Call checks the sender of an API call that is neither Apply nor Delete. The effect Answer is the reply.
-	// With Changes, the call changes the machine, and needs an epoch once a leadership is known.
+	// With Changes, the call changes the machine. Such a call must carry an epoch once the agent has seen the
+	// epoch of a leader.
 	Call struct {
 		Sender
 		Changes bool
@@ -204,7 +205,7 @@ type Order struct {
 	Confined bool
 	Traits   Traits
 	Body     any
-	// Room is the node's offer of each resource, in the order of Traits.Promises. If it is nil,
+	// Room is what the node offers of CPU, memory and disk, in the order of Traits.Promises. If it is nil,
 	// orders are not refused for lack of resources.
 	Room *[3]Room
 }

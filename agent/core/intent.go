@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// Intent is the last order for one workload: its desired state. The JSON names are those of the state file.
-// An Intent is never changed; a change makes a new Intent.
+// Intent is the stored last order for one workload, with its desired state. The JSON names are those of the
+// state file. An Intent is never changed; a change makes a new Intent.
 type Intent struct {
 	ID           string        `json:"id"`
 	Type         workload.Kind `json:"type"`
@@ -27,8 +27,9 @@ type Intent struct {
 	// SpecHash is this agent's hash of the specification. It identifies an unchanged specification
 	// that another scheduler sends under a different Content.
 	SpecHash string `json:"spec_hash,omitempty"`
-	// EngineContent is the content label of the instance. It changes with the specification, and when a
-	// change decides whether the engine may restart the instance by itself.
+	// EngineContent is the content label of the instance. It changes with the specification. It also changes
+	// when the workload becomes exclusive or ordinary, because the engine may restart only ordinary instances
+	// by itself.
 	EngineContent string `json:"engine_content,omitempty"`
 	// LegacyRevision and LegacyContent are set if this agent took over the state file of a legacy v1 agent.
 	// An instance that has no content label but the revision label LegacyRevision was made by that agent. Its
@@ -210,8 +211,8 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		next.Generation = old.Generation
 	}
 	if o.Adopts && old.legacy() {
-		// The agent's record is complete. The record of a legacy v1 scheduler lacks the volumes, and has
-		// labels that the scheduler added.
+		// Keep the specification of the agent's own record, which is complete. The one in the order comes from a
+		// legacy v1 scheduler, which leaves out the volumes and adds labels.
 		next.SpecHash, next.Labels, next.Traits, next.Body = old.SpecHash, old.Labels, old.Traits, old.Body
 	}
 	if next.sameSpec(old) {

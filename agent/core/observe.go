@@ -9,7 +9,7 @@ import (
 
 // setEngines replaces the drivers, or adds some.
 func (x *step) setEngines(e Engines) {
-	// Drivers that are only added do not end a replacement of all drivers that is under way.
+	// All drivers may be in replacement now (rebinding). Adding a driver does not end that replacement.
 	waited := !e.Added && x.rebinding != ""
 	old := x.engines
 	if !e.Added {

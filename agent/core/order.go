@@ -197,9 +197,9 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 }
 
 // room refuses an order if all orders together would reserve more than this node offers. Actual usage does
-// not count. An order that reserves no more than the previous order of its workload is accepted, so that
-// lower settings stop no workload. Schedulers that know the settings keep to them; this check is for other
-// schedulers and for a standalone agent.
+// not count. An order that reserves no more than the previous order of its workload is accepted, so
+// lowering the node's settings stops no workload. Current schedulers keep to the node's offer when they
+// place workloads; this check is for legacy v1 schedulers and for a standalone agent.
 func (x *step) room(next, old *Intent, offers *[3]Room) *Refusal {
 	if offers == nil {
 		return nil

@@ -43,8 +43,8 @@ type Tombstone struct {
 // open reports whether the delete is still pending.
 func (t *Tombstone) open() bool { return t != nil && !t.Done }
 
-// closed returns a copy of the tombstone with Done set. It is used when a newer order includes the removal of
-// the old instance.
+// closed returns a copy of the tombstone with Done set. It is used when a newer order removes the old
+// instance itself.
 func (t *Tombstone) closed() *Tombstone {
 	done := *t
 	done.Done = true

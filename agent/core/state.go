@@ -36,7 +36,7 @@ type State struct {
 	Draining bool
 	// Bound is the cluster id on the labels of new instances.
 	Bound string
-	// Version grows with each report of a workload that changes. It is the version of the newest change.
+	// Version is incremented whenever the report of a workload changes. The changed report gets this version.
 	Version uint64
 
 	rebinding string // cluster id for which new drivers were requested (Rebind) and are not made yet
@@ -392,9 +392,9 @@ func (s State) SelfFencing() (bool, time.Duration) {
 const repeated = 10 * time.Minute
 
 // Changes returns the workloads to report and the tombstones to report, both ordered by id. With full it
-// returns all workloads, otherwise those whose report is newer than the version given as after. epochs is false
-// for a legacy v1 scheduler, which would treat a tombstone or an instance without order as a workload of this
-// node.
+// returns all workloads, otherwise those whose report is newer than the version given as after. epochs is
+// false for a legacy v1 scheduler. Changes then leaves out tombstones and instances without order, which
+// such a scheduler would treat as workloads of this node.
 func (s State) Changes(full, epochs bool, after uint64, now time.Time) (changed []*Workload, gone []*Tombstone) {
 	for w := range s.Workloads() {
 		if w.Status != nil && (full || w.version > after) && (epochs || w.Intent != nil) {

@@ -174,7 +174,8 @@ func TestStepDoesNotChangeItsState(t *testing.T) {
 	}
 }
 
-// At most one Act is in progress for a workload, until it is in its desired state.
+// At most one Act (an action of the driver) is in progress for a workload at any time, until the workload
+// is in its desired state.
 func TestOneActPerWorkload(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7)).look(workload.Absent)
 	start := h.act()
@@ -260,7 +261,7 @@ func TestStepReportsTheEndOfAnExclusiveJobAfterARestart(t *testing.T) {
 		if a := h.act(); a != nil || st.State != c.want || st.Reason != c.reason || st.Exit.EndedAt.IsZero() || st.Exit.Code != c.code {
 			t.Errorf("a job that ended with exit code %d is reported as %+v, and the core began %+v; want the end, and no action", c.code, st, a)
 		}
-		// The same order again makes a job that failed try once more, but never one that has succeeded.
+		// A repetition of the order runs a failed job once more. It does not run a job again that has succeeded.
 		if a := h.step(order(5, 7, func(o *Order) { o.Exclusive, o.Traits.RestartPolicy = true, "no" })).answer(); a.Skipped != (c.code == 0) {
 			t.Errorf("the same order again for the job that ended with exit code %d: %+v", c.code, a)
 		}
@@ -413,8 +414,9 @@ func TestReportSaysWhatTheAgentDoes(t *testing.T) {
 	says("Pending : being deleted; now: stopping, up to 60 s")
 }
 
-// TestWaitingStacksBlockNoOthers: a stack that waits for its dependency, for hours if need be, does not keep
-// other workloads of its node from being started. A stack whose start makes progress does.
+// TestWaitingStacksBlockNoOthers: a stack that waits for its dependency, for hours if need be, does not
+// count towards Settings.Concurrency, so other workloads of its node are started meanwhile. A stack that
+// pulls an image counts.
 func TestWaitingStacksBlockNoOthers(t *testing.T) {
 	h := newHistory(t, func(s *Settings) { s.Concurrency = 1 })
 	other := func(id string) Apply { return order(5, 7, func(o *Order) { o.ID = id }) }
@@ -542,9 +544,9 @@ func TestNoFailureIsCountedDuringAStart(t *testing.T) {
 	}
 }
 
-// TestFailureOfAFormerOrder: an agent that restarts before it stored the report about a new order drops the
-// stored failure of the former order. It keeps a failure that came after the order, and a failure that came
-// before a collection of garbage.
+// TestFailureOfAFormerOrder: an agent may restart after it stored a new order and before it stored a report
+// about that order. It then drops a stored failure that is older than the order, and keeps a newer one. A
+// garbage collection that began after the failure is no new order, so the failure is kept.
 func TestFailureOfAFormerOrder(t *testing.T) {
 	ordered := time.Unix(1_700_000_000, 0)
 	for name, c := range map[string]struct {

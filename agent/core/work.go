@@ -47,8 +47,9 @@ func (x *step) rest(id string) {
 	x.setJob(id, job{due: j.due})
 }
 
-// begin starts jobs that are due, those due longest first, until Concurrency jobs are in progress. Stacks that
-// wait for their own dependencies do not count: a one-off may run for hours.
+// begin starts jobs that are due, those due longest first, until Concurrency jobs are in progress. Stacks
+// that wait for their own dependencies do not count: a service that runs once, such as a migration, may
+// take hours.
 func (x *step) begin() {
 	inWork := 0
 	var ready []string
