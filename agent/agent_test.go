@@ -242,7 +242,8 @@ func TestTheEpochOfARefusedOrderIsKept(t *testing.T) {
 	}
 }
 
-// The agent crashes between its answer to an order and the start. Its next process carries the order out.
+// The agent crashes after it has answered an order and before it has started the workload. The next process
+// of the agent starts the workload.
 func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	entered, release := make(chan struct{}, 1), make(chan struct{})
@@ -444,7 +445,7 @@ func TestOrphansAreReportedNotTouched(t *testing.T) {
 	r.gone("stray")
 }
 
-// waitsFor waits until a workload is Pending because of a temporary failure of this class.
+// waitsFor waits until a workload is Pending because of a temporary failure of the given class.
 func (r *rig) waitsFor(id string, class driver.Class) *agentv1.WorkloadStatus {
 	r.t.Helper()
 	var st *agentv1.WorkloadStatus

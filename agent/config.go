@@ -50,7 +50,7 @@ type (
 	Epoch = core.Epoch
 )
 
-// Unbound is the cluster id on labels until a scheduler has named a cluster.
+// Unbound is the cluster id in the labels of instances while no scheduler has told the agent its cluster.
 const Unbound = runner.Unbound
 
 // DefaultFencerGrace is how long a fencer waits for a workload to stop before it kills the workload.
@@ -94,25 +94,25 @@ type Config struct {
 	// Tracer creates the spans in which the agent carries an order out; nil = no tracing.
 	Tracer trace.Tracer
 	// Authorize, if set, maps client certificates to identities and limits the calls of each role
-	// (server.Permit). Schedulers may make every call. Gateways and certificates of other authorities that
-	// Authorize maps may make calls that only read. Other agents and users may only call HealthCheck. If
-	// Authorize is nil, every caller may make every call; the setting -insecure leads to that.
+	// (server.Permit). Schedulers may make every call. Gateways, and clients with a certificate of another
+	// authority that Authorize maps, may only read. Other agents and users may only call HealthCheck. If
+	// Authorize is nil (flag -insecure), every caller may make every call.
 	Authorize *pki.Mapping
 	// Identify, if set, takes the place of the mapping in Authorize. It also refuses certificates that have
 	// expired or were revoked since the handshake.
 	Identify func(tls.ConnectionState) (pki.Identity, error)
-	// Self returns the identity in this agent's certificate. The certificates of callers must have the same
+	// Self returns the identity in this agent's certificate. A caller's certificate must name the same
 	// cluster. The cluster in certificates may differ from the cluster's id, because certificates are issued
-	// before the cluster has an id. If Self is nil, the certificates of callers must have the cluster's id.
+	// before the cluster has an id. If Self is nil, a caller's certificate must name the cluster's id.
 	Self func() pki.Identity
 	// Advertise is the host:port that schedulers dial. Default: the address of Listener. A wildcard host is
 	// replaced by the local address of a connection to SchedulerHint (host:port).
 	Advertise     string
 	SchedulerHint string
 
-	// NotOffered holds, for each kind of workload that has no driver on this machine, the reason. Late makes
-	// drivers for engines that were installed after the agent started; from then on Factory makes these
-	// drivers too. It is called at every sweep (the periodic list of all engines), and may be nil.
+	// NotOffered holds the reason for each kind of workload that has no driver on this machine. Late makes
+	// drivers for engines that were installed after the agent started; later calls of Factory make these
+	// drivers too. Late is called at every sweep (the periodic list of all engines), and may be nil.
 	NotOffered map[driver.Kind]string
 	Late       Factory
 
@@ -257,9 +257,9 @@ func (c *Config) core() core.Settings {
 	}
 }
 
-// NodeID resolves the setting PERSYS_NODE_ID. Empty means the host name. "auto" is for machines that
-// share a host name: it adds the first 12 digits of the machine id, or of a hash of the first hardware
-// address if there is no machine id.
+// NodeID resolves the setting PERSYS_NODE_ID. Empty means the host name. "auto" is for machines that share
+// a host name: it means the host name followed by the first 12 digits of the machine id, or of a hash of
+// the first hardware address if there is no machine id.
 func NodeID(setting string) (string, error) {
 	if setting != "" && setting != "auto" {
 		return setting, spec.CheckID("PERSYS_NODE_ID", setting)

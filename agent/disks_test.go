@@ -319,7 +319,8 @@ func pooling(t *testing.T) (*rig, *poolList) {
 	return r.start(), p
 }
 
-// A complete list of readings has old ones too. Their processor use is marked as unmeasured.
+// A complete list of the workloads' resource readings contains outdated readings too. Their CPU use is
+// marked as unmeasured.
 func TestOldReadingsAreUnmeasured(t *testing.T) {
 	r, _ := measuring(t)
 	now := time.Now()

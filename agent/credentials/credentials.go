@@ -178,8 +178,8 @@ func hostOf(name string) string {
 	return host
 }
 
-// of returns the file's entry for a registry. If several entries name the host, the entry that is only the
-// host wins.
+// of returns the file's entry for a registry. If several entries name the host, the entry whose name is
+// only the host (no URL or path) wins.
 func (c section) of(host string) (login, bool) {
 	if l, ok := c.Registries[host]; ok {
 		return l, true
