@@ -38,8 +38,8 @@ func TestKilledForMemory(t *testing.T) {
 	}
 }
 
-// TestOOMEventsOfChildren: an event says that a child of a running container was killed, until the container starts
-// again or is gone.
+// TestOOMEventsOfChildren: after an OOM event, a running container is reported as OOMKilled until it starts
+// again or is removed. The event also comes if only a child process was killed.
 func TestOOMEventsOfChildren(t *testing.T) {
 	var o ooms
 	killed := func(id string, status container.ContainerState) bool {

@@ -7,8 +7,9 @@ import (
 	"github.com/moby/moby/api/types/events"
 )
 
-// ooms holds the ids of running containers in which the kernel has killed a process for lack of memory. Engines
-// send an event for each, but not all of them set OOMKilled unless the first process was killed.
+// ooms holds the ids of running containers in which the kernel has killed a process for lack of memory.
+// Engines send an event for each such kill. Some engines set OOMKilled in the container's state only if its
+// first process was killed.
 type ooms struct {
 	mu  sync.Mutex
 	ids map[string]bool

@@ -28,7 +28,8 @@ type facts struct {
 	logging string // the engine's default log driver
 }
 
-// remember stores the facts in an answer of the engine. They change only when the engine restarts.
+// remember stores the facts about the engine from its answer info. The facts change only when the engine
+// restarts.
 func (e *Engine) remember(info client.SystemInfoResult) facts {
 	f := facts{folder: info.Info.DockerRootDir, logging: info.Info.LoggingDriver}
 	e.known.Store(&f)

@@ -22,10 +22,12 @@ import (
 // signatureTimeout limits the check of one image.
 const signatureTimeout = 30 * time.Second
 
-// maxSigned is how many checked images the agent remembers, so that a registry that is down prevents no restart.
+// maxSigned is how many checked images the agent remembers. A remembered image can be started while its
+// registry is down.
 const maxSigned = 4096
 
-// signedImages remembers which images have a signature by which keys. A digest names the content, so this stays true.
+// signedImages remembers which images have a signature by which keys. An image is identified by its digest,
+// so its signatures stay valid for ever.
 type signedImages struct {
 	mu    sync.Mutex
 	known map[string]bool

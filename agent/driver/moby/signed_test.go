@@ -29,8 +29,9 @@ import (
 	"github.com/persys/compute/policy"
 )
 
-// TestPoliciesWithKeysNeedSignedImages: the refusal of an image without a signature names policy, image and key, and
-// is final. A registry that is down is no refusal, and a checked image is not looked up again.
+// TestPoliciesWithKeysNeedSignedImages: the refusal of an image without a signature is a permanent error
+// that names policy, image and key. If the registry is down, the error is temporary. An image that was
+// checked before is accepted without the registry.
 func TestPoliciesWithKeysNeedSignedImages(t *testing.T) {
 	var down atomic.Bool
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))

@@ -2,8 +2,8 @@
 // NAME@sha256:HEX is the image NAME:sha256-HEX.sig in the same repository. Each of its layers is a JSON text that
 // names the digest, and has a signature of that text in an annotation.
 //
-// Only signatures by a given key are checked. Certificates and transparency logs of Sigstore are not, because a node
-// may have no way to the Internet. See ADR 49.
+// Only signatures by a given key are checked. Certificates and transparency logs of Sigstore are not
+// checked, because a node may have no Internet access. See ADR 49.
 package signature
 
 import (

@@ -48,7 +48,8 @@ func signWith(t *testing.T, key crypto.Signer, payload string) string {
 
 type signed struct{ payload, signature string }
 
-// pushed returns the reference of a new image in a registry with signatures.
+// pushed pushes a new image to a registry, with the signatures that sign returns for its digest. It returns
+// the image's reference.
 func pushed(t *testing.T, host string, sign func(digest string) []signed) string {
 	t.Helper()
 	image, err := random.Image(256, 1)

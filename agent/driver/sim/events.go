@@ -128,8 +128,8 @@ func (w *watcher) run(ctx context.Context) {
 		w.mu.Unlock()
 		for _, id := range due {
 			w.hints.Add(id)
-			// While the engine is down, no hints are sent. When the engine is up again, a hint says that
-			// any workload may have changed.
+			// Plan the next hint only if the engine is up. After an outage, one hint says that any workload may have
+			// changed.
 			if r, err := w.driver.output(ctx, id); err == nil {
 				w.plan(r)
 			}
