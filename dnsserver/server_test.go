@@ -24,8 +24,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 10 * time.Second
 
-// running is a DNS server under test, with the store from which it reads and the world whose changes are
-// published to that store.
+// running is a DNS server under test, with the store from which it reads, and a simulated cluster state
+// (world) whose changes the test publishes to that store.
 type running struct {
 	*world
 	st    *store.Store
@@ -68,7 +68,7 @@ func serve(t testing.TB, w *world, opt Options) *running {
 	return r
 }
 
-// publish passes the changes of the world since the last call to the server.
+// publish passes the changes that the test made to the world since the last call on to the server's store.
 func (r *running) publish() {
 	r.st.Publish(r.s, r.feed)
 	r.feed = nil

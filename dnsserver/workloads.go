@@ -36,8 +36,8 @@ type service struct {
 
 type port struct{ service, proto string }
 
-// serving reports whether w belongs into the zone: it is running and, if it has health checks, passes them. A template
-// has no instance.
+// serving reports whether the zone contains records for w: w is running and, if it has health checks,
+// passes them. The template of a group has no instance and no records.
 func serving(w *fsm.Workload) bool {
 	return !w.IsTemplate() && w.Status == fsm.StatusRunning && (w.Actual.Health == "" || w.Actual.Health == fsm.Healthy)
 }

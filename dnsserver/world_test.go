@@ -12,7 +12,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// world is a replicated state that a test changes. feed collects its changes until the test passes them on.
+// world is the replicated state of a cluster, which a test changes by commands. feed collects the changes
+// until the test passes them to the server.
 type world struct {
 	t     testing.TB
 	s     fsm.State
