@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// The engine was listed, and one workload was inspected alone (by Look) at about the same time. If the list
-// began before the inspection, it changes nothing about that workload, even if it ended later. A list that
-// began after the inspection does.
+// A list of the engine and an inspection of one workload (Look) overlap. If the list began before the
+// inspection, its entry for that workload is ignored, even if the list ended later. If the list began after
+// the inspection, its entry is used.
 func TestASlowListDoesNotUndoALook(t *testing.T) {
 	r := newRig(t).start()
 	began := time.Now()
@@ -88,8 +88,8 @@ func TestAnEventCausesOneLook(t *testing.T) {
 			r.reaches(id, running)
 		}
 		r.settles()
-		// The engine sends an event for each start too. It may arrive after the inspection that follows the
-		// start.
+		// The engine sends an event for each start too. If that event arrives after the inspection that follows
+		// the start, it causes one more list.
 		if n := r.hooks.count("list") - lists; n < 1 || n > 2 {
 			t.Errorf("after all workloads ended the engine was listed %d times, want once for the ends and at most once for the starts", n)
 		}

@@ -224,7 +224,7 @@ func (r *rig) restart() *rig {
 	return r.start()
 }
 
-// crash starts another agent on a copy of the present state file, as after a kill of the process.
+// crash starts another agent on a copy of the current state file, as after a kill of the process.
 func (r *rig) crash() *rig {
 	r.t.Helper()
 	next := *r

@@ -440,8 +440,8 @@ func TestLabelsCarryTheCluster(t *testing.T) {
 	}
 }
 
-// Schedulers take an empty list of kinds for that of an old agent, which runs everything but virtual machines
-// (contract/wire-control.md, NodeCapabilities).
+// The list of workload kinds that an agent registers is never empty: an empty list would mean an old agent,
+// which runs every kind except virtual machines (contract/wire-control.md, NodeCapabilities).
 func TestOfferedKindsAreNeverEmpty(t *testing.T) {
 	for _, c := range []struct {
 		name, down, want string

@@ -128,7 +128,8 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 			return o != nil && o.RuntimeID != before && o.State == driver.Running
 		}, func() string { return "the new order did not replace the instance whose delete was pending" })
 		r.reaches("web", running)
-		// While the workload was on another node, that node may have used the shared volume.
+		// If the workload ran on another node meanwhile, that node may have used the shared volume. So every
+		// removal must call Leave, which keeps the volume, also after the new order.
 		left = r.hooks.count("leave web") - left
 		if removed = r.hooks.count("remove web") - removed; elsewhere && left != removed || !elsewhere && left != 0 {
 			t.Errorf("for a delete of a workload that runs on another node (%t), %d of %d removals called Leave", elsewhere, left, removed)

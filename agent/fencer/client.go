@@ -40,7 +40,7 @@ const (
 	startAgain   = time.Second
 )
 
-// Renew sends the present lease and its workloads to the fencer, and returns the answer. If the client may
+// Renew sends the current lease and its workloads to the fencer, and returns the answer. If the client may
 // start fencers, it starts one if none runs. It kills the first fencer if that does not answer, so that the
 // second one takes over.
 func (c *Client) Renew(ctx context.Context, in lease.Renewal) (lease.Status, error) {

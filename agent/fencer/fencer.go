@@ -192,8 +192,8 @@ func (f *Fencer) lead(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	// Fencers that were killed left these files. If the second fencer is writing one of them now, it will
-	// write it again.
+	// Remove temporary lease files, which killed fencers have left. If the second fencer is writing such a
+	// file now, it will write the file again.
 	left, _ := filepath.Glob(filepath.Join(f.opt.Dir, nextLeases))
 	for _, path := range left {
 		_ = os.Remove(path)

@@ -386,7 +386,8 @@ func TestAnIdleFencerEndsWithItsSecond(t *testing.T) {
 	}
 }
 
-// An agent that has just started also kills a fencer that never answers.
+// An agent that has just started kills a first fencer that never answers, so that another fencer takes
+// over.
 func TestAFencerThatNeverAnswersIsKilled(t *testing.T) {
 	r := newRig(t)
 	// A process that listens and never answers: this test binary, started again.

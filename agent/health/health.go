@@ -28,8 +28,8 @@ const (
 	Unhealthy = "unhealthy"
 )
 
-// atOnce is the maximum number of checks that run at the same time. A check that takes longer than hold is
-// not counted any more, so that checks that hang do not block other checks.
+// atOnce is the maximum number of checks that run at the same time. A check that takes longer than hold
+// does not count towards atOnce, so that checks that hang do not block other checks.
 const (
 	atOnce = 16
 	hold   = 10 * time.Second

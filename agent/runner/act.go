@@ -166,8 +166,8 @@ func (r *Runner) carryOut(ctx context.Context, run *running, e *engine, a *core.
 	return r.ensure(ctx, run, e, a)
 }
 
-// halt stops a workload. If it is restarted because it is unhealthy, and its driver knows which parts of it are,
-// the other parts go on.
+// halt stops a workload. In a restart because of a failed health check, it stops only the unhealthy parts
+// (services) of the workload if the driver can tell which these are.
 func halt(ctx context.Context, d driver.Driver, a *core.Act) error {
 	id := driver.ID(a.ID)
 	if h, ok := d.(driver.UnhealthyHalter); ok && a.Heals {

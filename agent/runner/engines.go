@@ -269,8 +269,9 @@ func (r *Runner) listed(e *engine, seen []driver.Observed, began time.Time, err 
 	r.apply(core.Listed{Kind: e.drv.Kind(), Bound: e.number(), Seen: seen, Began: began, Trouble: trouble})
 }
 
-// lookAt inspects one workload on an engine. If the driver has no Look, or the last list is missing or failed,
-// lookAt lists the whole engine instead. Then it hands the list to the core and returns whole = true.
+// lookAt inspects one workload on an engine. If the driver has no Look, or the last list is missing or
+// failed, lookAt lists the whole engine instead. In that case it hands the list to the core and returns
+// whole = true.
 func (r *Runner) lookAt(ctx context.Context, e *engine, id string) (o *driver.Observed, began time.Time, whole bool, err error) {
 	one, ok := e.drv.(driver.Looker)
 	known, _ := r.State().Engine(e.drv.Kind())
@@ -376,8 +377,8 @@ func (r *Runner) follow(ctx context.Context, e *engine, burst map[string]bool) e
 	return looks.Wait()
 }
 
-// missed wakes a workload about which an event arrived while an action was in progress, after the action's last
-// inspection of it.
+// missed is called when an action on a workload has ended. If an event about the workload arrived after the
+// action's last inspection, missed makes the core evaluate the workload again.
 func (r *Runner) missed(e *engine, id string) {
 	if e == nil {
 		return

@@ -45,7 +45,7 @@ type Binding struct {
 	Pulled func(ref, before string)
 }
 
-// Unbound is the cluster id on labels until a scheduler has named a cluster.
+// Unbound is the cluster id in the labels of instances while no scheduler has told the agent its cluster.
 const Unbound = "unbound"
 
 // Factory makes the drivers, at most one per kind. It is called at the start, and again when the
@@ -243,8 +243,8 @@ func (r *Runner) Do(e core.Event) (core.Answer, error) {
 	return r.step(e)
 }
 
-// Offer applies an order. While the order cannot be accepted because the fencer has not confirmed its
-// workload, Offer tries again, until ctx ends.
+// Offer applies an order. If the order cannot be accepted yet, because the fencer has not confirmed its
+// workload, Offer retries after each answer of the fencer until ctx ends.
 func (r *Runner) Offer(ctx context.Context, e core.Event) (core.Answer, error) {
 	for {
 		again := r.heard.wait()
@@ -387,8 +387,9 @@ func (r *Runner) timer() {
 }
 
 // flushEvery is how long changed reports are collected before they are stored, because each write waits for
-// the disk. Starting fifty workloads changes their reports some hundred times. After a crash the engines tell
-// the agent the lost changes again, except the failures in that time.
+// the disk. Starting fifty workloads changes their reports some hundred times. After a crash of the agent,
+// a list of the engines shows the changes that were not stored yet. Only the failures of that half second
+// are lost.
 const flushEvery = 500 * time.Millisecond
 
 // keepStatuses stores the changed reports of workloads, every flushEvery.

@@ -266,8 +266,9 @@ func (c *Session) setInterval(seconds int32) {
 	}
 }
 
-// extend takes over a lease that the schedulers granted. Our schedulers send its length, which counts from
-// when the request was sent. A legacy v1 scheduler sends its end, by the scheduler's own clock.
+// extend takes over a lease that the schedulers granted. Our schedulers send the length of the lease, which
+// counts from when the request was sent. A legacy v1 scheduler sends the end of the lease, by the
+// scheduler's own clock.
 func (c *Session) extend(sent time.Time, seconds int32, end *timestamppb.Timestamp, ours bool) {
 	switch {
 	case seconds > 0:
@@ -275,8 +276,8 @@ func (c *Session) extend(sent time.Time, seconds int32, end *timestamppb.Timesta
 		c.leaseUntil = sent.Add(c.lease)
 		c.leased(c.asked + c.lease)
 	case ours:
-		// This lease does not extend the former one, because the leader could not confirm that it still
-		// leads.
+		// The answer contains no lease, because the leader could not confirm that it still leads. So keep the end
+		// of the last lease.
 	case end.IsValid() && end.AsTime().After(sent):
 		c.leaseUntil = end.AsTime()
 		c.lease = c.leaseUntil.Sub(sent)
@@ -401,9 +402,9 @@ func (c *Session) Introduction() *controlv1.RegisterNodeRequest {
 			types = append(types, string(e.Kind))
 		}
 	}
-	// Schedulers take an empty list of kinds for that of an old agent, which runs everything except VMs. So
-	// the list is never empty. If no engine is healthy now, it has all kinds, and the status says why the
-	// engines fail. If there is no engine at all, it has "none", which matches no workload.
+	// An empty list of kinds would mean an old agent, which runs every kind except VMs. So the list is never
+	// empty. If no engine is healthy now, the list has all kinds, and the status says why the engines fail. If
+	// there is no engine at all, the list has "none", which matches no workload.
 	switch {
 	case len(all) == 0:
 		types = []string{"none"}
@@ -442,9 +443,9 @@ func (c *Session) Usage() *controlv1.NodeUsage {
 	return out
 }
 
-// WorkloadUsage returns the usage readings of workloads that are newer than the version given as after, and the
-// version of the newest reading. A complete list may have old readings, whose processor use a new leader must
-// not take for the present one.
+// WorkloadUsage returns the usage readings of workloads that are newer than the version given as after, and
+// the version of the newest reading. A complete list, which a new leader gets, may have outdated readings.
+// Their CPU use is marked as unmeasured.
 func (c *Session) WorkloadUsage(after uint64) ([]*controlv1.WorkloadUsageSnapshot, uint64) {
 	fresh, version := c.r.Used().After(after)
 	state := c.r.State()

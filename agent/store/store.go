@@ -243,9 +243,9 @@ func (s *Store) WriteStatuses(list []*core.Workload) error {
 // it.
 func (s *Store) Key() *pki.Key { return s.key }
 
-// Pulled records that a driver pulled image ref. If the name ref referred to another image until then, before
-// is the id of that image, otherwise it is empty. That image was pulled by this agent if its name is
-// recorded.
+// Pulled records that a driver pulled image ref. If the name ref referred to another image until then,
+// before is the id of that image, otherwise it is empty. In that case Pulled records that this agent pulled
+// the image before too, if a pull of ref is recorded.
 func (s *Store) Pulled(ref, before string, at time.Time) error {
 	return s.update(func(w write) error {
 		if before != "" {

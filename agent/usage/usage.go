@@ -1,4 +1,4 @@
-// Package usage computes the present resource usage of workloads from the counters that drivers read. A
+// Package usage computes the current resource usage of workloads from the counters that drivers read. A
 // caller gets the last result without waiting for a new one.
 package usage
 
@@ -95,11 +95,11 @@ func (t *Table) Get(id driver.ID) (Reading, bool) {
 	return r, ok
 }
 
-// Fresh is the age up to which a reading is shown as present usage.
+// Fresh is the age up to which a reading is shown as current usage.
 const Fresh = time.Minute
 
-// Unmeasured reports whether the reading says nothing about the present processor use: there is only one
-// measurement, or the newest one is not Fresh.
+// Unmeasured reports whether the reading does not show the current CPU use: there is only one measurement,
+// or the newest one is not Fresh.
 func (r Reading) Unmeasured(now time.Time) bool { return r.Millicores < 0 || now.Sub(r.At) > Fresh }
 
 // Percent returns the processor use in percent of one processor. It is 0 while there is only one measurement.

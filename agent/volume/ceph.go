@@ -175,8 +175,8 @@ func (c *ceph) attach(ctx context.Context, v *Volume, _ string) (string, string,
 	return path, "", err
 }
 
-// format makes the file system of a volume. Before that, its device is empty, or holds an incomplete file
-// system because mkfs was interrupted. mkfs writes the signature that blkid looks for last.
+// format makes the file system of a volume on a device that is empty or holds the remains of an interrupted
+// mkfs. blkid finds no file system in such remains, because mkfs writes the signature last.
 func (c *ceph) format(ctx context.Context, v *Volume) error {
 	if !v.Formatting {
 		if err := blank(v.Device); err != nil {

@@ -113,9 +113,9 @@ func (m *Manager) measureCeph(ctx context.Context) {
 	m.lack(Ceph, "")
 }
 
-// measureNFS finds out whether the NFS export can be mounted. It keeps the present offer until an attempt to
-// mount has ended. An attempt that it starts gets the full time limit, because a workload may wait for the
-// same attempt.
+// measureNFS finds out whether the NFS export can be mounted. Until an attempt to mount has ended, the
+// node's offer does not change. An attempt that it starts gets the full time limit, because a workload may
+// wait for the same attempt.
 func (m *Manager) measureNFS(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()

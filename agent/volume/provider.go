@@ -170,7 +170,7 @@ func (l *local) attach(ctx context.Context, v *Volume, _ string) (string, string
 		path, err := l.m.mountImage(ctx, v)
 		return path, "", err
 	}
-	// This also covers a volume that a legacy v1 agent made: its folder may be anywhere.
+	// A plain folder. The folder of a volume that a legacy v1 agent made may be anywhere on the machine.
 	return v.StagePath, "", present(v, v.StagePath)
 }
 

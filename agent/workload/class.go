@@ -75,9 +75,9 @@ func (c Class) Cause() Cause {
 	return OfProgram
 }
 
-// OfNode reports whether another node may be without the cause of failures of this class. A failure of the engine
-// does not count: it is unknown then what runs on this node. Neither do refused credentials, which come with the
-// order.
+// OfNode reports whether failures of this class have a cause that another node may not have. It is false
+// for a failure of the engine, because it is then unknown what runs on this node. It is false for refused
+// credentials, because they come with the order.
 func (c Class) OfNode() bool {
 	return c.Cause() == Passing && c != RuntimeUnhealthy && c != ImagePullAuthFailed
 }

@@ -172,8 +172,8 @@ type Port struct {
 	Protocol string // "tcp" or "udp"
 }
 
-// WaitingFor begins the text of a driver that only waits for a dependency of a workload. Meanwhile the workload
-// needs nothing of the agent, and takes no place among those that are being changed.
+// WaitingFor begins the text of a driver that only waits for a dependency of a workload. A workload that
+// waits does not count towards the agent's limit of concurrent actions.
 const WaitingFor = "waiting for "
 
 // MaxMetadata is the maximum size of a value in Observed.Metadata, in bytes. The values are sent in every

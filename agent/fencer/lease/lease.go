@@ -80,8 +80,8 @@ func (l *Lease) renew(in Renewal, now time.Duration) {
 	l.lapse(now)
 	l.Agent = in.Agent
 	// An agent that lost its state file does not know the leased workloads and would drop them from the list.
-	// The schedulers place them elsewhere once the lease of the former agent has ended, so that lease ends
-	// now.
+	// The schedulers place these workloads on other nodes once the lease of the agent's previous state file
+	// has ended. So end that lease now, which stops the workloads.
 	if l.Instance != "" && l.Instance != in.Instance && !l.Lapsed && len(l.Leased) > 0 {
 		l.end()
 	}
@@ -122,7 +122,7 @@ type Renewal struct {
 	Retire bool `json:"retire,omitempty"`
 }
 
-// Status is the fencer's answer to a Renewal: the present lease, and facts about the fencer.
+// Status is the fencer's answer to a Renewal: the current lease, and facts about the fencer.
 type Status struct {
 	Version  string        `json:"version"`
 	Fencer   Process       `json:"fencer"` // the fencer process that answers

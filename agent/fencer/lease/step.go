@@ -38,8 +38,8 @@ type lapse struct {
 // Input is an event for a fencer: the Renewal of an agent, Tick, Looked, or Halted.
 type Input interface{ input() }
 
-// Tick is a periodic check of the clock. If ReadsFile returns true, the caller of Step reads the lease file
-// first. This is so for the second fencer.
+// Tick is a periodic check of the clock. If State.ReadsFile returns true, the caller of Step reads the
+// lease file before the Tick.
 type Tick struct {
 	// AgentAlive: the process Lease.Agent exists.
 	AgentAlive bool
@@ -110,9 +110,9 @@ func (Halt) effect()    {}
 func (Stopped) effect() {}
 func (Exit) effect()    {}
 
-// ReadsFile reports whether a second fencer has to read the lease file before its next Tick. The first fencer
-// sends it no messages. The second fencer needs the present lease only once the last deadline that it read
-// has passed.
+// ReadsFile reports whether a second fencer has to read the lease file before its next Tick. The file is
+// its only source, because the first fencer sends it no messages. It needs the current lease only once the
+// last deadline that it read has passed.
 func (s State) ReadsFile(now time.Duration) bool {
 	return !s.First && (now >= s.Lease.Deadline+SecondWaits || s.Lease.Idle() || s.Lease.Lapsed)
 }
@@ -157,7 +157,7 @@ func (s State) tick(now time.Duration, agentAlive bool) (State, []Effect) {
 	}
 	if len(l.ToStop) > 0 && !s.looking {
 		s.looking = true
-		// If the fencer waited long for a slow engine, it would not stop workloads in time.
+		// Wait only briefly for a slow engine until Bound has passed, so that workloads are stopped in time.
 		patience := 10 * time.Second
 		if now < l.Deadline+Bound(s.Grace) {
 			patience = time.Second
@@ -191,8 +191,8 @@ func (s State) looked(now time.Duration, in Looked) (State, []Effect) {
 			continue
 		}
 		s.halting = append(slices.Clone(s.halting), w)
-		// The grace is counted from the deadline. A fencer that starts after the deadline gives only the time
-		// that is left of it.
+		// The grace is counted from the deadline. A fencer that starts after the deadline gives a workload only
+		// the rest of the grace.
 		grace := min(max(l.Deadline+s.Grace-now, 0), s.Grace)
 		out = append(out, Halt{in.Cluster, w, grace})
 	}
