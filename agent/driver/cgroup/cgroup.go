@@ -190,7 +190,7 @@ func (r *Reader) read(id string) (driver.Usage, error) {
 	}
 	if err != nil {
 		r.mu.Lock()
-		delete(r.dirs, id) // the container's group may appear at another place
+		delete(r.dirs, id) // the container's group may appear at another path
 		r.mu.Unlock()
 		return driver.Usage{}, err
 	}

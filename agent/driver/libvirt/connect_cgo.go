@@ -336,7 +336,8 @@ func lost(err error) bool {
 	case lv.ERR_NO_CONNECT, lv.ERR_INVALID_CONN, lv.ERR_RPC, lv.ERR_NO_SERVER:
 		return true
 	}
-	// such as "client socket is closed", "End of file while reading data" or "Cannot recv data"
+	// Other errors of the connection itself are, for example, "client socket is closed", "End of file while
+	// reading data" and "Cannot recv data".
 	return e.Domain == lv.FROM_RPC || e.Domain == lv.FROM_REMOTE
 }
 

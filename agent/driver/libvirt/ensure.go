@@ -16,7 +16,8 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
-// instance is the domain of a workload. Both descriptions of a domain that we made contain our record.
+// instance is the libvirt domain of a workload. If the driver made the domain, its record is in both
+// descriptions of the domain: the configuration for the next start, and the live one.
 type instance struct {
 	domain
 	config, live *record // our records in the domain's two descriptions; live is nil while the domain is off
@@ -428,7 +429,7 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 	if was >= 0 {
 		f, waits := former[was], false
 		ours = true
-		if f.Staged { // after an interrupted update, the file at Path is still the disk of the former guest
+		if f.Staged { // after an interrupted update, the file at Path is still the disk of the old guest
 			if waits, err = diskfile.Exists(disk.path + diskfile.StagedSuffix); err != nil {
 				return o, false, diskfile.Failed(err)
 			}

@@ -198,7 +198,7 @@ const progressEvery = 5 * time.Second
 // layers holds the last progress message of each layer of a pull.
 type layers map[string]struct {
 	status   string
-	at       int64 // bytes that are downloaded or extracted, depending on the layer's present status
+	at       int64 // bytes that are downloaded or extracted, depending on the layer's current status
 	have, of int64 // bytes downloaded, and the size of the layer
 }
 

@@ -16,7 +16,8 @@ func MakeFolder(dir string) error {
 	return nil
 }
 
-// RemoveOthers deletes files in a domain's folder that no present definition uses: all except keep.
+// RemoveOthers deletes all files in a domain's folder except keep, the files that the domain's definitions
+// use.
 func RemoveOthers(dir string, keep ...string) error {
 	files, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
