@@ -114,7 +114,8 @@ func (a *Agent) wire(factory Factory) error {
 }
 
 // identify checks that the state file belongs to the configured node, cluster and shard. If the node id
-// changed, the schedulers would consider the former node lost, and start its workloads on other nodes too.
+// changed, the schedulers would consider the node with the old id lost, and start its workloads on other
+// nodes too.
 func (a *Agent) identify(s *core.Saved) error {
 	m := &s.Meta
 	known, now := m.Node, a.cfg.NodeID

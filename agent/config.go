@@ -74,7 +74,7 @@ type Config struct {
 	Shard string
 	// Version is reported to schedulers; default "dev".
 	Version string
-	// FeatureLevel is the feature level of this release; see RegisterNodeRequest.
+	// FeatureLevel is the highest feature level (version of the schedulers' log) that this release supports.
 	FeatureLevel uint32
 
 	// Control is the API of the schedulers. Nil means standalone: the agent does not register or send

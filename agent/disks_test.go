@@ -146,7 +146,7 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 	r.until(func() bool { return r.status("web").Metadata["disk_limit"] == "2 GiB, enforced by the engine" }, func() string { return fmt.Sprint(r.status("web")) })
 	d.set("web", 9<<30, nil)
 	seen := d.measured()
-	// When two more measurements were made, the agent has evaluated the first of them.
+	// When the engine has answered two more measurements, the agent has evaluated the earlier one.
 	r.until(func() bool { return d.measured() >= seen+2 }, func() string { return "not measured" })
 	r.reaches("web", running)
 	if u, _ := r.a.used.Get("web"); u.Disk != 9<<30 {
@@ -239,8 +239,9 @@ func TestPromisesAboveTheThresholdAreRefused(t *testing.T) {
 	}
 }
 
-// The storage pools of an engine are registered after the agent's own pools, which keep their names.
-// Heartbeats report how full they are. If the pools change, the agent registers again.
+// A node registers the agent's own storage pools first, then those of its engines. An engine's pool with
+// the name of an own pool is left out. Heartbeats report how full each pool is. If the pools change, the
+// agent registers again.
 func TestPoolsOfAnEngine(t *testing.T) {
 	r, d := pooling(t)
 	d.set(driver.Pool{Name: "fast", Type: "local", Total: 50 << 30, Used: 5 << 30}, driver.Pool{Name: "root", Type: "local", Total: 1 << 30})

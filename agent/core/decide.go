@@ -15,7 +15,7 @@ type Verb uint8
 const (
 	Nothing      Verb = iota
 	Wait              // do nothing before the time decision.until
-	Look              // ask the engine for the present state of the instance
+	Look              // ask the engine for the current state of the instance
 	Ensure            // create, replace or start the instance
 	Halt              // stop the instance and keep it
 	Restart           // stop the instance, then ensure it: the same instance starts again
@@ -172,8 +172,8 @@ type Policy struct {
 	Max    time.Duration // maximum delay: 2 min
 	Limit  int           // maximum number of attempts if the workload itself is the cause of the failures: 3
 	Stable time.Duration // run time after which failures are forgotten
-	// Endless: after the last attempt the agent goes on to retry at the interval Max, because there are no
-	// schedulers that decide.
+	// Endless: the agent retries without limit, at most Max apart, because there are no schedulers that could
+	// move the workload.
 	Endless bool
 }
 

@@ -13,9 +13,9 @@ type Effect interface{ effect() }
 
 type (
 	// Store writes records in one transaction. A step has at most one Store, as its first effect. If a
-	// required Store fails, the caller of Step drops the new State and the other effects, returns the error
-	// to the sender of the order, and sends StoreFailed if Workload is set. If an optional Store fails, the
-	// caller goes on.
+	// required Store fails, the caller of Step drops the new State and the other effects, returns the error to
+	// the sender of the order, and sends StoreFailed if Workload is set. If an optional Store fails, the
+	// caller carries out the other effects.
 	Store struct {
 		Required       bool
 		Workload       string // workload id that the input StoreFailed gets if the write fails

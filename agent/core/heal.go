@@ -39,7 +39,7 @@ func (w *Workload) unhealthy() bool {
 	if in == nil || in.OnUnhealthy != OnUnhealthyRestart || in.Deleting || !in.Running() || o == nil || o.State != workload.Running {
 		return false
 	}
-	// A result about a former run of the instance does not count.
+	// Ignore a health result of an earlier run of the instance.
 	return w.watched == in.checkOf(o) && w.health == string(workload.Unhealthy) || o.Health == workload.Unhealthy
 }
 

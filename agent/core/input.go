@@ -113,7 +113,7 @@ type (
 	// Progress is the current activity of a driver for a workload; empty when it has ended.
 	Progress struct{ ID, Text string }
 
-	// Checked is the present result of a workload's health check.
+	// Checked is the new result of a workload's health check.
 	Checked struct{ ID, State, Detail string }
 
 	// Measured is the disk use and disk limit of an instance in bytes.

@@ -58,7 +58,8 @@ type Intent struct {
 	Recreate bool `json:"recreate,omitempty"`
 	// Restart: a forced restart is pending.
 	Restart bool `json:"restart,omitempty"`
-	// PreviousTypes are former types of the workload whose instances must still be removed.
+	// PreviousTypes are the types (such as container) that the workload had before and whose instances must
+	// still be removed.
 	PreviousTypes []workload.Kind `json:"previous_types,omitempty"`
 
 	// Traits are the properties of the specification that the core needs.

@@ -50,7 +50,7 @@ func (x *step) probed(p Probed) {
 	}
 	id := p.EngineID
 	if !p.Healthy && id == "" {
-		id = e.EngineID // an engine that does not answer is taken for the engine from before
+		id = e.EngineID // an engine that does not answer keeps the id that it reported before
 	}
 	if !e.Probed || e.Healthy != p.Healthy || e.EngineID != id {
 		x.do(Register{})

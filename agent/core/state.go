@@ -90,12 +90,12 @@ type Workload struct {
 	Task     *Task // newest task of the workload
 	Status   *Status
 
-	// Healing counts the restarts of the present instance because it was unhealthy.
+	// Healing counts the restarts of the current instance because it was unhealthy.
 	Healing Healing
 
 	lookedAt time.Time // start of the last inspection of this workload alone
 	memory   memory
-	busy     string // the driver's present activity for the workload, as text
+	busy     string // what the driver does for the workload now, as text
 	healed   string // why the instance was last restarted because it was unhealthy
 	health   string // state of the health check
 	detail   string

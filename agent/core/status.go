@@ -276,7 +276,8 @@ func (w *Workload) idle() bool {
 	return o.StartedAt.IsZero() || !o.FinishedAt.IsZero()
 }
 
-// former adds to the message of a report that the instance of the previous revision still runs, if it does.
+// former says in the message of a report that the instance of the previous revision still runs, if runs is
+// true.
 func (st *Status) former(runs bool) {
 	if runs {
 		st.Message += "; the former revision still runs"

@@ -108,7 +108,8 @@ func (x *step) write(required bool) *Store {
 	return &x.store
 }
 
-// edit returns a copy of workload w, which this step may change. If w is such a copy already, it returns w.
+// edit returns a copy of workload w, which this step may change. If w was copied in this step already, it
+// returns w.
 func (x *step) edit(w *Workload) *Workload {
 	if x.fresh[w] {
 		return w
@@ -190,7 +191,8 @@ func (x *step) start() {
 	}
 }
 
-// forgetFailed drops the order of a workload, if the workload still has the order in.
+// forgetFailed drops the failed order in, if in is still the order of its workload and the workload has no
+// instance.
 func (x *step) forgetFailed(in *Intent) {
 	w := x.Get(in.ID)
 	if w == nil || w.Intent != in || w.Observed != nil {

@@ -203,7 +203,8 @@ func TestOneActPerWorkload(t *testing.T) {
 	}
 }
 
-// If the Store of an input fails and no caller waits for the answer, the core tries the action again.
+// If the state file cannot be written (StoreFailed) and no caller waits for the answer, the core retries
+// the start of the workload.
 func TestStepRetriesAfterFailedStore(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7))
 	h.step(StoreFailed{"db"})
@@ -356,8 +357,9 @@ func TestWorkPausesAfterTooManyTurns(t *testing.T) {
 	}
 }
 
-// While all drivers are being replaced, another engine is added. The replacement goes on. No instance is
-// created before it ends, because that instance would get the previous label.
+// While all drivers are being replaced, the driver of another engine is added. That does not end the
+// replacement. No instance is created before the replacement ends, because the instance would get the label
+// of the previous cluster.
 func TestAddedEngineDoesNotEndTheReplacementOfDrivers(t *testing.T) {
 	h := newHistory(t, nil)
 	h.s.rebinding = "c2"

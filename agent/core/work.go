@@ -179,7 +179,7 @@ func fateOf(in *Intent) Fate {
 	return Fate{Keep: in.KeepVolumes, KeepShared: in.KeepShared, Purge: in.Purge}
 }
 
-// done handles the end of an Act and goes on with the work on its workload.
+// done handles the end of an Act (a driver's action) and decides the next action on its workload.
 func (x *step) done(d Done) {
 	id := d.Act.ID
 	j, ok := x.jobs.Get(id)

@@ -25,7 +25,7 @@
 //     After that it starts a workload that was leased only on a newer order of the schedulers, because an
 //     older order may be from before the lapse.
 //
-// If agent and both fencers die at the same moment while the machine goes on, a supervisor has to start a
-// new fencer, which reads the file: Options.Beat tells the supervisor that the fencer works
+// If agent and both fencers die at the same moment while the machine keeps running, a supervisor has to
+// start a new fencer, which reads the file: Options.Beat tells the supervisor that the fencer works
 // (deploy/systemd/persys-fencer.service, docs/adr/0008).
 package fencer

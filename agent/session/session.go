@@ -333,7 +333,7 @@ func (c *Session) beat(ctx context.Context) error {
 	if full {
 		c.sinceFull = 0
 	}
-	// A new leader has none of the reports that the former leader received.
+	// A new leader has none of the reports that the previous leader received.
 	c.full = reply.SendFull || answered != c.answered
 	c.answered = answered
 	c.extend(sent, reply.LeaseSeconds, reply.LeaseExpiresAt, reply.Epoch != nil)

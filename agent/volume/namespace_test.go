@@ -49,7 +49,8 @@ func TestVolumesOfNamespacesAreApart(t *testing.T) {
 }
 
 // TestOldVolumesStayWithTheirUsers covers volumes that were made before volume ids contained the namespace.
-// Workloads that use such a volume go on to use it, also in other namespaces.
+// A workload that already uses such a volume may still use it, even if the workload is in another
+// namespace.
 func TestOldVolumesStayWithTheirUsers(t *testing.T) {
 	type try struct{ workload, namespace, want string } // want is the path; if it is empty, the attachment must be refused
 	for _, c := range []struct {

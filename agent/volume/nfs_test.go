@@ -239,7 +239,8 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 	})
 }
 
-// A server that answers slowly does not count as unreachable, so the node goes on to offer the volume driver.
+// A server that answers slowly does not count as unreachable, so the node still offers the volume driver
+// nfs.
 func TestSlowServerIsOffered(t *testing.T) {
 	for kind, program := range map[string]string{NFS: "mount", Ceph: "rbd"} {
 		t.Run(kind, func(t *testing.T) {
