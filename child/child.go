@@ -45,7 +45,7 @@ func Serve(tasks ...Task) {
 	}
 }
 
-// order is the first line that a child reads from its standard input.
+// order is the limits and the input of a task, as the JSON line that a child reads from its standard input.
 type order struct {
 	Limits Limits
 	Input  json.RawMessage

@@ -2,6 +2,6 @@
 // time, the size of files and the length of the answer.
 //
 // It is for work on input that a user or a server chose, and whose cost is not known in advance: loading a
-// Compose project, unpacking a Git repository. If a task needs too much, only its process ends. The program
-// goes on, and reports which limit was reached.
+// Compose project, unpacking a Git repository. If a task exceeds a limit, only its process ends. The
+// program continues, and reports which limit was reached.
 package child

@@ -9,7 +9,7 @@ import (
 // Ask holds the inputs of Zone.Answer apart from the zone and the query.
 type Ask struct {
 	TCP       bool   // the query came over TCP: answers have up to 64 KiB; over UDP they have the size that the client accepts, at most 1232 bytes
-	Turn      uint32 // the records of an answer are rotated by this number of places
+	Turn      uint32 // the records of an answer are rotated by this many positions
 	Recursive bool   // whether the server looks up names outside its zones for clients, so that answers have the RA bit
 }
 
