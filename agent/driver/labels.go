@@ -54,7 +54,7 @@ type Identity struct {
 	ClusterID string
 	NodeID    string
 	// Owns reports whether the agent's store lists a workload. It decides who owns an instance without a node
-	// label, which a legacy v1 agent made. If Owns is nil, such instances are a stranger's.
+	// label, which a legacy v1 agent made. If Owns is nil, such instances belong to a Stranger.
 	Owns func(ID) bool
 }
 

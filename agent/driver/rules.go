@@ -98,8 +98,8 @@ func (s Spec) Judge(kind Kind, asked []policy.Ask, engine []string) error {
 	return nil
 }
 
-// protected returns the data folder of a scheduler that a mounted path reaches, unless Open allows it; "" if
-// there is none.
+// protected returns the data folder of a scheduler that a mounted path reaches. It returns "" if there is
+// none, or if Open contains that folder.
 func (r *Rules) protected(a policy.Ask) string {
 	for i, p := range append(r.Protected[:len(r.Protected):len(r.Protected)], r.Usual...) {
 		at := asks.Links(policy.Clean(p))

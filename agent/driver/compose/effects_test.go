@@ -327,9 +327,9 @@ func TestDuplicateNetworkIsRemoved(t *testing.T) {
 	}
 }
 
-// An engine rolls back containers that it created if its caller disconnects. A container that disappears
-// between the list and its start is created again, whether Compose finds it missing while it creates or while
-// it starts containers.
+// An engine rolls back containers that it created if its caller disconnects. If a container disappears
+// between the list of containers and its start, the driver creates it again. The test covers two cases:
+// Compose finds it missing while it creates containers, and while it starts containers.
 func TestRolledBackContainerIsMadeAgain(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
@@ -626,7 +626,7 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 	if _, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "db, web") {
 		t.Errorf("the log of no service: %v", err)
 	}
-	// Exec needs a service name.
+	// In a stack of several services, Exec without a service name is an error.
 	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "--service: db, web") {
 		t.Errorf("a command in a stack of two services, without naming a service, returned %v; want an error that names both services", err)
 	}

@@ -287,8 +287,8 @@ func (d *Driver) up(ctx context.Context, s *stack, running bool) error {
 	}
 }
 
-// heldByOthers names the owner of a container of another project that has a name that the stack needs; "" if
-// there is none.
+// heldByOthers looks for a container of another project whose name the stack needs. It returns a text that
+// names the container's owner, or "" if there is no such container.
 func (d *Driver) heldByOthers(ctx context.Context, s *stack) string {
 	for _, name := range slices.Sorted(maps.Keys(s.project.Services)) {
 		service := s.project.Services[name]

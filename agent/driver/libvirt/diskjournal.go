@@ -74,8 +74,8 @@ func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) 
 	return out, nil
 }
 
-// leftBehind returns the journaled disks that remain here of a removed workload, except disks that the
-// workload may be using on another node.
+// leftBehind returns the disks of a removed workload that the journal lists and that are still on this
+// node. Disks in shared pools are left out, because the workload may be using them on another node.
 func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([]ownDisk, error) {
 	disks, err := d.journaledDisks(domain, id)
 	if err != nil {

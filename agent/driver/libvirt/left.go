@@ -115,8 +115,8 @@ func (d *Driver) clear(name string) error {
 	return diskfile.Failed(os.RemoveAll(keep))
 }
 
-// leftDisks returns the disks that a workload left here as garbage, or none if they were left less than
-// q.LeftFor ago.
+// leftDisks returns, as garbage, the disks that a workload left on this node when it moved. It returns none
+// if the workload moved less than q.LeftFor ago.
 func (d *Driver) leftDisks(ctx context.Context, name string, id driver.ID, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	at, _, _ := d.leftSince(name)
 	if time.Since(at) < q.LeftFor {

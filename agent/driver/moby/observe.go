@@ -281,9 +281,9 @@ func (e *Engine) addTail(ctx context.Context, o *driver.Observed) {
 	}
 }
 
-// tailLines is how many last lines of stderr are requested: enough to usually fill MaxMetadata bytes.
-// tailLimit is the maximum number of bytes read, because a line can have 16 KiB: the engine splits only
-// longer lines. The last MaxMetadata bytes are kept.
+// tailLines is the number of last lines of output that are requested, enough to usually fill MaxMetadata
+// bytes. tailLimit bounds the bytes that are read, because one line may have 16 KiB. Only the last
+// MaxMetadata bytes are kept.
 const (
 	tailLines = "100"
 	tailLimit = 2 << 20
@@ -300,7 +300,7 @@ func (e *theEnd) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// readTail returns the last lines of stderr, with all also those of stdout.
+// readTail returns the last lines of stderr or, with all, of stderr and stdout together.
 func (e *Engine) readTail(ctx context.Context, id string, all bool) (string, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
