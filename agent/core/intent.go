@@ -256,13 +256,14 @@ func (in *Intent) sameEffect(old *Intent) bool {
 	return old != nil && in.Type == old.Type && in.EngineContent == old.EngineContent && in.Running() == old.Running() && in.Recreate == old.Recreate
 }
 
-// sameOrder reports whether intent in asks for nothing that old does not ask for.
+// sameOrder reports whether the intents in and old ask the agent for the same work, so that a repeated
+// order can be skipped.
 func (in *Intent) sameOrder(old *Intent) bool {
 	return !old.Deleting && in.sameSpec(old) && in.EngineContent == old.EngineContent && in.DesiredState == old.DesiredState &&
 		in.Recreate == old.Recreate && in.Restart == old.Restart && slices.Equal(in.PreviousTypes, old.PreviousTypes)
 }
 
-// sameRecord reports whether intent in need not be stored, because the stored intent old is equal.
+// sameRecord reports whether the stored intent old equals in, so that in need not be stored.
 func (in *Intent) sameRecord(old *Intent) bool {
 	return in.sameOrder(old) && in.RevisionID == old.RevisionID && in.Generation == old.Generation &&
 		in.Content == old.Content && in.Exclusive == old.Exclusive && in.OnLostLease == old.OnLostLease && in.OnUnhealthy == old.OnUnhealthy &&

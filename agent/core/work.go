@@ -366,7 +366,8 @@ func (x *step) removeDone(d Done, w *Workload) {
 	x.rebind()
 }
 
-// storeFailed is called after the Store of an input failed. It schedules the work on the workload again.
+// storeFailed is called after an input's records could not be stored. It schedules the work on the workload
+// again.
 func (x *step) storeFailed(id string) {
 	if id == "" {
 		return

@@ -52,7 +52,7 @@ func (r *Runner) measure() {
 		defer cancel()
 		seen, err := meter.Usage(limited, r.observedBy(e))
 		if err != nil {
-			// The last measurement stays in use, and its time shows how old it is.
+			// If the measurement fails, the previous result is kept. Its time shows how old it is.
 			if !errors.Is(err, context.Canceled) {
 				r.log.Debug("measuring workloads", "kind", e.drv.Kind(), "error", err)
 			}

@@ -42,8 +42,8 @@ func CheckID(field, id string) error {
 	return nil
 }
 
-// kindOf returns the kind of a workload. The type in a request and the set arm of its specification must
-// agree.
+// kindOf returns the kind of a workload. It returns an error if the type in a request does not match the
+// field of the oneof that is set in its specification.
 func kindOf(t agentv1.WorkloadType, spec *agentv1.WorkloadSpec) (workload.Kind, error) {
 	var arm workload.Kind
 	switch spec.GetSpec().(type) {

@@ -363,7 +363,7 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 	return driver.Volume{Name: r.name, Path: path, Disk: disk, MountPath: r.mountPath, ReadOnly: r.readOnly}, nil
 }
 
-// distinct refuses a new volume whose folder on the storage would be that of another volume.
+// distinct returns an error if a new volume would be stored in the folder of an existing volume.
 func (m *Manager) distinct(r request) error {
 	wanted := Volume{ID: r.id, Name: r.name, Namespace: r.namespace, Driver: r.driver}
 	m.mu.Lock()

@@ -88,8 +88,8 @@ func (m *Manager) measureLocal(context.Context) {
 	}
 }
 
-// presume offers a volume driver whose settings are complete, until its server has answered or failed. If the
-// node stopped offering the driver in the meantime, it would lose the workloads that use it.
+// presume makes the node offer a volume driver whose settings are complete, until its server has answered
+// or failed. Without the offer, the leader would evict the workloads that use the driver.
 func (m *Manager) presume(kind string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -40,7 +40,7 @@ type Lease struct {
 	// workloads are leased.
 	Instance string `json:"instance,omitempty"`
 	// Deadline is the end of the lease. Lapses counts the leases that ended while workloads were leased.
-	// Confirmed counts those of these lapses that the agent has confirmed.
+	// Confirmed is how many of these lapses the agent has confirmed.
 	Deadline  time.Duration `json:"deadline"`
 	Lapses    uint64        `json:"lapses"`
 	Confirmed uint64        `json:"confirmed"`
