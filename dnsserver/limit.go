@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// limiter limits the rate of queries with a token bucket for each client, which is an IPv4 address or an IPv6
-// /64. Its memory is bounded: each client belongs to a set of few entries, and a new client replaces the
-// client of its set that was idle for longest. A replaced client starts with a full bucket when it returns.
+// limiter limits the rate of queries with a token bucket for each client, which is an IPv4 address or an
+// IPv6 /64. Its memory is bounded: a hash of the client selects a set of limitWays entries, and a new
+// client replaces the client of its set that was idle for longest. A replaced client starts with a full
+// bucket when it returns.
 type limiter struct {
 	rate, burst float64 // tokens added per second, and maximum number of tokens
 	seed        uint64
