@@ -240,7 +240,8 @@ type engineCli struct {
 	file   *configfile.ConfigFile
 }
 
-// CurrentVersion is the newest version of the API while the engine does not answer.
+// CurrentVersion returns the API version that the client and the engine agreed on. While the engine does
+// not answer, it returns the newest version that the client knows.
 func (c *engineCli) CurrentVersion() string {
 	v, _ := c.engine.APIVersion(context.Background()) // the error is ignored: the next call to the engine has it too
 	return v

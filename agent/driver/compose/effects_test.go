@@ -236,7 +236,8 @@ func TestEnvironmentIsInjected(t *testing.T) {
 	if err := os.MkdirAll(mounted, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// A container replaced a file in its mounted folder by a symbolic link to a file outside the folder.
+	// A container replaced a file in its mounted folder by a symbolic link to a file outside the folder. The
+	// driver must not read the variables (FORMER) from that file.
 	host := filepath.Join(t.TempDir(), "host")
 	if err := errors.Join(os.WriteFile(host, []byte("FORMER=host\n"), 0o600), os.Symlink(host, filepath.Join(mounted, ".env"))); err != nil {
 		t.Fatal(err)
@@ -297,7 +298,8 @@ func TestAServiceGoesWithItsProfile(t *testing.T) {
 	}
 }
 
-// A network can exist twice if the engine became unreachable during its creation.
+// If the engine became unreachable during the creation of a network, the network can exist twice. The next
+// Ensure removes the second network and starts the stack.
 func TestDuplicateNetworkIsRemoved(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("twin", b.one("serve", 1))

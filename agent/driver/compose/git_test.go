@@ -250,7 +250,7 @@ func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 }
 
 // A container of the stack replaces a file that another service mounts by a symbolic link to a file of the
-// host.
+// host. Ensure refuses to mount the link.
 func TestALinkThatAContainerMadeIsNotMounted(t *testing.T) {
 	b := newBench(t)
 	text := "services:\n  app:\n    image: " + b.image + "\n    command: [serve]\n    volumes: [\"./data/x:/x\"]\n"

@@ -52,7 +52,8 @@ func TestPartlyInspectedStackIsNotRunning(t *testing.T) {
 	}
 }
 
-// TestTheOutputOfAStackThatIsAJob: the output is that of the service that failed, or of the one that ended last.
+// TestTheOutputOfAStackThatIsAJob: the output of such a stack is that of the service that failed or, if
+// none failed, of the service that ended last.
 func TestTheOutputOfAStackThatIsAJob(t *testing.T) {
 	at := time.Unix(1000, 0)
 	ended := func(service string, state driver.State, code int, after time.Duration) *part {

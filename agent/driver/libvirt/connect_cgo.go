@@ -259,8 +259,8 @@ const (
 	changes = 10 * time.Second
 )
 
-// ask runs work on the open connection and returns its result. When ctx ends, work may continue for the
-// duration after.
+// ask runs work on the open connection and returns its result. When ctx ends, work may continue for as long
+// as the parameter after says.
 func ask[T any](ctx context.Context, v *connection, op string, after time.Duration, work func(*lv.Connect) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {

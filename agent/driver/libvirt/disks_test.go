@@ -249,7 +249,7 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 		t.Errorf("the machine has the files %q; want the disk, its mark and the domain's folder", all)
 	}
 	delete(w.hv.all, "web")
-	// An agent of another node that shares the folder used the disk last.
+	// The owner file says that another node, which shares the folder, used the disk last.
 	owners := filepath.Join(w.at.keep("web"), ownerFile)
 	mine, err := os.ReadFile(owners)
 	if err != nil {

@@ -19,9 +19,9 @@ type Options struct {
 	URI       string
 	ClusterID string
 	NodeID    string
-	// Owns reports whether the agent's store took a domain over from a legacy v1 agent, whose domains lack
-	// our metadata element. Any other domain without the element that has the name of a workload belongs to a
-	// stranger.
+	// Owns reports whether the agent's store took a domain over from a legacy v1 agent, whose domains lack our
+	// metadata element. Any other domain without the element is foreign, even if it has the name of a
+	// workload.
 	Owns func(driver.ID) bool
 	// Content returns the content (hash of the specification) that the agent's store recorded for a domain
 	// without our metadata element. May be nil.

@@ -217,7 +217,8 @@ func volumeOf(cluster, domain string, d diskPlan) string {
 	return domain + "-" + d.device + "-" + tag(strings.Join([]string{"persys volume", cluster, domain, d.device, d.image}, "\x00")) + extension(d.format)
 }
 
-// formerVolume returns the volume name that earlier versions used, which other clusters may use too.
+// formerVolume returns the volume name that earlier versions of the driver gave to a disk. Another cluster
+// may have a volume of the same name.
 func formerVolume(domain string, o ownDisk) string {
 	return domain + "-" + o.Device + extension(o.Format)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Texts of engines for status 500, and the class of each.
+// Each error text that engines send with HTTP status 500 gets the right class.
 func TestErrorsByText(t *testing.T) {
 	for text, want := range map[string]driver.Class{
 		"failed to create endpoint: Bind for 0.0.0.0:80 failed: port is already allocated":                    driver.PortBindConflict,

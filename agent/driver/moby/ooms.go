@@ -15,7 +15,7 @@ type ooms struct {
 	ids map[string]bool
 }
 
-// maxOOMs bounds the ids, in case the events of their ends are lost.
+// maxOOMs bounds the number of ids, in case events about the end of containers are lost.
 const maxOOMs = 4096
 
 // note takes an event of a container.

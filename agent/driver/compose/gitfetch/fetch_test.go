@@ -73,7 +73,8 @@ func TestFetchWritesTheFilesOfACommit(t *testing.T) {
 	}
 }
 
-// A small pack unpacks to a file that is larger than the memory of a fetch.
+// A small pack unpacks to a file that is larger than the memory limit of a fetch. The fetch fails with an
+// error that names the memory.
 func TestAPackThatUnpacksToTooMuch(t *testing.T) {
 	url, _ := served(t, "zeros", 100<<20)
 	f := New(time.Minute)
