@@ -242,8 +242,7 @@ func TestTheEpochOfARefusedOrderIsKept(t *testing.T) {
 	}
 }
 
-// The agent crashes after it has answered an order and before it has started the workload. The next process
-// of the agent starts the workload.
+// The agent crashes after its answer to an order. The agent's next process starts the workload.
 func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
 	r := newRig(t, under(leader())).start()
 	entered, release := make(chan struct{}, 1), make(chan struct{})

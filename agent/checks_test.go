@@ -63,8 +63,8 @@ func TestHealthChecksAreReported(t *testing.T) {
 	}
 }
 
-// protobuf refuses to marshal a string that is not UTF-8, so one such string would block a whole heartbeat or
-// answer.
+// The agent replaces bytes in statuses that are not valid UTF-8. protobuf refuses to marshal such a string,
+// so one string would block a whole heartbeat or answer.
 func TestStatusesAreValidUTF8(t *testing.T) {
 	const raw = "gr\xf6\xdfer"
 	r := newRig(t, under(leader())).start()

@@ -122,7 +122,7 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 		return n
 	}
 	r.until(func() bool { return stops() == 0 }, func() string { return "it still runs" })
-	// Neither a repetition of the same order nor a failed measurement changes anything.
+	// The workload stays stopped after a repetition of its order, and after a failed measurement.
 	r.apply("web", "img:1", withDisk(1), revision("rev-1-r1"))
 	r.reaches("web", failing)
 	d.set("web", 0, errors.New("busy"))

@@ -223,7 +223,8 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		if (next.Exclusive == old.Exclusive || o.Kind == workload.VM) && !unmarked {
 			next.EngineContent = old.EngineContent
 		} else if old.Exclusive && !next.Exclusive && old.EngineContent == next.EngineContent {
-			// Earlier versions did not append the suffix +exclusive.
+			// Earlier versions did not append +exclusive, so the label of the exclusive instance equals that of an
+			// ordinary one. Give the ordinary workload another label, so that the instance is replaced.
 			next.EngineContent += "+ordinary"
 		}
 		next.Restart = old.Restart || restartCounter(next.RevisionID) > restartCounter(old.RevisionID)

@@ -9,7 +9,7 @@ import (
 
 // setEngines replaces the drivers, or adds some.
 func (x *step) setEngines(e Engines) {
-	// All drivers may be in replacement now (rebinding). Adding a driver does not end that replacement.
+	// If all drivers are being replaced now (rebinding), an added driver does not end that replacement.
 	waited := !e.Added && x.rebinding != ""
 	old := x.engines
 	if !e.Added {

@@ -155,8 +155,8 @@ func (c *Collector) garbageOf(ctx context.Context, drv driver.Driver, q driver.G
 func (c *Collector) inWork(id driver.ID) bool { return c.Runner.State().Working(string(id)) }
 
 // oldRecords returns orders that failed permanently and have no instance. It returns orders only if the
-// schedulers are legacy v1 schedulers, which leave such orders to agents. Our schedulers decide about them
-// themselves.
+// schedulers are legacy v1 schedulers, which leave such orders to agents. Our schedulers handle failed
+// orders themselves.
 func (c *Collector) oldRecords(now time.Time) []Finding {
 	var out []Finding
 	for _, w := range c.Runner.State().FailedSince(now.Add(-c.FailedAfter)) {

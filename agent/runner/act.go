@@ -178,9 +178,9 @@ func halt(ctx context.Context, d driver.Driver, a *core.Act) error {
 	return d.Halt(ctx, id, a.Grace)
 }
 
-// remover returns the method of a driver that removes a workload. If the workload may continue on another
-// node, it returns Leave, if the driver has that method: Leave keeps the resources that the workload may use
-// on the other node. Otherwise it returns Remove.
+// remover returns the method of a driver that removes a workload: Leave if the workload may continue on
+// another node and the driver has that method, otherwise Remove. Leave keeps the resources that the
+// workload may use on the other node.
 func remover(d driver.Driver, fate core.Fate) func(context.Context, driver.ID) error {
 	l, ok := d.(driver.Leaver)
 	if !ok || !fate.Keep && !fate.KeepShared {

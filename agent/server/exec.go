@@ -63,7 +63,7 @@ func (s *Server) Exec(stream agentv1.AgentService_ExecServer) error {
 	defer cancel(nil)
 	defer context.AfterFunc(s.r.Life(), func() { cancel(errStopping) })()
 	began := time.Now()
-	// The arguments of the command may contain secrets.
+	// Log only the number of the command's arguments, because they may contain secrets.
 	program, args := "", 0
 	if command := o.GetCommand(); len(command) > 0 {
 		program, args = command[0], len(command)-1

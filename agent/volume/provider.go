@@ -174,8 +174,8 @@ func (l *local) attach(ctx context.Context, v *Volume, _ string) (string, string
 	return v.StagePath, "", present(v, v.StagePath)
 }
 
-// present fails if the storage of a volume has disappeared. It is not created again, because an empty volume
-// would take the place of the lost one.
+// present returns an error if the storage of a volume has disappeared. The storage is not created again,
+// because the workload would find an empty volume in place of its data.
 func present(v *Volume, path string) error {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -350,7 +350,7 @@ func (m *Manager) growImage(ctx context.Context, v *Volume) error {
 	if unmounted := m.unmount(ctx, v.StagePath); unmounted != nil {
 		return errors.Join(err, unmounted)
 	}
-	// The file system may still be mounted in the mount namespace of a container.
+	// If the loop device still exists, the file system is still mounted in the mount namespace of a container.
 	if held, looked := m.loop(ctx, v); looked != nil || held != "" {
 		_, again := m.mountImage(ctx, v)
 		return errors.Join(fmt.Errorf("the volume cannot grow while it is in use; stop its workload first: %w", err), looked, again)
