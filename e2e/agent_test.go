@@ -311,8 +311,8 @@ func TestAgentLost(t *testing.T) {
 	}
 }
 
-// TestSleepEvictsNobody: no workload is evicted because schedulers were frozen for longer than a lease,
-// neither the leader alone nor all schedulers.
+// TestSleepEvictsNobody: the leader alone, and then all schedulers, are frozen for longer than a lease. No workload may
+// be evicted or restarted.
 func TestSleepEvictsNobody(t *testing.T) {
 	// The lease is one second longer than in other tests, because the agent must first notice that the leader
 	// hangs, and the race detector is slow on a busy machine.

@@ -378,9 +378,9 @@ func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic
 }
 
 // TestCoreDNSOneDomain: two clusters with the same DOMAIN share one etcd, and each has a CoreDNS. Each
-// CoreDNS serves the schedulers of its own cluster, and the nodes of both clusters under their shards. A
-// change in one cluster changes nothing in the other. A cluster that is configured with the address of the
-// other cluster's CoreDNS reports that.
+// CoreDNS serves the schedulers of its own cluster, and the nodes of both clusters under their shards. A change in one
+// cluster does not change the DNS answers about the other. A cluster that is configured with the address of the other
+// cluster's CoreDNS reports that.
 func TestCoreDNSOneDomain(t *testing.T) {
 	dir := t.TempDir()
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })

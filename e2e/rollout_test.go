@@ -101,7 +101,7 @@ func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 			}
 		}
 	}
-	// At the same time, count starts before ends: one instance replaces another.
+	// If a start and an end have the same time, count the start first: one instance replaces the other.
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), b.by-a.by) })
 	up, whole, most := 0, false, 0
 	for _, ch := range changes {
@@ -207,7 +207,7 @@ func TestRolloutThatFitsNowhere(t *testing.T) {
 }
 
 // TestRolloutThatIsNeverHealthyGoesBack: on a real engine, the new version of a group runs but never answers its
-// health check. The update goes back by itself, and the other member is not touched.
+// health check. The update must be rolled back automatically, and the other member must not be touched.
 func TestRolloutThatIsNeverHealthyGoesBack(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})

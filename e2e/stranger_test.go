@@ -146,7 +146,7 @@ func (c *cable) cut() {
 	c.conns = nil
 }
 
-// TestLeaderAloneLosesEtcd: each scheduler reaches etcd through a cable of its own. The leader's cable is
+// TestLeaderAloneLosesEtcd: each scheduler reaches etcd through a TCP relay of its own (cable). The leader's relay is
 // cut. Then leadership moves to a scheduler that still reaches etcd, and changes are never refused.
 func TestLeaderAloneLosesEtcd(t *testing.T) {
 	etcd := etcdPart(t)

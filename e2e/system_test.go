@@ -89,8 +89,8 @@ func TestSystemWorkload(t *testing.T) {
 	}
 }
 
-// membersAre returns an error unless a system workload has exactly one running member on each of some nodes, and no
-// node has anything left to stop.
+// membersAre returns nil if a system workload has exactly one running member on each of the given nodes, and no node
+// still has an instance to stop.
 func membersAre(ctx context.Context, c *harness.Cluster, id string, nodes []string) error {
 	admin, err := c.LeaderAdmin(ctx)
 	if err != nil {

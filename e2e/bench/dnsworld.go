@@ -101,8 +101,8 @@ func writeZone(path string, serial, moved int, ip string) (err error) {
 	return os.Rename(path+".new", path)
 }
 
-// serveDNSArg makes this program the server under test: the DNS server of schedulers in a process of
-// its own, with a state of the size of the benchmarks.
+// serveDNSArg is the argument with which this program runs as the server under test: the DNS server of schedulers with
+// the state of the DNS benchmarks, in a process of its own.
 const serveDNSArg = "serve-dns"
 
 // serveDNS prints its address. Then it reads lines "move WORKLOAD IP": for each it commits that the

@@ -107,6 +107,6 @@ func (p plan) inOrder() plan {
 	return plan{host: slices.Concat(p.host, p.namespaced), left: p.left}
 }
 
-// workersFor returns how many tests with namespaces run at the same time by default; the lane host runs
-// besides. More tests would delay each other's heartbeats and elections.
+// workersFor returns how many tests with network namespaces run at the same time by default. The lane host runs one
+// more. More tests would delay each other's heartbeats and elections.
 func workersFor() int { return min(max(2, runtime.NumCPU()), 8) }
