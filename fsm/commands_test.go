@@ -28,7 +28,7 @@ func is[V comparable](t *testing.T, what string, got, want V) {
 	}
 }
 
-// refused fails the test unless the command was refused with this kind and a reason that contains each of names.
+// refused checks that the command was refused with this kind and with a reason that contains each of names.
 func refused(t *testing.T, res Result, kind Kind, names ...string) {
 	t.Helper()
 	is(t, "kind", res.Kind, kind)
@@ -39,8 +39,7 @@ func refused(t *testing.T, res Result, kind Kind, names ...string) {
 	}
 }
 
-// skipped fails the test unless the only item of a planner command was skipped with a
-// reason that contains each of names.
+// skipped checks that the only item of a planner command was skipped with a reason that contains each of names.
 func skipped(t *testing.T, res Result, names ...string) {
 	t.Helper()
 	is(t, "skipped", res.Skipped, 1)

@@ -94,8 +94,8 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}
-	// A former instance of the same workload, which this node must still remove, may reserve resources here. They count
-	// as free.
+	// A former instance of the same workload, which this node must still remove, may reserve resources here. They are
+	// free for this assignment.
 	var own Demand
 	if r, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 		own = r.Demand

@@ -118,10 +118,9 @@ func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
 	return t.olds
 }
 
-// Surplus returns the members of a group that a command does not list and therefore deletes. Only members in
-// the namespaces of the listed members count. If the command lists none, only members in the namespace of the
-// command count, or if that is empty, in the namespace of the group's first member. Members of other
-// namespaces are not affected.
+// Surplus returns the members of a group that a command does not list and therefore deletes. It returns only members in
+// the namespaces of the listed workloads. If the command lists none, it returns the members in the namespace of the
+// command or, if that is empty, of the group's first member. Members of other namespaces are not deleted.
 func Surplus(v groupView, b *commandv1.PutWorkloads) []*Workload {
 	if b.GetGroupOf() == "" {
 		return nil
@@ -478,8 +477,8 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts, Attempts: attempts}
 }
 
-// retryWorkload resets the failure counters and forces a restart with a new revision. With if_needed it
-// changes nothing if a retry would not help.
+// retryWorkload resets the failure counters and forces a restart with a new revision. If if_needed is set, it does this
+// only if a retry would help, and otherwise changes nothing.
 func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 	old, res, ok := t.theirs(b.GetId(), b.GetIfRevision())
 	switch {
