@@ -314,7 +314,7 @@ func TestDamagedData(t *testing.T) {
 		snapshots := filepath.Join(s.DataDir, "raft", "snapshots")
 		// The scheduler takes a snapshot after 128 MiB of log.
 		i := 0
-		must(t, testbed.Poll(t.Context(), 90*time.Second, "a snapshot", func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), 4*time.Minute, "a snapshot", func(context.Context) error {
 			for range 8 {
 				apply(t, c, fmt.Sprintf("needle-%d", i%4), func() *controlv1.WorkloadSpec {
 					p := pad(200)
