@@ -46,6 +46,21 @@ func TestAutoscaledGroup(t *testing.T) {
 	refused(t, w.do(scaling(1, 3, byLeader)), Conflict, "does not choose")
 }
 
+// TestMembersWithin: the number of members that the quota of the group's namespace has room for.
+func TestMembersWithin(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(autoscaled(group(1, 2, 0, false), 2, 4))
+	first := w.workload("web-0")
+	_, limited := MembersWithin(w.s, first, 2)
+	is(t, "without a quota", limited, false)
+	for quota, want := range map[uint64]int{1: 2, 2: 2, 3: 3, 9: 9} {
+		w.ok(putNamespace(first.In(), func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{Workloads: int64(quota)} }))
+		n, limited := MembersWithin(w.s, first, 2)
+		is(t, "limited", limited, true)
+		is(t, "members", n, want)
+	}
+}
+
 // TestApplyKeepsTheNumber: an apply names the number of members that it was made for (if_count), and is refused if the
 // group has another number by now.
 func TestApplyKeepsTheNumber(t *testing.T) {

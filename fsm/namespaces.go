@@ -264,6 +264,17 @@ func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving [
 	return nil
 }
 
+// MembersWithin returns the number of members that a group of count members, of which w is one, can have within the
+// quota of its namespace; limited is false if the quota limits none of the resources of w.
+func MembersWithin(v View, w *Workload, count int) (n int, limited bool) {
+	of, ok := v.Namespace(w.In())
+	if !ok {
+		return 0, false
+	}
+	more, limited := quota.Times(v.UseOf(of.Name).Amounts, w.Demand.amounts(), of.Quota)
+	return count + int(more), limited
+}
+
 // fits checks puts and deletions as if all of them happened at once. The list offered has the
 // bundles that the command carries. Every replica calls fits for every put, so it adds up nothing
 // for namespaces without a quota.

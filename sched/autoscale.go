@@ -29,6 +29,7 @@ type ScaleInput struct {
 	fsm.Autoscale
 	Request int64  // CPU request of each member in millicores
 	Count   int    // present number of members
+	Within  int    // most members that the quota of the namespace has room for, at least Count; 0 = no limit
 	Blocked string // why the number must not be changed now; "" if it may
 	Members []ScaleMember
 	Now     int64 // nanoseconds on a clock that never goes back
@@ -137,6 +138,10 @@ func Autoscale(w ScaleWindow, in ScaleInput) (ScaleDecision, ScaleWindow) {
 		if d.Count = highest; highest > want {
 			d.Reason += fmt.Sprintf(", and wanted up to %d in the last %d minutes", highest, scaleDownWindow/time.Minute)
 		}
+	}
+	if in.Within > 0 && d.Count > in.Within {
+		d.Count = in.Within
+		d.Reason += fmt.Sprintf(", but the quota of the namespace has room for only %s", plural(in.Within))
 	}
 	return d, w
 }
@@ -252,6 +257,9 @@ func ScaleInputOf(v fsm.View, group string, usage func(*fsm.Workload) (float64, 
 		return in, false
 	}
 	in = ScaleInput{Autoscale: *members[0].Demand.Autoscale, Request: members[0].Demand.CPU, Count: fsm.Count(members), Now: now}
+	if n, limited := fsm.MembersWithin(v, members[0], in.Count); limited {
+		in.Within = n
+	}
 	stopped := ""
 	for _, w := range members {
 		if w.Desired == fsm.DesiredStopped && stopped == "" {

@@ -108,6 +108,25 @@ func TestAutoscaleDoubles(t *testing.T) {
 	}
 }
 
+// TestAutoscaleStaysWithinTheQuota: a group that wants six members gets as many as the quota has room for.
+func TestAutoscaleStaysWithinTheQuota(t *testing.T) {
+	for _, c := range []struct {
+		within, want int
+		reason       string
+	}{
+		{0, 6, ": 6 members"},
+		{9, 6, ": 6 members"},
+		{5, 5, ": 6 members, but the quota of the namespace has room for only 5 members"},
+		{4, 4, ": 6 members, but the quota of the namespace has room for only 4 members"},
+	} {
+		in := scaleInput("100 100 100 100", 1, 10)
+		in.Now, in.Within = 1, c.within
+		if d, _ := Autoscale(ScaleWindow{}, in); d.Count != c.want || !strings.HasSuffix(d.Reason, c.reason) {
+			t.Errorf("with room for %d members, the group gets %d (%s), want %d (%s)", c.within, d.Count, d.Reason, c.want, c.reason)
+		}
+	}
+}
+
 // scaling makes successive decisions about one group and keeps the clock and the window between them.
 type scaling struct {
 	t   *testing.T

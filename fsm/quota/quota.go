@@ -61,6 +61,21 @@ func (a Amounts) Over(limit Amounts) bool {
 	return false
 }
 
+// Times returns how often the amounts each can be added to used until a limit is reached. limited is false if no
+// limit applies.
+func Times(used, each, limit Amounts) (n int64, limited bool) {
+	for _, k := range kinds {
+		have, more, most := *k.of(&used), *k.of(&each), *k.of(&limit)
+		if most == 0 || more <= 0 {
+			continue
+		}
+		if room := max(0, most-have) / more; !limited || room < n {
+			n, limited = room, true
+		}
+	}
+	return n, limited
+}
+
 // Excess describes the resources that exceed their limit if the use grows from used by asked; "" if none
 // does. A resource whose use does not grow is never reported, even if it is above its limit, so that a
 // namespace whose quota was lowered can still shrink.
