@@ -113,7 +113,7 @@ func (t *Tx) endJob(old *Workload, r *JobResult) *Workload {
 
 const maxJobMessage = 1024 // bytes
 
-// expireJobs deletes the records of finished jobs whose TTL has passed, and of runs beyond the number that their cron
+// expireJobs deletes the records of finished jobs whose TTL has passed, and of runs beyond the number that their template
 // keeps.
 func (t *Tx) expireJobs(b *commandv1.ExpireJobs) (res Result) {
 	for _, e := range b.GetJobs() {

@@ -39,12 +39,16 @@ type Cron struct {
 	KeepFailed       uint32
 }
 
-// Keeps returns how many finished runs with this result a cron keeps.
-func (c *Cron) Keeps(succeeded bool) uint32 {
-	if succeeded {
-		return c.KeepSucceeded
+// Keeps returns how many finished runs with this result are kept. A parameterized job keeps as many as a cron
+// can be told to keep.
+func (t *Template) Keeps(succeeded bool) uint32 {
+	switch {
+	case t.Cron == nil:
+		return bounds.MaxKeptRuns
+	case succeeded:
+		return t.Cron.KeepSucceeded
 	}
-	return c.KeepFailed
+	return t.Cron.KeepFailed
 }
 
 // MaxActiveRuns is the maximum number of runs of a cron or of a parameterized job that have not ended.
@@ -106,16 +110,16 @@ func ActiveRun(v ownerView, template string) (found *Workload) {
 	return found
 }
 
-// SurplusRun reports whether w is a finished run of a cron that keeps only newer runs with the same result.
+// SurplusRun reports whether w is a finished run of a template that keeps only newer runs with the same result.
 func SurplusRun(v ownerView, w *Workload) bool {
 	if w.Owner == "" || !w.Finished() {
 		return false
 	}
 	of, ok := v.Workload(w.Owner)
-	if !ok || !of.IsCron() {
+	if !ok || !of.IsTemplate() {
 		return false
 	}
-	keep := of.Demand.Template.Cron.Keeps(w.Result.Succeeded)
+	keep := of.Demand.Template.Keeps(w.Result.Succeeded)
 	newer := uint32(0)
 	v.Children(of.ID, func(o *Workload) bool {
 		if o.Finished() && o.Result.Succeeded == w.Result.Succeeded && o.Desired != DesiredDeleted && NewestRunFirst(o, w) < 0 {

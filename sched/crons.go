@@ -17,16 +17,16 @@ const maxCatchUp = 60
 const runTime = "20060102-1504"
 
 // advanceCrons chooses the next times of crons, creates the runs whose time has come, and deletes the finished
-// runs that a cron does not keep. It evaluates the crons that changed, whose time has come, or one of whose
-// runs changed.
+// runs that a cron or a parameterized job does not keep. It evaluates the templates that changed, whose time has
+// come, or one of whose runs changed.
 func (p *planner) advanceCrons() {
 	var prune []string
 	for _, id := range p.c.workloads.sorted() {
 		w, ok := p.State.Workload(id)
 		switch {
 		case !ok:
-		case w.IsCron():
-			if w.Desired == fsm.DesiredRunning {
+		case w.IsTemplate():
+			if w.IsCron() && w.Desired == fsm.DesiredRunning {
 				p.advanceCron(w)
 			}
 			prune = append(prune, id)
@@ -36,7 +36,7 @@ func (p *planner) advanceCrons() {
 	}
 	slices.Sort(prune)
 	for _, id := range slices.Compact(prune) {
-		if of, ok := p.State.Workload(id); ok && of.IsCron() {
+		if of, ok := p.State.Workload(id); ok && of.IsTemplate() {
 			p.prune(of)
 		}
 	}
@@ -154,7 +154,7 @@ func (p *planner) cronStep(e *commandv1.CronStep, detail string) bool {
 	return true
 }
 
-// prune deletes the finished runs of a cron beyond those that it keeps.
+// prune deletes the finished runs of a template beyond those that it keeps.
 func (p *planner) prune(of *fsm.Workload) {
 	var done [2][]*fsm.Workload
 	p.State.Children(of.ID, func(w *fsm.Workload) bool {
@@ -168,7 +168,7 @@ func (p *planner) prune(of *fsm.Workload) {
 		return true
 	})
 	for i, list := range done {
-		keep := int(of.Demand.Template.Cron.Keeps(i == 1))
+		keep := int(of.Demand.Template.Keeps(i == 1))
 		if len(list) <= keep {
 			continue
 		}
@@ -182,7 +182,7 @@ func (p *planner) prune(of *fsm.Workload) {
 				return
 			}
 			p.expired = append(p.expired, &commandv1.JobExpiry{Workload: w.ID, IfGeneration: fsm.GenerationPB(w.Generation)})
-			p.note("ExpireJob", w.ID, "", "cron "+of.ID+" keeps newer runs")
+			p.note("ExpireJob", w.ID, "", of.ID+" keeps newer runs")
 		}
 	}
 }

@@ -229,6 +229,38 @@ func TestCronKeepsTheNewestRuns(t *testing.T) {
 	}
 }
 
+// TestParameterizedJobKeepsTheNewestRuns: of a parameterized job's runs, the newest 1,000 that succeeded stay, and
+// the run that failed stays too.
+func TestParameterizedJobKeepsTheNewestRuns(t *testing.T) {
+	w := newWorld(t)
+	w.node("a", func(n *commandv1.RegisterNode) { n.CpuMillicores, n.MemoryMib = 1_000_000, 1_000_000 })
+	w.apply("encode", func(p *commandv1.WorkloadPut) {
+		p.Demand.Job, p.Demand.Template, p.MaxAttempts = &commandv1.Job{}, &commandv1.Template{Kind: fsm.TemplateDispatch}, 1
+	})
+	const batch = 501
+	for b := range 2 {
+		w.now += minute
+		for i := range batch {
+			id := fmt.Sprintf("encode-%d-%03d", b, i)
+			w.do(&commandv1.Command{Body: &commandv1.Command_StartRun{StartRun: &commandv1.StartRun{Template: "encode", Run: id, Key: id}}})
+		}
+		w.settle()
+		for i := range batch {
+			code := int32(0)
+			if i == 0 && b == 0 {
+				code = 1
+			}
+			w.exits(fmt.Sprintf("encode-%d-%03d", b, i), code)
+		}
+		w.settle()
+	}
+	var got []string
+	w.state.Children("encode", func(c *fsm.Workload) bool { got = append(got, c.ID); return true })
+	if len(got) != 2*batch-1 || got[0] != "encode-0-000" || got[1] != "encode-0-002" {
+		t.Fatalf("%d runs are kept, the first are %v; 1,000 that succeeded and the one that failed must be kept", len(got), got[:2])
+	}
+}
+
 // TestCronWakesThePlanner: a step tells the leader to plan again at the next time of a cron.
 func TestCronWakesThePlanner(t *testing.T) {
 	w := newWorld(t)
