@@ -197,6 +197,7 @@ func (c *Cache) namespaceChanged(v fsm.View, ch *fsm.Change) {
 	v.Workloads("", func(w *fsm.Workload) bool {
 		if w.In() == ch.Key && w.Node != "" {
 			c.workloads.add(w.ID)
+			c.capacity.add(w.Node) // workloads that had to leave their node, and did not count there, may stay now
 		}
 		return true
 	})

@@ -36,8 +36,8 @@
 // no new entries.
 //
 // Some kinds of faults are not in AllFaults, so that they do not change the random choices of committed
-// seeds: Drift (drift.go), StopTrouble, Fencers, Rollouts (rollouts.go), DiskStalls (disk.go), Crons (crons.go)
-// and NodeTrouble. Each has a test of its own.
+// seeds: Drift (drift.go), StopTrouble, Fencers, Rollouts (rollouts.go), DiskStalls (disk.go), Crons (crons.go),
+// Placement (placement.go) and NodeTrouble. Each has a test of its own.
 //
 // # Running it
 //

@@ -178,5 +178,8 @@ func (w *world) tidy() {
 		w.ask("uncordon "+m.id, cordon(m.id, false), nil)
 		w.ask("undrain "+m.id, drain(m.id, false), nil)
 	}
+	if w.has(Placement) {
+		w.setPool("")
+	}
 	w.ask("mode normal", setMode("normal"), nil)
 }

@@ -71,6 +71,10 @@ const Crons Fault = 1 << 26
 // machine. It is not in AllFaults, so that it does not change the random choices of committed seeds.
 const NodeTrouble Fault = 1 << 25
 
+// Placement gives workloads required rules about their place, and the namespace a node pool that users change. It is
+// not in AllFaults, so that it does not change the random choices of committed seeds.
+const Placement Fault = 1 << 23
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -80,7 +84,7 @@ var faultNames = []string{
 // extraFaults are the kinds that are not in AllFaults.
 var extraFaults = map[Fault]string{
 	Drift: "Drift", StopTrouble: "StopTrouble", Fencers: "Fencers", Rollouts: "Rollouts", DiskStalls: "DiskStalls",
-	Crons: "Crons", NodeTrouble: "NodeTrouble",
+	Crons: "Crons", NodeTrouble: "NodeTrouble", Placement: "Placement",
 }
 
 // String returns the names of the kinds of faults in a set.
@@ -154,6 +158,7 @@ const (
 	UnnoticedStall             // a leader whose disk hangs goes on leading
 	LateRunsDropped            // the planner creates no runs for times that came some seconds ago
 	NoMoves                    // no workload leaves a node that cannot run it
+	AnyNode                    // the planner assigns workloads to any nodes that are up
 )
 
 // Config determines a run completely.

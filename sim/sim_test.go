@@ -327,6 +327,27 @@ func TestRolloutsKeepTheBound(t *testing.T) {
 	t.Logf("found an update of all members at once: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
 }
 
+// TestRequiredRulesHold: under any faults, each assignment satisfies the required rules of its workload and the node
+// pool of its namespace. The test also checks that the simulator would find a planner that ignores them.
+func TestRequiredRulesHold(t *testing.T) {
+	from, count := seedsAsked(t, 60)
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Placement} }) {
+		t.Error(r)
+	}
+	found := map[string]uint64{}
+	for _, r := range each(t, 1, 30, 30, func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Placement, Sabotage: AnyNode} }) {
+		if rule := r.Violation.Rule; found[rule] == 0 {
+			found[rule] = r.Config.Seed
+		}
+	}
+	for _, rule := range []string{"affinity", "anti-affinity", "spread", "pool"} {
+		if found[rule] == 0 {
+			t.Errorf("workloads were assigned to any nodes, so the simulator must find a violation of %s, but found only %v", rule, found)
+		}
+	}
+	t.Logf("found, by rule and seed: %v", found)
+}
+
 // TestEachTimeOfACronHasOneRun: under any faults, and while the clocks of schedulers jump, each time of a cron
 // has one run. The test also checks that the simulator would find a planner that drops times which passed while
 // no leader planned.

@@ -132,6 +132,10 @@ func (w *world) want() {
 		w.roll()
 		return
 	}
+	if w.has(Placement) && w.chance(30) {
+		w.setPool(pick(&w.clock, []string{"", "", "a", "b"}))
+		return
+	}
 	id := pick(&w.clock, w.users.ids)
 	switch n := w.rng.IntN(100); {
 	case n < 45:
@@ -301,6 +305,9 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	}
 	if w.chance(100) {
 		d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "=", Values: []string{pick(&w.clock, []string{"a", "b"})}}}
+	}
+	if w.has(Placement) {
+		w.addRules(id, group, d)
 	}
 	if w.has(NodeTrouble) {
 		d.Reschedule = &commandv1.Reschedule{Attempts: pick(&w.clock, []int32{2, 10}), Interval: 300 * sec}
