@@ -134,7 +134,7 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 	d.set("web", 1<<30+200<<20, nil)
 	r.apply("web", "img:1", withDisk(2))
 	r.reaches("web", running)
-	// The workload may also run again after files were deleted.
+	// The workload runs again also if its disk use drops below the limit, because files were deleted.
 	d.set("web", 3<<30, nil)
 	r.reaches("web", failing)
 	d.set("web", 1<<30, nil)

@@ -68,7 +68,8 @@ type (
 	// changed.
 	Register struct{}
 
-	// Rebind requests drivers that label instances with another cluster id. The input Engines brings them.
+	// Rebind requests new drivers, which label instances with this cluster id. The input Engines reports that
+	// they were made.
 	Rebind struct{ Cluster string }
 
 	// Watch starts a health check of a running instance and ends any other health check of the workload. If

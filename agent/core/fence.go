@@ -29,9 +29,9 @@ func (e Epoch) Less(other Epoch) bool {
 
 func (e Epoch) String() string { return fmt.Sprintf("%s/%d/%d", e.ClusterID, e.Incarnation, e.Term) }
 
-// Refusal is the reason why an order is refused. If it is fenced, the sender need not try again: it lost its
-// leadership, the order is outdated, or the order is for another agent. Other refusals name a fault in the
-// order.
+// Refusal is the reason why an order is refused. If Fenced is true, a repetition cannot succeed: the sender
+// lost its leadership, the order is outdated, or the order is for another agent. Other refusals name a
+// fault in the order.
 type Refusal struct {
 	Fenced  bool
 	Message string

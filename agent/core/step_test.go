@@ -463,8 +463,8 @@ func TestReportAfterAFailureSaysWhatTheAgentDoes(t *testing.T) {
 	}
 }
 
-// TestTryElsewhere: after as many failed attempts as the policy allows, the report says that another node may be
-// tried, if the cause belongs to the node and nothing of the workload runs.
+// TestTryElsewhere: after Policy.Limit failed attempts, the report says that another node may be tried, if
+// the failures have a cause on this node and no instance of the workload runs.
 func TestTryElsewhere(t *testing.T) {
 	for name, c := range map[string]struct {
 		class    workload.Class

@@ -9,8 +9,8 @@ import (
 
 // Ceiling limits the rights of workloads on the machine, even if the schedulers allow more.
 type Ceiling struct {
-	// Policy limits every workload. If Policy is nil, policy.Baseline limits only the workloads that were
-	// ordered by schedulers that know policies, except in namespaces that only admins use. Other workloads
+	// Policy limits every workload. If Policy is nil, policy.Baseline limits a workload only if a scheduler
+	// that knows policies ordered it and its namespace is open to users who are not admins. Other workloads
 	// are then not limited.
 	Policy *policy.Policy
 	// Private, Protected and Usual: see the fields of driver.Rules with these names.

@@ -62,8 +62,8 @@ func (r *Runner) measure() {
 	})
 }
 
-// fullMeasure is how often the disk use of workloads without a disk limit is measured: in every tenth
-// measurement. It is only displayed.
+// fullMeasure means that the disk use of workloads without a disk limit is measured only in every tenth
+// measurement, because it is only displayed.
 const fullMeasure = 10
 
 // measureDisks measures the disk use of workloads at an interval.

@@ -159,8 +159,8 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 }
 
 // undone returns an error that wraps inFlight if the error cause means that the container (parameter in)
-// has disappeared. Otherwise it returns cause, which may be nil. That happens if the caller of a create
-// disconnects: the engine may list the new container for a moment and then remove it.
+// has disappeared. Otherwise it returns cause, which may be nil. A container may disappear after the caller
+// of its create has disconnected: the engine lists the new container for a moment and then removes it.
 func (d *Driver) undone(ctx context.Context, spec driver.Spec, in *instance, cause error) error {
 	if !cerrdefs.IsNotFound(cause) {
 		return cause
