@@ -282,6 +282,7 @@ func (e *encoder) workload(w *Workload) {
 		e.str("preempted at")
 		e.i64(w.PreemptedAt)
 	}
+	e.moved(w.Moved)
 	if w.Bundle != "" {
 		e.str("bundle")
 		e.str(w.Bundle)

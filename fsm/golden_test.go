@@ -664,6 +664,7 @@ var scenarios = []struct {
 	{"83-system-workloads", systemScenario},
 	{"90-node-pools", nodePoolsScenario},
 	{"91-preemption-times", preemptionTimesScenario},
+	{"92-rebalance", rebalanceScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -108,6 +108,7 @@ var armRules = [...]armRule{
 	{"start_run", 323, 1, false, Refused},
 
 	{"scale_group", 357, 1, false, Refused},
+	{"move_workloads", 372, 1, false, Refused},
 	{"place_members", 330, 1, true, Refused},
 }
 
@@ -249,6 +250,8 @@ func armOf(c Command) arm {
 		return "start_run"
 	case *commandv1.Command_ScaleGroup:
 		return "scale_group"
+	case *commandv1.Command_MoveWorkloads:
+		return "move_workloads"
 	case *commandv1.Command_PlaceMembers:
 		return "place_members"
 	}

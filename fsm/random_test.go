@@ -216,7 +216,7 @@ func (g *stream) advance(s State) Command {
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 74) {
+	switch g.n("command", 0, 76) {
 	case 60:
 		c = putRole(g.odd("role", "admin", "r1", "r2"), g.pick("role permission", "read", "trust", "deploy"))
 	case 61:
@@ -386,6 +386,19 @@ func (g *stream) command(s State) Command {
 		c = evict(&commandv1.Eviction{
 			Workload: id, IfGeneration: g.generation(s, id), Code: g.pick("cause", "Draining", "Preempted", CodeFailedOnNode), Gone: g.n("gone", 0, 3) == 0,
 			PreemptedBy: g.workload(), PreemptedAt: int64(g.n("preempted at", -1, 2)) * g.now,
+		})
+	case 75, 76:
+		x, ok := s.Workload(id)
+		if !ok {
+			x = Bare(id)
+		}
+		a, b, to := s.Alloc(x.Node), Alloc{}, g.node()
+		if b = s.Alloc(to); g.n("stale", 0, 4) == 0 {
+			b.CPU++
+		}
+		c = moves(&commandv1.WorkloadMove{
+			Workload: id, IfGeneration: g.generation(s, id), From: g.odd("from", x.Node, "n9"), To: to, Gain: int64(g.n("gain", 0, 3)),
+			FromReserved: a.Reserved().PB(), ToReserved: b.Reserved().PB(),
 		})
 	case 27:
 		c = &commandv1.Command{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: []*commandv1.Retry{{

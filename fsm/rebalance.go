@@ -1,11 +1,176 @@
 package fsm
 
 import (
+	"fmt"
 	"slices"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/rollout"
 	"github.com/persys/compute/policy"
 )
+
+// A workload that may move leaves its node when another node is better by enough (sched/rebalance.go). It leaves like
+// a workload that is evicted: its node stops it, and then placement chooses its next node. See ADR 62.
+
+// Moved describes the last move of a workload that evened out the load of the nodes.
+type Moved struct {
+	At       int64  // Unix nanoseconds
+	From, To string // To is the node that placement was expected to choose
+	Gain     int64  // in millionths of a node
+}
+
+// BalanceQuiet is how long a workload is not moved again to even out the load, in nanoseconds.
+const BalanceQuiet = 3600 * int64(1e9)
+
+// MaxBalanceMoves is the largest number of moves in one MoveWorkloads command.
+const MaxBalanceMoves = 250
+
+// maxMoveReason is the maximum size of the reason of a move in bytes.
+const maxMoveReason = 512
+
+// Reserved is what is reserved on a node, and the numbers of its workloads and residuals.
+type Reserved struct{ CPU, Memory, Disk, Workloads, Residuals int64 }
+
+// Reserved returns what is reserved on the node.
+func (a *Alloc) Reserved() Reserved {
+	r := Reserved{CPU: a.CPU, Memory: a.Memory, Workloads: int64(a.Workloads), Residuals: int64(a.Residuals)}
+	for _, u := range a.Disk {
+		r.Disk += u.GB
+	}
+	return r
+}
+
+// PB returns the encoding of the amounts in commands.
+func (r Reserved) PB() *commandv1.ReservedAmounts {
+	return &commandv1.ReservedAmounts{CpuMillicores: r.CPU, MemoryMib: r.Memory, DiskGb: r.Disk, Workloads: r.Workloads, Residuals: r.Residuals}
+}
+
+func reservedOf(m *commandv1.ReservedAmounts) Reserved {
+	return Reserved{m.GetCpuMillicores(), m.GetMemoryMib(), m.GetDiskGb(), m.GetWorkloads(), m.GetResiduals()}
+}
+
+// moving is what earlier moves of a command change on a node: the demands that come, and the number of workloads that
+// leave.
+type moving struct {
+	node    string
+	coming  Demand
+	leaving int64
+}
+
+// movingAt returns the element for a node, and appends it if there is none.
+func movingAt(list *[]moving, node string) *moving {
+	i := slices.IndexFunc(*list, func(m moving) bool { return m.node == node })
+	if i < 0 {
+		i = len(*list)
+		*list = append(*list, moving{node: node})
+	}
+	return &(*list)[i]
+}
+
+// moveWorkloads makes workloads leave their nodes to even out the load. Each item of the result has the verdict on one
+// move. A move sees the earlier ones of the command.
+func (t *Tx) moveWorkloads(b *commandv1.MoveWorkloads) (res Result) {
+	if why := movesFault(b.GetMoves()); why != "" {
+		return refuse(Invalid, "%s", why)
+	}
+	if len(b.GetMoves()) == 0 {
+		return Result{Kind: AlreadyDone, Reason: "no move is worth it"}
+	}
+	var at []moving
+	for _, m := range b.GetMoves() {
+		old, why := t.moves(m, &at)
+		if why != "" {
+			res.skip(why)
+			res.Items = append(res.Items, Item{ID: m.GetWorkload(), Kind: Conflict, Reason: why})
+			continue
+		}
+		movingAt(&at, m.GetTo()).coming.add(old.Demand)
+		movingAt(&at, m.GetFrom()).leaving++
+		w := *old
+		t.release(&w, false, CodeRebalanced)
+		message := "moves to node " + m.GetTo() + " to even out the load" + suffix(": ", m.GetReason())
+		w.Reason = Reason{Code: CodeRebalanced, Message: message, At: t.r.info.Clock, Retryable: true}
+		w.Moved = &Moved{At: t.r.info.Clock, From: m.GetFrom(), To: m.GetTo(), Gain: m.GetGain()}
+		t.putWorkload(old, &w)
+		t.event(Event{
+			Type: EventWorkloadEvicted, Workload: w.ID, Node: old.Node, Reason: CodeRebalanced, Message: message,
+			Details: []Label{{"gain_percent", fmt.Sprintf("%d.%d", m.GetGain()/10_000, m.GetGain()/1000%10)}, {"to", m.GetTo()}},
+		})
+		res.Items = append(res.Items, itemOf(&w))
+	}
+	return res
+}
+
+// movesFault describes the first invalid field of a MoveWorkloads command; "" if every field is valid.
+func movesFault(moves []*commandv1.WorkloadMove) string {
+	if n := len(moves); n > MaxBalanceMoves {
+		return fmt.Sprintf("moves: has %d entries, at most %d", n, MaxBalanceMoves)
+	}
+	for i, m := range moves {
+		switch {
+		case !bounds.ValidID(m.GetTo()):
+			return fmt.Sprintf("moves[%d].to: %.64q does not match %s", i, m.GetTo(), bounds.IDRule)
+		case m.GetGain() < 1:
+			return fmt.Sprintf("moves[%d].gain: %d is not above 0", i, m.GetGain())
+		case len(m.GetReason()) > maxMoveReason:
+			return fmt.Sprintf("moves[%d].reason: has %d bytes, at most %d", i, len(m.GetReason()), maxMoveReason)
+		}
+	}
+	return ""
+}
+
+// moves returns the workload that a move names, or why it does not move. at has the earlier moves of the command, by
+// node.
+func (t *Tx) moves(m *commandv1.WorkloadMove, at *[]moving) (w *Workload, why string) {
+	w, why = t.planned(m.GetWorkload(), m.GetIfGeneration())
+	if why != "" {
+		return nil, why
+	}
+	v := t.state()
+	switch {
+	case w.Node != m.GetFrom():
+		return nil, fmt.Sprintf("workload %q is on node %q, not on %q", w.ID, w.Node, m.GetFrom())
+	case w.Node == m.GetTo():
+		return nil, fmt.Sprintf("workload %q is on node %s already", w.ID, w.Node)
+	}
+	if why := Immovable(v, w); why != "" {
+		return nil, fmt.Sprintf("workload %q stays: %s", w.ID, why)
+	}
+	if why := GroupWaits(v, w.Demand.Group); why != "" {
+		return nil, fmt.Sprintf("workload %q stays: %s", w.ID, why)
+	}
+	for _, n := range []struct {
+		id   string
+		seen *commandv1.ReservedAmounts
+	}{{m.GetFrom(), m.GetFromReserved()}, {m.GetTo(), m.GetToReserved()}} {
+		a := v.Alloc(n.id)
+		r := a.Reserved()
+		left := movingAt(at, n.id).leaving
+		r.Workloads, r.Residuals = r.Workloads+left, r.Residuals-left
+		if r != reservedOf(n.seen) {
+			return nil, fmt.Sprintf("the amounts that are reserved on node %q have changed, so the gain for workload %q is not known any more", n.id, w.ID)
+		}
+	}
+	gone, d := *w, *w.Demand
+	gone.Node, gone.Demand = "", &d
+	coming := &movingAt(at, m.GetTo()).coming
+	if slices.ContainsFunc(coming.Ports, func(p HostPort) bool { return slices.ContainsFunc(d.Ports, p.Collides) }) {
+		return nil, fmt.Sprintf("a workload that moves to node %q earlier takes a host port of workload %q", m.GetTo(), w.ID)
+	}
+	d.add(coming)
+	n, _ := t.r.nodes.Get(m.GetTo())
+	if why := t.unfit(&gone, n, m.GetTo()); why != "" {
+		return nil, why
+	}
+	return w, ""
+}
+
+// add adds the amounts and host ports of another demand.
+func (d *Demand) add(o *Demand) {
+	d.CPU, d.Memory, d.Disk = d.CPU+o.CPU, d.Memory+o.Memory, d.Disk+o.Disk
+	d.Ports = slices.Concat(d.Ports, o.Ports)
+}
 
 // Immovable returns why a workload may not be moved only to balance the load of the nodes; "" if it may. The texts
 // contain no figures, so that workloads with the same reason can be counted.
@@ -36,6 +201,8 @@ func Immovable(v View, w *Workload) string {
 		return "it has failed and has not run long enough since"
 	case w.Reason.Code != "":
 		return "it waits or is held (see persysctl why)"
+	case w.Moved != nil && w.Moved.At+BalanceQuiet > v.Info().Clock:
+		return "it was moved to even out the load within the last hour"
 	}
 	return ""
 }
@@ -56,4 +223,29 @@ func GroupWaits(v View, group string) string {
 		return why == ""
 	})
 	return why
+}
+
+func movedOf(m *commandv1.Moved) *Moved {
+	if m == nil {
+		return nil
+	}
+	return &Moved{At: m.GetAt(), From: m.GetFrom(), To: m.GetTo(), Gain: m.GetGain()}
+}
+
+func movedPB(m *Moved) *commandv1.Moved {
+	if m == nil {
+		return nil
+	}
+	return &commandv1.Moved{At: m.At, From: m.From, To: m.To, Gain: m.Gain}
+}
+
+func (e *encoder) moved(m *Moved) {
+	if m == nil {
+		return
+	}
+	for _, s := range [...]string{"moved", m.From, m.To} {
+		e.str(s)
+	}
+	e.i64(m.At)
+	e.i64(m.Gain)
 }

@@ -50,7 +50,7 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 		// These fields are left empty: former specifications have snapshot records of their own, and merged keys are
 		// derived.
 		case reflect.TypeFor[*history](), reflect.TypeFor[*mergedKeys]():
-		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](), reflect.TypeFor[*Job](), reflect.TypeFor[*Exit](), reflect.TypeFor[*JobResult](), reflect.TypeFor[*Template](), reflect.TypeFor[*Cron](), reflect.TypeFor[*TemplateState](), reflect.TypeFor[*Run](), reflect.TypeFor[*Placement](), reflect.TypeFor[*Autoscale](), reflect.TypeFor[*Reschedule](): // records may hold these pointers, because the records they point to never change
+		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](), reflect.TypeFor[*Job](), reflect.TypeFor[*Exit](), reflect.TypeFor[*JobResult](), reflect.TypeFor[*Template](), reflect.TypeFor[*Cron](), reflect.TypeFor[*TemplateState](), reflect.TypeFor[*Run](), reflect.TypeFor[*Placement](), reflect.TypeFor[*Autoscale](), reflect.TypeFor[*Reschedule](), reflect.TypeFor[*Moved](): // records may hold these pointers, because the records they point to never change
 			v.Set(reflect.New(v.Type().Elem()))
 			fill(rt, v.Elem(), path)
 		default:
@@ -280,7 +280,7 @@ func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 	case reflect.Pointer:
 		switch v.Type() {
 		case reflect.TypeFor[*history](), reflect.TypeFor[*mergedKeys](): // skipped: these fields are derived from records that the digest covers
-		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](), reflect.TypeFor[*Job](), reflect.TypeFor[*Exit](), reflect.TypeFor[*JobResult](), reflect.TypeFor[*Template](), reflect.TypeFor[*Cron](), reflect.TypeFor[*TemplateState](), reflect.TypeFor[*Run](), reflect.TypeFor[*Placement](), reflect.TypeFor[*Autoscale](), reflect.TypeFor[*Reschedule]():
+		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](), reflect.TypeFor[*Job](), reflect.TypeFor[*Exit](), reflect.TypeFor[*JobResult](), reflect.TypeFor[*Template](), reflect.TypeFor[*Cron](), reflect.TypeFor[*TemplateState](), reflect.TypeFor[*Run](), reflect.TypeFor[*Placement](), reflect.TypeFor[*Autoscale](), reflect.TypeFor[*Reschedule](), reflect.TypeFor[*Moved]():
 			eachLeaf(v.Elem(), path, visit)
 		default:
 			panic(path + " is a " + v.Type().String())

@@ -274,6 +274,8 @@ func (t *Tx) judge(c Command) Result {
 		return t.startRun(b.StartRun)
 	case *commandv1.Command_ScaleGroup:
 		return t.scaleGroup(b.ScaleGroup)
+	case *commandv1.Command_MoveWorkloads:
+		return t.moveWorkloads(b.MoveWorkloads)
 	case *commandv1.Command_PlaceMembers:
 		return t.placeMembers(b.PlaceMembers)
 	}

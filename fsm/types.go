@@ -269,6 +269,7 @@ const (
 	CodeCronMissed        = "CronMissed"        // a time of a schedule got no run, because it was too late or no run could be created
 	CodeCronSkipped       = "CronSkipped"       // a time of a schedule got no run, because an earlier run had not ended
 	CodeFailedOnNode      = "FailedOnNode"      // the node could not run the workload for a cause of its own, so the workload left it
+	CodeRebalanced        = "Rebalanced"        // the workload was evicted to even out the load of the nodes
 	CodeAwaitTurn         = "AwaitTurn"         // the job waits: as many members of its group run as its parallelism allows
 )
 
@@ -414,6 +415,8 @@ type Workload struct {
 	PreemptedBy string
 	// PreemptedAt is the time of the last preemption of this workload, Unix nanoseconds; 0 = none is recorded.
 	PreemptedAt int64
+	// Moved is the last move that evened out the load of the nodes; nil if there was none.
+	Moved *Moved
 	// Adopted is, for a workload imported from legacy v1 schedulers, the revision that Node already runs. It
 	// counts as the revision of Content until the specification changes or the workload leaves Node. "" for
 	// other workloads.

@@ -97,6 +97,7 @@ var methods = map[string]method{
 	clusterv1.Cluster_LabelNode_FullMethodName:        {leader, access.Nodes, gateways, receipted, clusterWide, "label node"},
 	clusterv1.Cluster_TaintNode_FullMethodName:        {leader, access.Nodes, gateways, receipted, clusterWide, "taint node"},
 	clusterv1.Cluster_PreviewRebalance_FullMethodName: {read, access.Read, gateways, repeatable, clusterWide, "preview rebalance"},
+	clusterv1.Cluster_ApplyRebalance_FullMethodName:   {leader, access.Nodes, gateways, receipted, clusterWide, "apply rebalance"},
 	clusterv1.Cluster_RemoveNode_FullMethodName:       {leader, access.Fence, gateways, receipted, clusterWide, "remove node"},
 	clusterv1.Cluster_FenceNode_FullMethodName:        {leader, access.Fence, gateways, receipted, clusterWide, "fence node"},
 	clusterv1.Cluster_Logs_FullMethodName:             {local, access.Logs, gateways, repeatable, namespaced, "logs"},

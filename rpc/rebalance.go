@@ -2,10 +2,12 @@ package rpc
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
 )
 
@@ -15,7 +17,7 @@ const defaultMinGain = 10
 
 // PreviewRebalance implements the call of cluster.v1.
 func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewRebalanceRequest) (*clusterv1.PreviewRebalanceResponse, error) {
-	limits, err := balanceLimits(req.GetMaxMoves(), req.GetMinGainPercent())
+	limits, err := balanceLimits(req.GetMaxMoves(), req.GetMinGainPercent(), sched.MaxBalanceMoves)
 	if err != nil {
 		return nil, err
 	}
@@ -28,14 +30,16 @@ func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewReb
 		return nil, status.FromContextError(err).Err()
 	}
 	defer s.balancing.Release(1)
+	limits.Stop = func() bool { return ctx.Err() != nil }
 	b := sched.Rebalance(r.View, limits, s.cfg.Tuning)
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
 	out := &clusterv1.PreviewRebalanceResponse{
 		Before: imbalanceView(b.Before), After: imbalanceView(b.After), Movable: uint32(b.Movable), Index: r.index,
 	}
 	for _, m := range b.Moves {
-		out.Moves = append(out.Moves, &clusterv1.RebalanceMove{
-			WorkloadId: m.Workload, FromNodeId: m.From, ToNodeId: m.To, GainPercent: percentOf(m.Gain), Reason: m.Reason,
-		})
+		out.Moves = append(out.Moves, moveView(m))
 	}
 	for _, c := range b.Unmovable {
 		out.Immovable = append(out.Immovable, &clusterv1.ImmovableWorkloads{Reason: c.Reason, Workloads: uint32(c.Workloads)})
@@ -43,16 +47,66 @@ func (s *Server) PreviewRebalance(ctx context.Context, req *clusterv1.PreviewReb
 	return out, nil
 }
 
-// balanceLimits returns the limits of a request.
-func balanceLimits(moves, gain uint32) (l sched.BalanceLimits, err error) {
+// ApplyRebalance implements the call of cluster.v1 on the leader.
+func (s *Server) ApplyRebalance(ctx context.Context, req *clusterv1.ApplyRebalanceRequest) (*clusterv1.ApplyRebalanceResponse, error) {
+	limits, err := balanceLimits(req.GetMaxMoves(), req.GetMinGainPercent(), fsm.MaxBalanceMoves)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.balancing.Acquire(ctx, 1); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	defer s.balancing.Release(1)
+	view, err := s.latest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	limits.OneOfGroup, limits.Stop = true, func() bool { return ctx.Err() != nil }
+	b := sched.Rebalance(view, limits, s.cfg.Tuning)
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	// A command without moves is proposed, too: if the request was sent before, its receipt has the moves.
+	r, err := s.mutate(ctx, req.GetRequestId(), sched.MoveCommand(b.Moves))
+	if err != nil {
+		return nil, err
+	}
+	if view, err = s.store.At(ctx, r.Index); err != nil {
+		return nil, err
+	}
+	out := &clusterv1.ApplyRebalanceResponse{Index: r.Index}
+	for _, it := range r.Items {
+		m := &clusterv1.RebalanceMove{WorkloadId: it.ID}
+		if i := slices.IndexFunc(b.Moves, func(m sched.BalanceMove) bool { return m.Workload == it.ID }); i >= 0 && !r.Duplicate {
+			m = moveView(b.Moves[i])
+		}
+		if it.Kind != fsm.OK {
+			m.Reason = it.Reason
+			out.Dropped = append(out.Dropped, m)
+			continue
+		}
+		if w, ok := view.Workload(it.ID); ok && w.Moved != nil {
+			m.FromNodeId, m.ToNodeId, m.GainPercent = w.Moved.From, w.Moved.To, percentOf(w.Moved.Gain)
+		}
+		out.Moves = append(out.Moves, m)
+	}
+	return out, nil
+}
+
+func moveView(m sched.BalanceMove) *clusterv1.RebalanceMove {
+	return &clusterv1.RebalanceMove{WorkloadId: m.Workload, FromNodeId: m.From, ToNodeId: m.To, GainPercent: percentOf(m.Gain), Reason: m.Reason}
+}
+
+// balanceLimits returns the limits of a request, whose max_moves may be at most most.
+func balanceLimits(moves, gain uint32, most int) (l sched.BalanceLimits, err error) {
 	switch {
-	case moves > sched.MaxBalanceMoves:
-		return l, errorf(KindInvalid, "max_moves: %d is not in 1..%d", moves, sched.MaxBalanceMoves)
+	case int64(moves) > int64(most):
+		return l, errorf(KindInvalid, "max_moves: %d is not in 1..%d", moves, most)
 	case gain > 100:
 		return l, errorf(KindInvalid, "min_gain_percent: %d is not in 1..100", gain)
 	}
 	if moves == 0 {
-		moves = sched.MaxBalanceMoves
+		moves = uint32(most)
 	}
 	if gain == 0 {
 		gain = defaultMinGain

@@ -51,3 +51,39 @@ func TestPreviewRebalance(t *testing.T) {
 		code(t, err, codes.InvalidArgument)
 	}
 }
+
+// TestApplyRebalance: the call moves a workload, a repeated request gets the same answer, and a move that is not allowed
+// any more is dropped with its reason.
+func TestApplyRebalance(t *testing.T) {
+	g := newGroup(t, 2)
+	g.place("web", "a")
+	g.together()
+	req := &clusterv1.ApplyRebalanceRequest{RequestId: requestID(t), MinGainPercent: 60}
+	r, err := g.cluster(1).ApplyRebalance(ctxFor(t), req)
+	ok(t, err)
+	is(t, "moves with a gain of 60 %", len(r.GetMoves()), 0)
+	req = &clusterv1.ApplyRebalanceRequest{RequestId: requestID(t)}
+	r, err = g.cluster(1).ApplyRebalance(ctxFor(t), req)
+	ok(t, err)
+	is(t, "moves", len(r.GetMoves()), 1)
+	is(t, "dropped moves", len(r.GetDropped()), 0)
+	m := r.GetMoves()[0]
+	is(t, "from", m.GetFromNodeId(), "a")
+	is(t, "to", m.GetToNodeId(), "b")
+	is(t, "gain of at least half a node", m.GetGainPercent() >= 50 && m.GetGainPercent() < 51, true)
+	w, _ := g.now().Workload(m.GetWorkloadId())
+	is(t, "reason in the record", w.Reason.Code, fsm.CodeRebalanced)
+	is(t, "index", r.GetIndex(), w.ModifyIndex)
+	again, err := g.cluster(0).ApplyRebalance(ctxFor(t), req)
+	ok(t, err)
+	is(t, "moves of the repeated request", len(again.GetMoves()), 1)
+	is(t, "workload of the repeated request", again.GetMoves()[0].GetWorkloadId(), m.GetWorkloadId())
+	is(t, "target of the repeated request", again.GetMoves()[0].GetToNodeId(), "b")
+	r, err = g.cluster(1).ApplyRebalance(ctxFor(t), &clusterv1.ApplyRebalanceRequest{RequestId: requestID(t)})
+	ok(t, err)
+	is(t, "moves while the member is away", len(r.GetMoves()), 0)
+	for _, req := range []*clusterv1.ApplyRebalanceRequest{{MaxMoves: 251}, {MinGainPercent: 101}} {
+		_, err := g.cluster(0).ApplyRebalance(ctxFor(t), req)
+		code(t, err, codes.InvalidArgument)
+	}
+}

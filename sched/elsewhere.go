@@ -172,7 +172,11 @@ func (p *planner) movesText(w *fsm.Workload) string {
 			return "it moves to another node, because node " + n.ID + " cannot run it"
 		}
 	}
-	return prefixed("it left ", leftText(w.LeftSince(p.Now-w.Demand.MoveLimit().Interval)))
+	left := prefixed("it left ", leftText(w.LeftSince(p.Now-w.Demand.MoveLimit().Interval)))
+	if m := w.Moved; m != nil {
+		left = strings.TrimPrefix(left+"; it left node "+m.From+" for node "+m.To+" at "+clock(m.At)+" to even out the load, gain "+percent(m.Gain), "; ")
+	}
+	return left
 }
 
 // leftText lists nodes that a workload left, e.g. "node a at 2026-11-27 10:00 UTC (STORAGE_FULL: no space left)".

@@ -137,7 +137,7 @@ func (p *planner) reserveLeft() {
 // up, to move it to another one.
 func leftByChoice(code string) bool {
 	switch code {
-	case fsm.CodeDraining, fsm.CodeTainted, fsm.CodeDoesNotFit, fsm.CodeRuntimeNotOffered, CodeConstraintChanged, fsm.CodeFailedOnNode:
+	case fsm.CodeDraining, fsm.CodeTainted, fsm.CodeDoesNotFit, fsm.CodeRuntimeNotOffered, CodeConstraintChanged, fsm.CodeFailedOnNode, fsm.CodeRebalanced:
 		return true
 	}
 	return false

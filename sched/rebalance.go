@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -25,11 +26,16 @@ import (
 type BalanceLimits struct {
 	Moves   int   // maximum number of moves
 	MinGain int64 // smallest gain of a move, in millionths of a node; at least 1
-	// GroupsOnly excludes workloads that are not one of several members of a group: they serve nothing while
-	// they move.
-	GroupsOnly bool
+	// OneOfGroup allows one move for each group, so that all moves can be made at the same time.
+	OneOfGroup bool
 	// MinAge excludes workloads that were placed less than this time ago, in nanoseconds.
 	MinAge int64
+	// Evaluations is the maximum number of workloads for which another node is searched; 0 = 200,000. More moves may
+	// be found by another search.
+	Evaluations int
+	// Stop is called between two searches and ends the rebalancing when it returns true; it may be nil. Then the
+	// result has the moves that were found before.
+	Stop func() bool
 }
 
 // WholeNode is the load of a full node, in the unit of gains and loads.
@@ -38,16 +44,32 @@ const WholeNode = whole
 // MaxBalanceMoves is the largest number of moves of one rebalancing.
 const MaxBalanceMoves = 1000
 
-// maxEvaluations limits the searches of one rebalancing, so that it ends within seconds in every cluster. A
-// rebalancing that reaches the limit may leave moves for the next one.
+// maxEvaluations is the default of BalanceLimits.Evaluations, so that a rebalancing ends within seconds in every
+// cluster.
 const maxEvaluations = 200_000
 
 // BalanceMove is one move of a rebalancing. Gain is in millionths of a node.
 type BalanceMove struct {
-	Workload string
-	From, To NodeID
-	Gain     int64
-	Reason   string
+	Workload     string
+	From, To     NodeID
+	Gain         int64
+	Reason       string
+	generation   fsm.Generation
+	fromReserved fsm.Reserved // in the state from which the moves were computed
+	toReserved   fsm.Reserved
+}
+
+// MoveCommand returns the command that carries out moves of one rebalancing with OneOfGroup, at most
+// fsm.MaxBalanceMoves of them. It has no head.
+func MoveCommand(moves []BalanceMove) fsm.Command {
+	b := &commandv1.MoveWorkloads{}
+	for _, m := range moves {
+		b.Moves = append(b.Moves, &commandv1.WorkloadMove{
+			Workload: m.Workload, IfGeneration: fsm.GenerationPB(m.generation), From: m.From, To: m.To, Gain: m.Gain,
+			Reason: fmt.Sprintf("gain %s; %s", percent(m.Gain), m.Reason), FromReserved: m.fromReserved.PB(), ToReserved: m.toReserved.PB(),
+		})
+	}
+	return &commandv1.Command{Body: &commandv1.Command_MoveWorkloads{MoveWorkloads: b}}
 }
 
 // Imbalance describes how unevenly the ready nodes are loaded. The load of a node is the mean reserved share of its
@@ -79,7 +101,7 @@ func Rebalance(v fsm.View, l BalanceLimits, t Tuning) Balance {
 	b := p.newBalancing(l)
 	out := Balance{Before: p.c.nodes.imbalance()}
 	byNode := b.candidates(&out)
-	for len(out.Moves) < l.Moves && b.evaluations < maxEvaluations {
+	for len(out.Moves) < l.Moves && !b.ends() {
 		before := len(out.Moves)
 		slices.SortStableFunc(byNode, func(x, y *nodeWork) int {
 			return cmp.Compare(p.c.nodes.hot[y.slot].load, p.c.nodes.hot[x.slot].load)
@@ -135,12 +157,15 @@ func (b *balancing) candidates(out *Balance) (byNode []*nodeWork) {
 		if w.Node == "" || w.Desired != fsm.DesiredRunning {
 			return true
 		}
-		if text := b.stays(w); text != "" {
+		s, known := x.slotOf[w.Node]
+		if !known {
+			return true
+		}
+		if text := b.stays(w, s); text != "" {
 			why(text)
 			return true
 		}
 		out.Movable++
-		s := x.slotOf[w.Node]
 		if nodes[s] == nil {
 			nodes[s] = &nodeWork{slot: s}
 			byNode = append(byNode, nodes[s])
@@ -168,7 +193,16 @@ type balancing struct {
 	holders     map[string][]near // placed workloads with affinities to other workloads, by target
 	groups      map[string]string // result of fsm.GroupWaits, by group
 	moved       map[string]int32  // slots of the workloads that this rebalancing has moved
+	movedOf     map[string]bool   // groups of these workloads
+	unsettled   map[int32]bool    // nodes whose load does not show yet what leaves and comes
 	evaluations int
+	stopped     bool
+}
+
+// ends reports whether the rebalancing has reached its limit of searches, or shall stop.
+func (b *balancing) ends() bool {
+	b.stopped = b.stopped || b.evaluations >= cmp.Or(b.limits.Evaluations, maxEvaluations) || b.limits.Stop != nil && b.limits.Stop()
+	return b.stopped
 }
 
 // near is one affinity of a placed workload to other workloads.
@@ -181,8 +215,10 @@ func (p *planner) newBalancing(l BalanceLimits) *balancing {
 	x := p.c.nodes
 	b := &balancing{
 		p: p, limits: l, weight: x.weights(), packed: make([]int64, len(x.recs)),
-		holders: map[string][]near{}, groups: map[string]string{}, moved: map[string]int32{},
+		holders: map[string][]near{}, groups: map[string]string{}, moved: map[string]int32{}, movedOf: map[string]bool{},
+		unsettled: map[int32]bool{},
 	}
+	b.settleLoads()
 	p.State.Workloads("", func(w *fsm.Workload) bool {
 		s, placed := x.slotOf[w.Node]
 		if !placed {
@@ -203,6 +239,23 @@ func (p *planner) newBalancing(l BalanceLimits) *balancing {
 		return true
 	})
 	return b
+}
+
+// settleLoads reserves room for the workloads that have left a node and wait until it has stopped them, and finds the
+// nodes whose load is not what it will be: those that still run such workloads, and those that such workloads will
+// probably get. Nothing leaves these nodes, because their load may be lower than it seems.
+func (b *balancing) settleLoads() {
+	p, x := b.p, b.p.c.nodes
+	before := make([]uint32, len(x.recs))
+	for s := range x.recs {
+		before[s] = x.hot[s].load
+	}
+	p.reserveLeft()
+	for s, n := range x.recs {
+		if a := p.State.Alloc(n.ID); a.Residuals > 0 || x.hot[s].load != before[s] {
+			b.unsettled[int32(s)] = true
+		}
+	}
 }
 
 // weights returns the size of each node in thousandths of the average node, from 1 to 100,000.
@@ -257,18 +310,16 @@ func (x *nodeIndex) imbalance() (out Imbalance) {
 }
 
 // stays returns why a workload may not move now; "" if it may.
-func (b *balancing) stays(w *fsm.Workload) string {
+func (b *balancing) stays(w *fsm.Workload, s int32) string {
 	p := b.p
 	if why := fsm.Immovable(p.State, w); why != "" {
 		return why
 	}
-	if n, _ := p.State.Node(w.Node); n != nil {
-		if code, _, _ := p.mustLeave(w, n); code != "" {
-			return "it leaves its node for another reason"
-		}
+	if code, _, _ := p.mustLeave(w, p.c.nodes.recs[s]); code != "" {
+		return "it leaves its node for another reason"
 	}
-	if b.limits.GroupsOnly && p.lone(w) {
-		return "it is not one of several members of a group, and would be away while it moves"
+	if b.unsettled[s] {
+		return "its node still stops other workloads, or expects some"
 	}
 	if b.limits.MinAge > 0 && w.AssignedAt+b.limits.MinAge > p.Now {
 		return "it was placed only a short time ago"
@@ -280,20 +331,6 @@ func (b *balancing) stays(w *fsm.Workload) string {
 		b.groups[g] = why
 	}
 	return why
-}
-
-// lone reports whether a workload is not one of several running members of a group.
-func (p *planner) lone(w *fsm.Workload) bool {
-	n := 0
-	if w.Demand.Group != "" {
-		p.State.Group(w.Demand.Group, func(m *fsm.Workload) bool {
-			if m.Desired == fsm.DesiredRunning {
-				n++
-			}
-			return n < 2
-		})
-	}
-	return n < 2
 }
 
 // weighed is one possible move, with what it is worth.
@@ -311,6 +348,12 @@ type weighed struct {
 func (b *balancing) bestOf(list []*fsm.Workload) (best weighed, at int) {
 	at = -1
 	for i, w := range list {
+		if b.ends() {
+			break
+		}
+		if b.limits.OneOfGroup && b.movedOf[w.Demand.Group] {
+			continue
+		}
 		m, ok := b.weigh(w)
 		if ok && (at < 0 || m.cost < best.cost || m.cost == best.cost && m.gain > best.gain) {
 			best, at = m, i
@@ -547,6 +590,9 @@ func (b *balancing) carryOut(m weighed) BalanceMove {
 	x.take(&freed, m.from, -1)
 	p.c.promise(p.State, subjectOf(m.w), m.w.Demand, m.to)
 	b.moved[m.w.ID] = m.to
+	if g := m.w.Demand.Group; g != "" {
+		b.movedOf[g] = true
+	}
 	return out
 }
 
@@ -565,7 +611,12 @@ func (b *balancing) describe(m weighed) BalanceMove {
 	if m.broken {
 		reason += "; a required rule does not hold here any more"
 	}
-	return BalanceMove{Workload: m.w.ID, From: x.recs[m.from].ID, To: x.recs[m.to].ID, Gain: m.gain, Reason: reason}
+	from, to := x.recs[m.from].ID, x.recs[m.to].ID
+	fromAlloc, toAlloc := b.p.State.Alloc(from), b.p.State.Alloc(to)
+	return BalanceMove{
+		Workload: m.w.ID, From: from, To: to, Gain: m.gain, Reason: reason,
+		generation: m.w.Generation, fromReserved: fromAlloc.Reserved(), toReserved: toAlloc.Reserved(),
+	}
 }
 
 // percent formats a part of a node, such as 0.123 as "12.3 %".

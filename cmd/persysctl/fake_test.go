@@ -61,6 +61,7 @@ type fake struct {
 	stale     bool
 	members   []*controlv1.SystemMembers // members of the system workload "log", one value for each read; the last one stays
 	rolls     int                        // number of times that the state of a rollout was read
+	rounds    int                        // number of calls of ApplyRebalance
 	leaderAt  string                     // address of the leader, sent in trailers
 	slow      time.Duration
 

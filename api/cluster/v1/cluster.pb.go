@@ -11944,6 +11944,130 @@ func (x *PreviewRebalanceResponse) GetIndex() uint64 {
 	return 0
 }
 
+type ApplyRebalanceRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Smallest gain of a move in percent of a node, 1 to 100. 0 = 10.
+	MinGainPercent uint32 `protobuf:"varint,2,opt,name=min_gain_percent,json=minGainPercent,proto3" json:"min_gain_percent,omitempty"`
+	// Largest number of moves, 1 to 250. 0 = 250.
+	MaxMoves      uint32 `protobuf:"varint,3,opt,name=max_moves,json=maxMoves,proto3" json:"max_moves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyRebalanceRequest) Reset() {
+	*x = ApplyRebalanceRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyRebalanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyRebalanceRequest) ProtoMessage() {}
+
+func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyRebalanceRequest.ProtoReflect.Descriptor instead.
+func (*ApplyRebalanceRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
+}
+
+func (x *ApplyRebalanceRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ApplyRebalanceRequest) GetMinGainPercent() uint32 {
+	if x != nil {
+		return x.MinGainPercent
+	}
+	return 0
+}
+
+func (x *ApplyRebalanceRequest) GetMaxMoves() uint32 {
+	if x != nil {
+		return x.MaxMoves
+	}
+	return 0
+}
+
+type ApplyRebalanceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The moves that were begun. Each of these workloads is being stopped on its node, and is then placed anew.
+	Moves []*RebalanceMove `protobuf:"bytes,1,rep,name=moves,proto3" json:"moves,omitempty"`
+	// The moves that were found and then refused, because the state had changed meanwhile. The reason says why.
+	Dropped       []*RebalanceMove `protobuf:"bytes,2,rep,name=dropped,proto3" json:"dropped,omitempty"`
+	Index         uint64           `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyRebalanceResponse) Reset() {
+	*x = ApplyRebalanceResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyRebalanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyRebalanceResponse) ProtoMessage() {}
+
+func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyRebalanceResponse.ProtoReflect.Descriptor instead.
+func (*ApplyRebalanceResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
+}
+
+func (x *ApplyRebalanceResponse) GetMoves() []*RebalanceMove {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+func (x *ApplyRebalanceResponse) GetDropped() []*RebalanceMove {
+	if x != nil {
+		return x.Dropped
+	}
+	return nil
+}
+
+func (x *ApplyRebalanceResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 // RebalanceMove is one move of a workload that evens out the load.
 type RebalanceMove struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -11959,7 +12083,7 @@ type RebalanceMove struct {
 
 func (x *RebalanceMove) Reset() {
 	*x = RebalanceMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11971,7 +12095,7 @@ func (x *RebalanceMove) String() string {
 func (*RebalanceMove) ProtoMessage() {}
 
 func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11984,7 +12108,7 @@ func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceMove.ProtoReflect.Descriptor instead.
 func (*RebalanceMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *RebalanceMove) GetWorkloadId() string {
@@ -12036,7 +12160,7 @@ type Imbalance struct {
 
 func (x *Imbalance) Reset() {
 	*x = Imbalance{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12048,7 +12172,7 @@ func (x *Imbalance) String() string {
 func (*Imbalance) ProtoMessage() {}
 
 func (x *Imbalance) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12061,7 +12185,7 @@ func (x *Imbalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Imbalance.ProtoReflect.Descriptor instead.
 func (*Imbalance) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *Imbalance) GetDeviationPercent() float64 {
@@ -12095,7 +12219,7 @@ type ImmovableWorkloads struct {
 
 func (x *ImmovableWorkloads) Reset() {
 	*x = ImmovableWorkloads{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12107,7 +12231,7 @@ func (x *ImmovableWorkloads) String() string {
 func (*ImmovableWorkloads) ProtoMessage() {}
 
 func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12120,7 +12244,7 @@ func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImmovableWorkloads.ProtoReflect.Descriptor instead.
 func (*ImmovableWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ImmovableWorkloads) GetReason() string {
@@ -13186,7 +13310,16 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x05after\x18\x03 \x01(\v2\x1c.persys.cluster.v1.ImbalanceR\x05after\x12\x18\n" +
 	"\amovable\x18\x04 \x01(\rR\amovable\x12C\n" +
 	"\timmovable\x18\x05 \x03(\v2%.persys.cluster.v1.ImmovableWorkloadsR\timmovable\x12\x14\n" +
-	"\x05index\x18\x06 \x01(\x04R\x05index\"\xab\x01\n" +
+	"\x05index\x18\x06 \x01(\x04R\x05index\"}\n" +
+	"\x15ApplyRebalanceRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12(\n" +
+	"\x10min_gain_percent\x18\x02 \x01(\rR\x0eminGainPercent\x12\x1b\n" +
+	"\tmax_moves\x18\x03 \x01(\rR\bmaxMoves\"\xa2\x01\n" +
+	"\x16ApplyRebalanceResponse\x126\n" +
+	"\x05moves\x18\x01 \x03(\v2 .persys.cluster.v1.RebalanceMoveR\x05moves\x12:\n" +
+	"\adropped\x18\x02 \x03(\v2 .persys.cluster.v1.RebalanceMoveR\adropped\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"\xab\x01\n" +
 	"\rRebalanceMove\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12 \n" +
@@ -13202,7 +13335,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x0fhighest_percent\x18\x03 \x01(\x01R\x0ehighestPercent\"J\n" +
 	"\x12ImmovableWorkloads\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1c\n" +
-	"\tworkloads\x18\x02 \x01(\rR\tworkloads2\xba-\n" +
+	"\tworkloads\x18\x02 \x01(\rR\tworkloads2\xa1.\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12J\n" +
@@ -13220,7 +13353,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\tFenceNode\x12#.persys.cluster.v1.FenceNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
 	"\tLabelNode\x12#.persys.cluster.v1.LabelNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
 	"\tTaintNode\x12#.persys.cluster.v1.TaintNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12k\n" +
-	"\x10PreviewRebalance\x12*.persys.cluster.v1.PreviewRebalanceRequest\x1a+.persys.cluster.v1.PreviewRebalanceResponse\x12E\n" +
+	"\x10PreviewRebalance\x12*.persys.cluster.v1.PreviewRebalanceRequest\x1a+.persys.cluster.v1.PreviewRebalanceResponse\x12e\n" +
+	"\x0eApplyRebalance\x12(.persys.cluster.v1.ApplyRebalanceRequest\x1a).persys.cluster.v1.ApplyRebalanceResponse\x12E\n" +
 	"\x04Logs\x12\x1e.persys.cluster.v1.LogsRequest\x1a\x1b.persys.cluster.v1.LogChunk0\x01\x12K\n" +
 	"\x04Exec\x12\x1e.persys.cluster.v1.ExecRequest\x1a\x1f.persys.cluster.v1.ExecResponse(\x010\x01\x12b\n" +
 	"\rRecordSession\x12'.persys.cluster.v1.RecordSessionRequest\x1a(.persys.cluster.v1.RecordSessionResponse\x12\\\n" +
@@ -13304,7 +13438,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 181)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 183)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateGossipRequest)(nil),        // 0: persys.cluster.v1.RotateGossipRequest
 	(*RotateGossipResponse)(nil),       // 1: persys.cluster.v1.RotateGossipResponse
@@ -13476,69 +13610,71 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*ScaleGroupResponse)(nil),         // 167: persys.cluster.v1.ScaleGroupResponse
 	(*PreviewRebalanceRequest)(nil),    // 168: persys.cluster.v1.PreviewRebalanceRequest
 	(*PreviewRebalanceResponse)(nil),   // 169: persys.cluster.v1.PreviewRebalanceResponse
-	(*RebalanceMove)(nil),              // 170: persys.cluster.v1.RebalanceMove
-	(*Imbalance)(nil),                  // 171: persys.cluster.v1.Imbalance
-	(*ImmovableWorkloads)(nil),         // 172: persys.cluster.v1.ImmovableWorkloads
-	nil,                                // 173: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 174: persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	nil,                                // 175: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	nil,                                // 176: persys.cluster.v1.Namespace.NodeLabelsEntry
-	nil,                                // 177: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	nil,                                // 178: persys.cluster.v1.Account.ClaimsEntry
-	nil,                                // 179: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	nil,                                // 180: persys.cluster.v1.StartRunRequest.ParametersEntry
-	(*timestamppb.Timestamp)(nil),      // 181: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 182: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 183: persys.control.v1.WorkloadAction
-	(*v1.AutoscaleStatus)(nil),         // 184: persys.control.v1.AutoscaleStatus
-	(*v1.ApplyWorkloadRequest)(nil),    // 185: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 186: persys.control.v1.ApplyWorkloadResponse
-	(*v1.TakenBack)(nil),               // 187: persys.control.v1.TakenBack
-	(*v1.Taint)(nil),                   // 188: persys.control.v1.Taint
-	(*v1.NodeView)(nil),                // 189: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 190: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 191: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 192: persys.control.v1.UpdateStrategy
+	(*ApplyRebalanceRequest)(nil),      // 170: persys.cluster.v1.ApplyRebalanceRequest
+	(*ApplyRebalanceResponse)(nil),     // 171: persys.cluster.v1.ApplyRebalanceResponse
+	(*RebalanceMove)(nil),              // 172: persys.cluster.v1.RebalanceMove
+	(*Imbalance)(nil),                  // 173: persys.cluster.v1.Imbalance
+	(*ImmovableWorkloads)(nil),         // 174: persys.cluster.v1.ImmovableWorkloads
+	nil,                                // 175: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 176: persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	nil,                                // 177: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	nil,                                // 178: persys.cluster.v1.Namespace.NodeLabelsEntry
+	nil,                                // 179: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	nil,                                // 180: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 181: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 182: persys.cluster.v1.StartRunRequest.ParametersEntry
+	(*timestamppb.Timestamp)(nil),      // 183: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 184: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 185: persys.control.v1.WorkloadAction
+	(*v1.AutoscaleStatus)(nil),         // 186: persys.control.v1.AutoscaleStatus
+	(*v1.ApplyWorkloadRequest)(nil),    // 187: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 188: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 189: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 190: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 191: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 192: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 193: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 194: persys.control.v1.UpdateStrategy
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	8,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	181, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	183, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	11,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	181, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	181, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	183, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	183, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	11,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	181, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	181, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	183, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	183, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	17,  // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	8,   // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	181, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	181, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	183, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	183, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	22,  // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	22,  // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	181, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	183, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	31,  // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	181, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	181, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	173, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	183, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	183, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	175, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
 	37,  // 19: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
-	182, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	184, // 20: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	42,  // 21: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	41,  // 22: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	183, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	184, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	185, // 25: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	186, // 26: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	185, // 27: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	185, // 23: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	186, // 24: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	187, // 25: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	188, // 26: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	187, // 27: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	47,  // 28: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	42,  // 29: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	41,  // 30: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	187, // 31: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	189, // 31: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
 	48,  // 32: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	185, // 33: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	186, // 34: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	174, // 35: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	188, // 36: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	189, // 37: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	187, // 33: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	188, // 34: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	176, // 35: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	190, // 36: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	191, // 37: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	58,  // 38: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
 	63,  // 39: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
 	64,  // 40: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
@@ -13546,22 +13682,22 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	66,  // 42: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
 	61,  // 43: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
 	67,  // 44: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	175, // 45: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	181, // 46: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	181, // 47: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	181, // 48: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	177, // 45: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	183, // 46: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	183, // 47: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	183, // 48: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	71,  // 49: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	181, // 50: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	183, // 50: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
 	47,  // 51: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	190, // 52: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	192, // 52: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
 	74,  // 53: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
 	47,  // 54: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	181, // 55: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	183, // 55: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	84,  // 56: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	84,  // 57: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	84,  // 58: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 59: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	181, // 60: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	183, // 60: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	88,  // 61: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	84,  // 62: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	94,  // 63: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
@@ -13569,202 +13705,206 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	104, // 65: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
 	88,  // 66: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	87,  // 67: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	181, // 68: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	183, // 68: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
 	108, // 69: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	185, // 70: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	187, // 70: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
 	115, // 71: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
 	118, // 72: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
 	119, // 73: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	181, // 74: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	181, // 75: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	183, // 74: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	183, // 75: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
 	122, // 76: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
 	122, // 77: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	181, // 78: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	181, // 79: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	176, // 80: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
+	183, // 78: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	183, // 79: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	178, // 80: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
 	123, // 81: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
 	122, // 82: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	177, // 83: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	179, // 83: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
 	123, // 84: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	181, // 85: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	183, // 85: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
 	129, // 86: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	181, // 87: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	183, // 87: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
 	136, // 88: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	181, // 89: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	183, // 89: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
 	142, // 90: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	181, // 91: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	178, // 92: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	181, // 93: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	183, // 91: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	180, // 92: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	183, // 93: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
 	146, // 94: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	179, // 95: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	181, // 95: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
 	146, // 96: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
 	155, // 97: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	181, // 98: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	191, // 99: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	192, // 100: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	183, // 98: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	193, // 99: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	194, // 100: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
 	161, // 101: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	181, // 102: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	181, // 103: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	180, // 104: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	170, // 105: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	171, // 106: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
-	171, // 107: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
-	172, // 108: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
-	30,  // 109: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	34,  // 110: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	35,  // 111: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	38,  // 112: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	40,  // 113: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	44,  // 114: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	46,  // 115: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	50,  // 116: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	52,  // 117: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	53,  // 118: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	54,  // 119: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	55,  // 120: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	56,  // 121: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	57,  // 122: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	168, // 123: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	60,  // 124: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	62,  // 125: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	68,  // 126: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	70,  // 127: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	73,  // 128: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	76,  // 129: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	77,  // 130: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	79,  // 131: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	81,  // 132: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	83,  // 133: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	86,  // 134: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	28,  // 135: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	90,  // 136: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	92,  // 137: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	105, // 138: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	95,  // 139: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	97,  // 140: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	99,  // 141: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	103, // 142: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	101, // 143: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	107, // 144: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	110, // 145: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	111, // 146: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	113, // 147: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	116, // 148: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	120, // 149: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	124, // 150: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	126, // 151: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	128, // 152: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	130, // 153: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	132, // 154: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	133, // 155: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	134, // 156: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	137, // 157: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	139, // 158: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	140, // 159: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	143, // 160: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	145, // 161: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	147, // 162: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	149, // 163: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	150, // 164: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	152, // 165: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	153, // 166: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	156, // 167: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	159, // 168: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	162, // 169: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	164, // 170: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	166, // 171: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	2,   // 172: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	4,   // 173: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	6,   // 174: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	9,   // 175: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	12,  // 176: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	14,  // 177: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	16,  // 178: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	19,  // 179: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	21,  // 180: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	24,  // 181: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	26,  // 182: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	0,   // 183: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	32,  // 184: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	33,  // 185: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	36,  // 186: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	39,  // 187: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	43,  // 188: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	45,  // 189: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	49,  // 190: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	51,  // 191: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	59,  // 192: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 193: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 194: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 195: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 196: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	59,  // 197: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	169, // 198: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	61,  // 199: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	65,  // 200: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	69,  // 201: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	72,  // 202: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	75,  // 203: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	186, // 204: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	78,  // 205: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	80,  // 206: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	82,  // 207: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	85,  // 208: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	87,  // 209: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	29,  // 210: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	91,  // 211: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	93,  // 212: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	106, // 213: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	96,  // 214: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	98,  // 215: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	100, // 216: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	104, // 217: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	102, // 218: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	109, // 219: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	112, // 220: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	112, // 221: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	114, // 222: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	117, // 223: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	121, // 224: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	125, // 225: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	127, // 226: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	158, // 227: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	131, // 228: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	135, // 229: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 230: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	135, // 231: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	138, // 232: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	141, // 233: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	141, // 234: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	144, // 235: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	141, // 236: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 237: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	151, // 238: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	151, // 239: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	141, // 240: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	154, // 241: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	157, // 242: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	160, // 243: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	163, // 244: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	165, // 245: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	167, // 246: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	3,   // 247: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	5,   // 248: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	7,   // 249: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	10,  // 250: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	13,  // 251: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	15,  // 252: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	18,  // 253: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	20,  // 254: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	23,  // 255: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	25,  // 256: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	27,  // 257: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	1,   // 258: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	184, // [184:259] is the sub-list for method output_type
-	109, // [109:184] is the sub-list for method input_type
-	109, // [109:109] is the sub-list for extension type_name
-	109, // [109:109] is the sub-list for extension extendee
-	0,   // [0:109] is the sub-list for field type_name
+	183, // 102: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	183, // 103: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	182, // 104: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	172, // 105: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	173, // 106: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	173, // 107: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	174, // 108: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	172, // 109: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	172, // 110: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
+	30,  // 111: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	34,  // 112: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	35,  // 113: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	38,  // 114: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	40,  // 115: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	44,  // 116: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	46,  // 117: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	50,  // 118: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	52,  // 119: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	53,  // 120: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	54,  // 121: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	55,  // 122: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	56,  // 123: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	57,  // 124: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	168, // 125: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	170, // 126: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
+	60,  // 127: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	62,  // 128: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	68,  // 129: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	70,  // 130: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	73,  // 131: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	76,  // 132: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	77,  // 133: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	79,  // 134: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	81,  // 135: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	83,  // 136: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	86,  // 137: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	28,  // 138: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	90,  // 139: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	92,  // 140: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	105, // 141: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	95,  // 142: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	97,  // 143: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	99,  // 144: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	103, // 145: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	101, // 146: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	107, // 147: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	110, // 148: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	111, // 149: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	113, // 150: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	116, // 151: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	120, // 152: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	124, // 153: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	126, // 154: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	128, // 155: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	130, // 156: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	132, // 157: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	133, // 158: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	134, // 159: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	137, // 160: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	139, // 161: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	140, // 162: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	143, // 163: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	145, // 164: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	147, // 165: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	149, // 166: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	150, // 167: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	152, // 168: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	153, // 169: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	156, // 170: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	159, // 171: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	162, // 172: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	164, // 173: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	166, // 174: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	2,   // 175: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	4,   // 176: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	6,   // 177: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	9,   // 178: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	12,  // 179: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	14,  // 180: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	16,  // 181: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	19,  // 182: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	21,  // 183: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	24,  // 184: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	26,  // 185: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	0,   // 186: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	32,  // 187: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	33,  // 188: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	36,  // 189: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	39,  // 190: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	43,  // 191: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	45,  // 192: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	49,  // 193: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	51,  // 194: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	59,  // 195: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 196: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 197: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 198: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 199: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	59,  // 200: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	169, // 201: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	171, // 202: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
+	61,  // 203: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	65,  // 204: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	69,  // 205: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	72,  // 206: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	75,  // 207: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	188, // 208: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	78,  // 209: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	80,  // 210: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	82,  // 211: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	85,  // 212: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	87,  // 213: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	29,  // 214: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	91,  // 215: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	93,  // 216: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	106, // 217: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	96,  // 218: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	98,  // 219: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	100, // 220: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	104, // 221: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	102, // 222: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	109, // 223: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	112, // 224: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	112, // 225: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	114, // 226: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	117, // 227: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	121, // 228: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	125, // 229: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	127, // 230: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	158, // 231: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	131, // 232: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	135, // 233: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 234: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	135, // 235: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	138, // 236: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	141, // 237: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	141, // 238: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	144, // 239: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	141, // 240: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	148, // 241: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	151, // 242: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	151, // 243: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	141, // 244: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	154, // 245: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	157, // 246: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	160, // 247: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	163, // 248: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	165, // 249: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	167, // 250: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	3,   // 251: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	5,   // 252: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	7,   // 253: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	10,  // 254: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	13,  // 255: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	15,  // 256: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	18,  // 257: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	20,  // 258: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	23,  // 259: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	25,  // 260: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	27,  // 261: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	1,   // 262: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	187, // [187:263] is the sub-list for method output_type
+	111, // [111:187] is the sub-list for method input_type
+	111, // [111:111] is the sub-list for extension type_name
+	111, // [111:111] is the sub-list for extension extendee
+	0,   // [0:111] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -13793,7 +13933,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   181,
+			NumMessages:   183,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -38,6 +38,7 @@ const (
 	Cluster_LabelNode_FullMethodName          = "/persys.cluster.v1.Cluster/LabelNode"
 	Cluster_TaintNode_FullMethodName          = "/persys.cluster.v1.Cluster/TaintNode"
 	Cluster_PreviewRebalance_FullMethodName   = "/persys.cluster.v1.Cluster/PreviewRebalance"
+	Cluster_ApplyRebalance_FullMethodName     = "/persys.cluster.v1.Cluster/ApplyRebalance"
 	Cluster_Logs_FullMethodName               = "/persys.cluster.v1.Cluster/Logs"
 	Cluster_Exec_FullMethodName               = "/persys.cluster.v1.Cluster/Exec"
 	Cluster_RecordSession_FullMethodName      = "/persys.cluster.v1.Cluster/RecordSession"
@@ -120,6 +121,10 @@ type ClusterClient interface {
 	TaintNode(ctx context.Context, in *TaintNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
 	// PreviewRebalance returns the moves that would even out the load of the nodes. It changes nothing.
 	PreviewRebalance(ctx context.Context, in *PreviewRebalanceRequest, opts ...grpc.CallOption) (*PreviewRebalanceResponse, error)
+	// ApplyRebalance carries out one round of the moves that PreviewRebalance returns: those that can be made at the
+	// same time, so at most one of each group. A caller repeats it, once the workloads run on their new nodes, until it
+	// makes no move.
+	ApplyRebalance(ctx context.Context, in *ApplyRebalanceRequest, opts ...grpc.CallOption) (*ApplyRebalanceResponse, error)
 	// Logs streams a workload's output through any replica.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
 	// Exec runs a command in a workload, or opens its console, through any replica. The first message
@@ -408,6 +413,16 @@ func (c *clusterClient) PreviewRebalance(ctx context.Context, in *PreviewRebalan
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PreviewRebalanceResponse)
 	err := c.cc.Invoke(ctx, Cluster_PreviewRebalance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ApplyRebalance(ctx context.Context, in *ApplyRebalanceRequest, opts ...grpc.CallOption) (*ApplyRebalanceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyRebalanceResponse)
+	err := c.cc.Invoke(ctx, Cluster_ApplyRebalance_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -950,6 +965,10 @@ type ClusterServer interface {
 	TaintNode(context.Context, *TaintNodeRequest) (*NodeActionResponse, error)
 	// PreviewRebalance returns the moves that would even out the load of the nodes. It changes nothing.
 	PreviewRebalance(context.Context, *PreviewRebalanceRequest) (*PreviewRebalanceResponse, error)
+	// ApplyRebalance carries out one round of the moves that PreviewRebalance returns: those that can be made at the
+	// same time, so at most one of each group. A caller repeats it, once the workloads run on their new nodes, until it
+	// makes no move.
+	ApplyRebalance(context.Context, *ApplyRebalanceRequest) (*ApplyRebalanceResponse, error)
 	// Logs streams a workload's output through any replica.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
 	// Exec runs a command in a workload, or opens its console, through any replica. The first message
@@ -1108,6 +1127,9 @@ func (UnimplementedClusterServer) TaintNode(context.Context, *TaintNodeRequest) 
 }
 func (UnimplementedClusterServer) PreviewRebalance(context.Context, *PreviewRebalanceRequest) (*PreviewRebalanceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PreviewRebalance not implemented")
+}
+func (UnimplementedClusterServer) ApplyRebalance(context.Context, *ApplyRebalanceRequest) (*ApplyRebalanceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyRebalance not implemented")
 }
 func (UnimplementedClusterServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
@@ -1508,6 +1530,24 @@ func _Cluster_PreviewRebalance_Handler(srv interface{}, ctx context.Context, dec
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ClusterServer).PreviewRebalance(ctx, req.(*PreviewRebalanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ApplyRebalance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyRebalanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ApplyRebalance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ApplyRebalance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ApplyRebalance(ctx, req.(*ApplyRebalanceRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -2390,6 +2430,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PreviewRebalance",
 			Handler:    _Cluster_PreviewRebalance_Handler,
+		},
+		{
+			MethodName: "ApplyRebalance",
+			Handler:    _Cluster_ApplyRebalance_Handler,
 		},
 		{
 			MethodName: "RecordSession",

@@ -360,6 +360,7 @@ type Command struct {
 	//	*Command_CreateRuns
 	//	*Command_StartRun
 	//	*Command_ScaleGroup
+	//	*Command_MoveWorkloads
 	//	*Command_PlaceMembers
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
@@ -923,6 +924,15 @@ func (x *Command) GetScaleGroup() *ScaleGroup {
 	return nil
 }
 
+func (x *Command) GetMoveWorkloads() *MoveWorkloads {
+	if x != nil {
+		if x, ok := x.Body.(*Command_MoveWorkloads); ok {
+			return x.MoveWorkloads
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetPlaceMembers() *PlaceMembers {
 	if x != nil {
 		if x, ok := x.Body.(*Command_PlaceMembers); ok {
@@ -1164,6 +1174,10 @@ type Command_ScaleGroup struct {
 	ScaleGroup *ScaleGroup `protobuf:"bytes,357,opt,name=scale_group,json=scaleGroup,proto3,oneof"`
 }
 
+type Command_MoveWorkloads struct {
+	MoveWorkloads *MoveWorkloads `protobuf:"bytes,372,opt,name=move_workloads,json=moveWorkloads,proto3,oneof"`
+}
+
 type Command_PlaceMembers struct {
 	PlaceMembers *PlaceMembers `protobuf:"bytes,330,opt,name=place_members,json=placeMembers,proto3,oneof"`
 }
@@ -1281,6 +1295,8 @@ func (*Command_CreateRuns) isCommand_Body() {}
 func (*Command_StartRun) isCommand_Body() {}
 
 func (*Command_ScaleGroup) isCommand_Body() {}
+
+func (*Command_MoveWorkloads) isCommand_Body() {}
 
 func (*Command_PlaceMembers) isCommand_Body() {}
 
@@ -5422,6 +5438,235 @@ func (x *Evict) GetEvictions() []*Eviction {
 	return nil
 }
 
+// MoveWorkloads makes running workloads leave their nodes, so that the load of the nodes becomes more even. Each move
+// is judged by itself; the verdict is in the item of the result.
+type MoveWorkloads struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Moves         []*WorkloadMove        `protobuf:"bytes,1,rep,name=moves,proto3" json:"moves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveWorkloads) Reset() {
+	*x = MoveWorkloads{}
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveWorkloads) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveWorkloads) ProtoMessage() {}
+
+func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveWorkloads.ProtoReflect.Descriptor instead.
+func (*MoveWorkloads) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *MoveWorkloads) GetMoves() []*WorkloadMove {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+type WorkloadMove struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Workload     string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	IfGeneration *Generation            `protobuf:"bytes,2,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	// The node that the workload leaves, and the node that placement will choose.
+	From string `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	To   string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	// By how much the score of placement falls, in millionths of a node.
+	Gain int64 `protobuf:"varint,5,opt,name=gain,proto3" json:"gain,omitempty"`
+	// The gain and its reason in words.
+	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The amounts that were reserved on the two nodes when the gain was computed. The move is refused if they have
+	// changed.
+	FromReserved  *ReservedAmounts `protobuf:"bytes,7,opt,name=from_reserved,json=fromReserved,proto3" json:"from_reserved,omitempty"`
+	ToReserved    *ReservedAmounts `protobuf:"bytes,8,opt,name=to_reserved,json=toReserved,proto3" json:"to_reserved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkloadMove) Reset() {
+	*x = WorkloadMove{}
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkloadMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkloadMove) ProtoMessage() {}
+
+func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkloadMove.ProtoReflect.Descriptor instead.
+func (*WorkloadMove) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *WorkloadMove) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *WorkloadMove) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+func (x *WorkloadMove) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *WorkloadMove) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *WorkloadMove) GetGain() int64 {
+	if x != nil {
+		return x.Gain
+	}
+	return 0
+}
+
+func (x *WorkloadMove) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *WorkloadMove) GetFromReserved() *ReservedAmounts {
+	if x != nil {
+		return x.FromReserved
+	}
+	return nil
+}
+
+func (x *WorkloadMove) GetToReserved() *ReservedAmounts {
+	if x != nil {
+		return x.ToReserved
+	}
+	return nil
+}
+
+// ReservedAmounts is what is reserved on a node for its workloads and its residuals, before the moves of the command.
+type ReservedAmounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CpuMillicores int64                  `protobuf:"varint,1,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
+	MemoryMib     int64                  `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	DiskGb        int64                  `protobuf:"varint,3,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
+	// Number of workloads and of residuals.
+	Workloads     int64 `protobuf:"varint,4,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	Residuals     int64 `protobuf:"varint,5,opt,name=residuals,proto3" json:"residuals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReservedAmounts) Reset() {
+	*x = ReservedAmounts{}
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReservedAmounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReservedAmounts) ProtoMessage() {}
+
+func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReservedAmounts.ProtoReflect.Descriptor instead.
+func (*ReservedAmounts) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ReservedAmounts) GetCpuMillicores() int64 {
+	if x != nil {
+		return x.CpuMillicores
+	}
+	return 0
+}
+
+func (x *ReservedAmounts) GetMemoryMib() int64 {
+	if x != nil {
+		return x.MemoryMib
+	}
+	return 0
+}
+
+func (x *ReservedAmounts) GetDiskGb() int64 {
+	if x != nil {
+		return x.DiskGb
+	}
+	return 0
+}
+
+func (x *ReservedAmounts) GetWorkloads() int64 {
+	if x != nil {
+		return x.Workloads
+	}
+	return 0
+}
+
+func (x *ReservedAmounts) GetResiduals() int64 {
+	if x != nil {
+		return x.Residuals
+	}
+	return 0
+}
+
 type Retry struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Workload     string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
@@ -5439,7 +5684,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5451,7 +5696,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5464,7 +5709,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -5525,7 +5770,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5537,7 +5782,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5550,7 +5795,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -5572,7 +5817,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5584,7 +5829,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5597,7 +5842,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -5637,7 +5882,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5649,7 +5894,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5662,7 +5907,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -5681,7 +5926,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5693,7 +5938,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5706,7 +5951,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Address) GetIp() string {
@@ -5729,7 +5974,7 @@ type PortBinding struct {
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5741,7 +5986,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5754,7 +5999,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -5825,7 +6070,7 @@ type WorkloadReport struct {
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5837,7 +6082,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5850,7 +6095,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -5995,7 +6240,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6007,7 +6252,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6020,7 +6265,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -6046,7 +6291,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6058,7 +6303,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6071,7 +6316,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SetMode) GetMode() string {
@@ -6124,7 +6369,7 @@ type PutReplica struct {
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6136,7 +6381,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6149,7 +6394,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PutReplica) GetId() string {
@@ -6248,7 +6493,7 @@ type ReplicaRepair struct {
 
 func (x *ReplicaRepair) Reset() {
 	*x = ReplicaRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6260,7 +6505,7 @@ func (x *ReplicaRepair) String() string {
 func (*ReplicaRepair) ProtoMessage() {}
 
 func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6273,7 +6518,7 @@ func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaRepair.ProtoReflect.Descriptor instead.
 func (*ReplicaRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ReplicaRepair) GetOf() string {
@@ -6320,7 +6565,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6332,7 +6577,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6345,7 +6590,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -6364,7 +6609,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6376,7 +6621,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6389,7 +6634,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -6408,7 +6653,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6420,7 +6665,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6433,7 +6678,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
 }
 
 // MirrorAttached records that an etcd has held the whole mirror. From then on
@@ -6449,7 +6694,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6461,7 +6706,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6474,7 +6719,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -6497,7 +6742,7 @@ type AttachMirror struct {
 
 func (x *AttachMirror) Reset() {
 	*x = AttachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6509,7 +6754,7 @@ func (x *AttachMirror) String() string {
 func (*AttachMirror) ProtoMessage() {}
 
 func (x *AttachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6522,7 +6767,7 @@ func (x *AttachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirror.ProtoReflect.Descriptor instead.
 func (*AttachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *AttachMirror) GetEndpoints() []string {
@@ -6548,7 +6793,7 @@ type DetachMirror struct {
 
 func (x *DetachMirror) Reset() {
 	*x = DetachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6560,7 +6805,7 @@ func (x *DetachMirror) String() string {
 func (*DetachMirror) ProtoMessage() {}
 
 func (x *DetachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6573,7 +6818,7 @@ func (x *DetachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirror.ProtoReflect.Descriptor instead.
 func (*DetachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
 }
 
 // SetGossipRing replaces the gossip keys. They are sealed under the cluster key, so the
@@ -6591,7 +6836,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +6848,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +6861,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -6652,7 +6897,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6664,7 +6909,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6677,7 +6922,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -6710,7 +6955,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6722,7 +6967,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6735,7 +6980,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -6796,7 +7041,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6808,7 +7053,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6821,7 +7066,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -6853,7 +7098,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6865,7 +7110,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6878,7 +7123,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *PutToken) GetId() string {
@@ -6946,7 +7191,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6958,7 +7203,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6971,7 +7216,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DropToken) GetId() string {
@@ -7005,7 +7250,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7017,7 +7262,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7030,7 +7275,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Admit) GetToken() string {
@@ -7117,7 +7362,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7129,7 +7374,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7142,7 +7387,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Revoke) GetRole() string {
@@ -7188,7 +7433,7 @@ type PutRole struct {
 
 func (x *PutRole) Reset() {
 	*x = PutRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7200,7 +7445,7 @@ func (x *PutRole) String() string {
 func (*PutRole) ProtoMessage() {}
 
 func (x *PutRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7213,7 +7458,7 @@ func (x *PutRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
 func (*PutRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PutRole) GetName() string {
@@ -7253,7 +7498,7 @@ type DeleteRole struct {
 
 func (x *DeleteRole) Reset() {
 	*x = DeleteRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7265,7 +7510,7 @@ func (x *DeleteRole) String() string {
 func (*DeleteRole) ProtoMessage() {}
 
 func (x *DeleteRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7278,7 +7523,7 @@ func (x *DeleteRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
 func (*DeleteRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DeleteRole) GetName() string {
@@ -7310,7 +7555,7 @@ type BindRole struct {
 
 func (x *BindRole) Reset() {
 	*x = BindRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7322,7 +7567,7 @@ func (x *BindRole) String() string {
 func (*BindRole) ProtoMessage() {}
 
 func (x *BindRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7335,7 +7580,7 @@ func (x *BindRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
 func (*BindRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *BindRole) GetRole() string {
@@ -7411,7 +7656,7 @@ type PutAccount struct {
 
 func (x *PutAccount) Reset() {
 	*x = PutAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7423,7 +7668,7 @@ func (x *PutAccount) String() string {
 func (*PutAccount) ProtoMessage() {}
 
 func (x *PutAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7436,7 +7681,7 @@ func (x *PutAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
 func (*PutAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PutAccount) GetName() string {
@@ -7512,7 +7757,7 @@ type DeleteAccount struct {
 
 func (x *DeleteAccount) Reset() {
 	*x = DeleteAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7524,7 +7769,7 @@ func (x *DeleteAccount) String() string {
 func (*DeleteAccount) ProtoMessage() {}
 
 func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7537,7 +7782,7 @@ func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
 func (*DeleteAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DeleteAccount) GetName() string {
@@ -7563,7 +7808,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7575,7 +7820,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7588,7 +7833,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Audit) GetType() string {
@@ -7638,7 +7883,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7650,7 +7895,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7663,7 +7908,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -7689,7 +7934,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7701,7 +7946,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7714,7 +7959,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -7744,7 +7989,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7756,7 +8001,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7769,7 +8014,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -7845,7 +8090,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7857,7 +8102,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7870,7 +8115,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -7918,7 +8163,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7930,7 +8175,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7943,7 +8188,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Drift) GetNode() string {
@@ -8029,7 +8274,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8041,7 +8286,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8054,7 +8299,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -8091,7 +8336,7 @@ type DriftAdoption struct {
 
 func (x *DriftAdoption) Reset() {
 	*x = DriftAdoption{}
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8103,7 +8348,7 @@ func (x *DriftAdoption) String() string {
 func (*DriftAdoption) ProtoMessage() {}
 
 func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8116,7 +8361,7 @@ func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
 func (*DriftAdoption) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DriftAdoption) GetWorkload() string {
@@ -8162,7 +8407,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8174,7 +8419,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8187,7 +8432,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -8233,7 +8478,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8245,7 +8490,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8258,7 +8503,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -8300,7 +8545,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8312,7 +8557,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8325,7 +8570,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -8356,7 +8601,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8368,7 +8613,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8381,7 +8626,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -8440,7 +8685,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8452,7 +8697,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8465,7 +8710,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -8540,7 +8785,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8552,7 +8797,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8565,7 +8810,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -8614,7 +8859,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8626,7 +8871,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8639,7 +8884,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Policy) GetName() string {
@@ -8848,7 +9093,7 @@ type PolicyHostPath struct {
 
 func (x *PolicyHostPath) Reset() {
 	*x = PolicyHostPath{}
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8860,7 +9105,7 @@ func (x *PolicyHostPath) String() string {
 func (*PolicyHostPath) ProtoMessage() {}
 
 func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8873,7 +9118,7 @@ func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
 func (*PolicyHostPath) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *PolicyHostPath) GetPath() string {
@@ -8903,7 +9148,7 @@ type PutPolicy struct {
 
 func (x *PutPolicy) Reset() {
 	*x = PutPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8915,7 +9160,7 @@ func (x *PutPolicy) String() string {
 func (*PutPolicy) ProtoMessage() {}
 
 func (x *PutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8928,7 +9173,7 @@ func (x *PutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
 func (*PutPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *PutPolicy) GetPolicy() *Policy {
@@ -8955,7 +9200,7 @@ type DeletePolicy struct {
 
 func (x *DeletePolicy) Reset() {
 	*x = DeletePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8967,7 +9212,7 @@ func (x *DeletePolicy) String() string {
 func (*DeletePolicy) ProtoMessage() {}
 
 func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8980,7 +9225,7 @@ func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
 func (*DeletePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DeletePolicy) GetName() string {
@@ -9005,7 +9250,7 @@ type BindPolicy struct {
 
 func (x *BindPolicy) Reset() {
 	*x = BindPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9017,7 +9262,7 @@ func (x *BindPolicy) String() string {
 func (*BindPolicy) ProtoMessage() {}
 
 func (x *BindPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9030,7 +9275,7 @@ func (x *BindPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
 func (*BindPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *BindPolicy) GetPolicy() string {
@@ -9067,7 +9312,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9079,7 +9324,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9092,7 +9337,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -9158,7 +9403,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9170,7 +9415,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9183,7 +9428,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -9574,7 +9819,7 @@ type RoleRecord struct {
 
 func (x *RoleRecord) Reset() {
 	*x = RoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9586,7 +9831,7 @@ func (x *RoleRecord) String() string {
 func (*RoleRecord) ProtoMessage() {}
 
 func (x *RoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9599,7 +9844,7 @@ func (x *RoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
 func (*RoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *RoleRecord) GetPut() *PutRole {
@@ -9657,7 +9902,7 @@ type BindingRecord struct {
 
 func (x *BindingRecord) Reset() {
 	*x = BindingRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9669,7 +9914,7 @@ func (x *BindingRecord) String() string {
 func (*BindingRecord) ProtoMessage() {}
 
 func (x *BindingRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9682,7 +9927,7 @@ func (x *BindingRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
 func (*BindingRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *BindingRecord) GetPut() *BindRole {
@@ -9727,7 +9972,7 @@ type AccountRecord struct {
 
 func (x *AccountRecord) Reset() {
 	*x = AccountRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9739,7 +9984,7 @@ func (x *AccountRecord) String() string {
 func (*AccountRecord) ProtoMessage() {}
 
 func (x *AccountRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9752,7 +9997,7 @@ func (x *AccountRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
 func (*AccountRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *AccountRecord) GetPut() *PutAccount {
@@ -9802,7 +10047,7 @@ type PolicyRecord struct {
 
 func (x *PolicyRecord) Reset() {
 	*x = PolicyRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9814,7 +10059,7 @@ func (x *PolicyRecord) String() string {
 func (*PolicyRecord) ProtoMessage() {}
 
 func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9827,7 +10072,7 @@ func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
 func (*PolicyRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *PolicyRecord) GetPolicy() *Policy {
@@ -9902,7 +10147,7 @@ type AuditLogRecord struct {
 
 func (x *AuditLogRecord) Reset() {
 	*x = AuditLogRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9914,7 +10159,7 @@ func (x *AuditLogRecord) String() string {
 func (*AuditLogRecord) ProtoMessage() {}
 
 func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9927,7 +10172,7 @@ func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
 func (*AuditLogRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *AuditLogRecord) GetLog() string {
@@ -9969,7 +10214,7 @@ type AuditEntryRecord struct {
 
 func (x *AuditEntryRecord) Reset() {
 	*x = AuditEntryRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9981,7 +10226,7 @@ func (x *AuditEntryRecord) String() string {
 func (*AuditEntryRecord) ProtoMessage() {}
 
 func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9994,7 +10239,7 @@ func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
 func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *AuditEntryRecord) GetLog() string {
@@ -10040,7 +10285,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10052,7 +10297,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10065,7 +10310,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -10187,7 +10432,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10199,7 +10444,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10212,7 +10457,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -10276,7 +10521,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10288,7 +10533,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10301,7 +10546,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -10336,7 +10581,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10348,7 +10593,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10361,7 +10606,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -10428,7 +10673,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10440,7 +10685,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10453,7 +10698,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -10492,7 +10737,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10504,7 +10749,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10517,7 +10762,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -10574,7 +10819,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10586,7 +10831,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10599,7 +10844,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -10635,7 +10880,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10647,7 +10892,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10660,7 +10905,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -10695,7 +10940,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10707,7 +10952,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10720,7 +10965,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -10779,7 +11024,7 @@ type MetaRecord struct {
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10791,7 +11036,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10804,7 +11049,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -11016,6 +11261,8 @@ type WorkloadRecord struct {
 	PreemptedBy string `protobuf:"bytes,202,opt,name=preempted_by,json=preemptedBy,proto3" json:"preempted_by,omitempty"`
 	// Unix nanoseconds of its last preemption; 0 = none is recorded.
 	PreemptedAt int64 `protobuf:"varint,369,opt,name=preempted_at,json=preemptedAt,proto3" json:"preempted_at,omitempty"`
+	// Its last move to even out the load of the nodes.
+	Moved *Moved `protobuf:"bytes,373,opt,name=moved,proto3" json:"moved,omitempty"`
 	// Revision under which the node has run the workload since the time of legacy v1 schedulers.
 	// It counts as the present revision until the specification changes or the workload leaves
 	// the node.
@@ -11040,7 +11287,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11052,7 +11299,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11065,7 +11312,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -11299,6 +11546,13 @@ func (x *WorkloadRecord) GetPreemptedAt() int64 {
 	return 0
 }
 
+func (x *WorkloadRecord) GetMoved() *Moved {
+	if x != nil {
+		return x.Moved
+	}
+	return nil
+}
+
 func (x *WorkloadRecord) GetAdopted() string {
 	if x != nil {
 		return x.Adopted
@@ -11355,6 +11609,78 @@ func (x *WorkloadRecord) GetFailedOn() []*NodeFailure {
 	return nil
 }
 
+// Moved describes the last move of a workload that evened out the load of the nodes.
+type Moved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unix nanoseconds.
+	At   int64  `protobuf:"varint,1,opt,name=at,proto3" json:"at,omitempty"`
+	From string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// The node that placement was expected to choose.
+	To string `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	// In millionths of a node.
+	Gain          int64 `protobuf:"varint,4,opt,name=gain,proto3" json:"gain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Moved) Reset() {
+	*x = Moved{}
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Moved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Moved) ProtoMessage() {}
+
+func (x *Moved) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Moved.ProtoReflect.Descriptor instead.
+func (*Moved) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+}
+
+func (x *Moved) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *Moved) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *Moved) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *Moved) GetGain() int64 {
+	if x != nil {
+		return x.Gain
+	}
+	return 0
+}
+
 // NodeFailure says that a workload left a node because it failed there for a cause of that node.
 type NodeFailure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -11370,7 +11696,7 @@ type NodeFailure struct {
 
 func (x *NodeFailure) Reset() {
 	*x = NodeFailure{}
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11382,7 +11708,7 @@ func (x *NodeFailure) String() string {
 func (*NodeFailure) ProtoMessage() {}
 
 func (x *NodeFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11395,7 +11721,7 @@ func (x *NodeFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFailure.ProtoReflect.Descriptor instead.
 func (*NodeFailure) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *NodeFailure) GetNode() string {
@@ -11452,7 +11778,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11464,7 +11790,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11477,7 +11803,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -11602,7 +11928,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11614,7 +11940,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11627,7 +11953,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -11704,7 +12030,7 @@ type TombstoneRecord struct {
 
 func (x *TombstoneRecord) Reset() {
 	*x = TombstoneRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11716,7 +12042,7 @@ func (x *TombstoneRecord) String() string {
 func (*TombstoneRecord) ProtoMessage() {}
 
 func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11729,7 +12055,7 @@ func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
 func (*TombstoneRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *TombstoneRecord) GetWorkload() string {
@@ -11793,7 +12119,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11805,7 +12131,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11818,7 +12144,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -11864,7 +12190,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11876,7 +12202,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11889,7 +12215,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -11944,7 +12270,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11956,7 +12282,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11969,7 +12295,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -12041,7 +12367,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12053,7 +12379,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12066,7 +12392,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -12170,7 +12496,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"namespaces\x18n \x03(\tR\n" +
 	"namespaces\x12\x10\n" +
 	"\x03via\x18x \x01(\tR\x03via\x12\"\n" +
-	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\x9a\x1f\n" +
+	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xe6\x1f\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -12251,7 +12577,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"createRuns\x12;\n" +
 	"\tstart_run\x18\xc3\x02 \x01(\v2\x1b.persys.command.v1.StartRunH\x00R\bstartRun\x12A\n" +
 	"\vscale_group\x18\xe5\x02 \x01(\v2\x1d.persys.command.v1.ScaleGroupH\x00R\n" +
-	"scaleGroup\x12G\n" +
+	"scaleGroup\x12J\n" +
+	"\x0emove_workloads\x18\xf4\x02 \x01(\v2 .persys.command.v1.MoveWorkloadsH\x00R\rmoveWorkloads\x12G\n" +
 	"\rplace_members\x18\xca\x02 \x01(\v2\x1f.persys.command.v1.PlaceMembersH\x00R\fplaceMembersB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
@@ -12590,7 +12917,26 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\x12\"\n" +
 	"\fpreempted_at\x18\xf0\x02 \x01(\x03R\vpreemptedAt\"B\n" +
 	"\x05Evict\x129\n" +
-	"\tevictions\x18\x01 \x03(\v2\x1b.persys.command.v1.EvictionR\tevictions\"\xe6\x01\n" +
+	"\tevictions\x18\x01 \x03(\v2\x1b.persys.command.v1.EvictionR\tevictions\"F\n" +
+	"\rMoveWorkloads\x125\n" +
+	"\x05moves\x18\x01 \x03(\v2\x1f.persys.command.v1.WorkloadMoveR\x05moves\"\xcc\x02\n" +
+	"\fWorkloadMove\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
+	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\x12\x12\n" +
+	"\x04gain\x18\x05 \x01(\x03R\x04gain\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12G\n" +
+	"\rfrom_reserved\x18\a \x01(\v2\".persys.command.v1.ReservedAmountsR\ffromReserved\x12C\n" +
+	"\vto_reserved\x18\b \x01(\v2\".persys.command.v1.ReservedAmountsR\n" +
+	"toReserved\"\xac\x01\n" +
+	"\x0fReservedAmounts\x12%\n" +
+	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
+	"\n" +
+	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x17\n" +
+	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\x1c\n" +
+	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\x12\x1c\n" +
+	"\tresiduals\x18\x05 \x01(\x03R\tresiduals\"\xe6\x01\n" +
 	"\x05Retry\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
 	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x1a\n" +
@@ -13074,7 +13420,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0egossip_version\x18[ \x01(\x04R\rgossipVersion\x12\x1e\n" +
 	"\n" +
 	"mirror_pin\x18\xfa\x01 \x01(\x04R\tmirrorPin\x12*\n" +
-	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\"\xe9\f\n" +
+	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\"\x9a\r\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -13115,7 +13461,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04data\x18\xc8\x01 \x03(\v2\x1c.persys.command.v1.LocalDataR\x04data\x12\"\n" +
 	"\fdiscard_data\x18\xc9\x01 \x01(\bR\vdiscardData\x12\"\n" +
 	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\x12\"\n" +
-	"\fpreempted_at\x18\xf1\x02 \x01(\x03R\vpreemptedAt\x12\x19\n" +
+	"\fpreempted_at\x18\xf1\x02 \x01(\x03R\vpreemptedAt\x12/\n" +
+	"\x05moved\x18\xf5\x02 \x01(\v2\x18.persys.command.v1.MovedR\x05moved\x12\x19\n" +
 	"\aadopted\x18\xac\x02 \x01(\tR\aadopted\x12\x1c\n" +
 	"\tjob_since\x18\xc0\x02 \x01(\x03R\bjobSince\x12<\n" +
 	"\n" +
@@ -13125,7 +13472,12 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"sealed_for\x18\xc3\x02 \x01(\tR\tsealedFor\x12)\n" +
 	"\x03run\x18\xc4\x02 \x01(\v2\x16.persys.command.v1.RunR\x03run\x12H\n" +
 	"\x0etemplate_state\x18\xc5\x02 \x01(\v2 .persys.command.v1.TemplateStateR\rtemplateState\x12<\n" +
-	"\tfailed_on\x18\xe0\x02 \x03(\v2\x1e.persys.command.v1.NodeFailureR\bfailedOn\"_\n" +
+	"\tfailed_on\x18\xe0\x02 \x03(\v2\x1e.persys.command.v1.NodeFailureR\bfailedOn\"O\n" +
+	"\x05Moved\x12\x0e\n" +
+	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\x12\x12\n" +
+	"\x04gain\x18\x04 \x01(\x03R\x04gain\"_\n" +
 	"\vNodeFailure\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\tR\x04code\x12\x18\n" +
@@ -13218,7 +13570,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 137)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 141)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -13281,82 +13633,86 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*Assign)(nil),           // 58: persys.command.v1.Assign
 	(*Eviction)(nil),         // 59: persys.command.v1.Eviction
 	(*Evict)(nil),            // 60: persys.command.v1.Evict
-	(*Retry)(nil),            // 61: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),  // 62: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),         // 63: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),  // 64: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),          // 65: persys.command.v1.Address
-	(*PortBinding)(nil),      // 66: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),   // 67: persys.command.v1.WorkloadReport
-	(*Report)(nil),           // 68: persys.command.v1.Report
-	(*SetMode)(nil),          // 69: persys.command.v1.SetMode
-	(*PutReplica)(nil),       // 70: persys.command.v1.PutReplica
-	(*ReplicaRepair)(nil),    // 71: persys.command.v1.ReplicaRepair
-	(*RemoveReplica)(nil),    // 72: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),  // 73: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),          // 74: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),   // 75: persys.command.v1.MirrorAttached
-	(*AttachMirror)(nil),     // 76: persys.command.v1.AttachMirror
-	(*DetachMirror)(nil),     // 77: persys.command.v1.DetachMirror
-	(*SetGossipRing)(nil),    // 78: persys.command.v1.SetGossipRing
-	(*PinClusterKey)(nil),    // 79: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 80: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 81: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 82: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 83: persys.command.v1.DropToken
-	(*Admit)(nil),            // 84: persys.command.v1.Admit
-	(*Revoke)(nil),           // 85: persys.command.v1.Revoke
-	(*PutRole)(nil),          // 86: persys.command.v1.PutRole
-	(*DeleteRole)(nil),       // 87: persys.command.v1.DeleteRole
-	(*BindRole)(nil),         // 88: persys.command.v1.BindRole
-	(*PutAccount)(nil),       // 89: persys.command.v1.PutAccount
-	(*DeleteAccount)(nil),    // 90: persys.command.v1.DeleteAccount
-	(*Audit)(nil),            // 91: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 92: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 93: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 94: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 95: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 96: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 97: persys.command.v1.DriftRepair
-	(*DriftAdoption)(nil),    // 98: persys.command.v1.DriftAdoption
-	(*SetDrifts)(nil),        // 99: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 100: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 101: persys.command.v1.DropOrphan
-	(*Quota)(nil),            // 102: persys.command.v1.Quota
-	(*PutNamespace)(nil),     // 103: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),  // 104: persys.command.v1.DeleteNamespace
-	(*Policy)(nil),           // 105: persys.command.v1.Policy
-	(*PolicyHostPath)(nil),   // 106: persys.command.v1.PolicyHostPath
-	(*PutPolicy)(nil),        // 107: persys.command.v1.PutPolicy
-	(*DeletePolicy)(nil),     // 108: persys.command.v1.DeletePolicy
-	(*BindPolicy)(nil),       // 109: persys.command.v1.BindPolicy
-	(*SnapshotHeader)(nil),   // 110: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 111: persys.command.v1.SnapshotRecord
-	(*RoleRecord)(nil),       // 112: persys.command.v1.RoleRecord
-	(*BindingRecord)(nil),    // 113: persys.command.v1.BindingRecord
-	(*AccountRecord)(nil),    // 114: persys.command.v1.AccountRecord
-	(*PolicyRecord)(nil),     // 115: persys.command.v1.PolicyRecord
-	(*AuditLogRecord)(nil),   // 116: persys.command.v1.AuditLogRecord
-	(*AuditEntryRecord)(nil), // 117: persys.command.v1.AuditEntryRecord
-	(*RolloutRecord)(nil),    // 118: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),    // 119: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),  // 120: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),         // 121: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),  // 122: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),  // 123: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),      // 124: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 125: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 126: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 127: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 128: persys.command.v1.WorkloadRecord
-	(*NodeFailure)(nil),      // 129: persys.command.v1.NodeFailure
-	(*NodeRecord)(nil),       // 130: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 131: persys.command.v1.ResidualRecord
-	(*TombstoneRecord)(nil),  // 132: persys.command.v1.TombstoneRecord
-	(*ReceiptRecord)(nil),    // 133: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 134: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 135: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 136: persys.command.v1.EventRecord
+	(*MoveWorkloads)(nil),    // 61: persys.command.v1.MoveWorkloads
+	(*WorkloadMove)(nil),     // 62: persys.command.v1.WorkloadMove
+	(*ReservedAmounts)(nil),  // 63: persys.command.v1.ReservedAmounts
+	(*Retry)(nil),            // 64: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 65: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 66: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 67: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 68: persys.command.v1.Address
+	(*PortBinding)(nil),      // 69: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 70: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 71: persys.command.v1.Report
+	(*SetMode)(nil),          // 72: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 73: persys.command.v1.PutReplica
+	(*ReplicaRepair)(nil),    // 74: persys.command.v1.ReplicaRepair
+	(*RemoveReplica)(nil),    // 75: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 76: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 77: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 78: persys.command.v1.MirrorAttached
+	(*AttachMirror)(nil),     // 79: persys.command.v1.AttachMirror
+	(*DetachMirror)(nil),     // 80: persys.command.v1.DetachMirror
+	(*SetGossipRing)(nil),    // 81: persys.command.v1.SetGossipRing
+	(*PinClusterKey)(nil),    // 82: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 83: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 84: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 85: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 86: persys.command.v1.DropToken
+	(*Admit)(nil),            // 87: persys.command.v1.Admit
+	(*Revoke)(nil),           // 88: persys.command.v1.Revoke
+	(*PutRole)(nil),          // 89: persys.command.v1.PutRole
+	(*DeleteRole)(nil),       // 90: persys.command.v1.DeleteRole
+	(*BindRole)(nil),         // 91: persys.command.v1.BindRole
+	(*PutAccount)(nil),       // 92: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),    // 93: persys.command.v1.DeleteAccount
+	(*Audit)(nil),            // 94: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 95: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 96: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 97: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 98: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 99: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 100: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),    // 101: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),        // 102: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 103: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 104: persys.command.v1.DropOrphan
+	(*Quota)(nil),            // 105: persys.command.v1.Quota
+	(*PutNamespace)(nil),     // 106: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),  // 107: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),           // 108: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),   // 109: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),        // 110: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),     // 111: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),       // 112: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),   // 113: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 114: persys.command.v1.SnapshotRecord
+	(*RoleRecord)(nil),       // 115: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),    // 116: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),    // 117: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),     // 118: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),   // 119: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil), // 120: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),    // 121: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),    // 122: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),  // 123: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),         // 124: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),  // 125: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),  // 126: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),      // 127: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 128: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 129: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 130: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 131: persys.command.v1.WorkloadRecord
+	(*Moved)(nil),            // 132: persys.command.v1.Moved
+	(*NodeFailure)(nil),      // 133: persys.command.v1.NodeFailure
+	(*NodeRecord)(nil),       // 134: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 135: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),  // 136: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),    // 137: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 138: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 139: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 140: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -13375,43 +13731,43 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	56,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
 	58,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
 	60,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	62,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	64,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	68,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	69,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	70,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	72,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	73,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	74,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	75,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	79,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	80,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	81,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	82,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	83,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	84,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	85,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	91,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	93,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	95,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	99,  // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	100, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	101, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	78,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	103, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	104, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	65,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	67,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	71,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	72,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	73,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	75,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	76,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	77,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	78,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	82,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	83,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	84,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	85,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	86,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	87,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	88,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	94,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	96,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	98,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	102, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	103, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	104, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	81,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	106, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	107, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
 	39,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
 	40,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	107, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
-	108, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
-	109, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
-	76,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
-	77,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
-	86,  // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
-	87,  // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
-	88,  // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
-	89,  // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
-	90,  // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	110, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	111, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	112, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	79,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
+	80,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
+	89,  // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	90,  // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	91,  // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	92,  // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	93,  // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
 	48,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
 	50,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
 	26,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
@@ -13419,147 +13775,153 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	14,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
 	16,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
 	41,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
-	17,  // 60: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
-	8,   // 61: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,   // 62: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,   // 63: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,   // 64: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	33,  // 65: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	31,  // 66: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
-	32,  // 67: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
-	24,  // 68: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
-	12,  // 69: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
-	21,  // 70: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
-	5,   // 71: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
-	10,  // 72: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
-	11,  // 73: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
-	13,  // 74: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
-	15,  // 75: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
-	2,   // 76: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 77: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
-	35,  // 78: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
-	18,  // 79: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
-	2,   // 80: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
-	22,  // 81: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
-	23,  // 82: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
-	6,   // 83: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
-	5,   // 84: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
-	27,  // 85: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
-	2,   // 86: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
-	29,  // 87: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
-	2,   // 88: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
-	25,  // 89: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
-	9,   // 90: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	35,  // 91: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	38,  // 92: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	36,  // 93: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	35,  // 94: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
-	2,   // 95: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	35,  // 96: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	45,  // 97: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 98: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 99: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	49,  // 100: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	51,  // 101: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 102: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	55,  // 103: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 104: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	57,  // 105: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 106: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	59,  // 107: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,   // 108: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	61,  // 109: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 110: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	63,  // 111: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 112: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	66,  // 113: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	25,  // 114: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	67,  // 115: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	71,  // 116: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	5,   // 117: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	88,  // 118: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 119: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 120: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	92,  // 121: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	94,  // 122: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 123: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 124: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	96,  // 125: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	96,  // 126: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	97,  // 127: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	98,  // 128: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	35,  // 129: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	36,  // 130: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	102, // 131: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 132: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	106, // 133: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	105, // 134: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 135: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	127, // 136: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	128, // 137: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	130, // 138: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	131, // 139: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	133, // 140: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	136, // 141: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	70,  // 142: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	80,  // 143: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	124, // 144: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	84,  // 145: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	125, // 146: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	132, // 147: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	122, // 148: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	96,  // 149: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	123, // 150: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	120, // 151: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	118, // 152: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	115, // 153: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	36,  // 154: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	116, // 155: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	117, // 156: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	112, // 157: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	113, // 158: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	114, // 159: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	86,  // 160: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	88,  // 161: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	89,  // 162: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	105, // 163: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 164: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	136, // 165: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 166: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	38,  // 167: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	119, // 168: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	35,  // 169: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	35,  // 170: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	121, // 171: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	103, // 172: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	82,  // 173: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	85,  // 174: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	35,  // 175: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 176: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	67,  // 177: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 178: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	94,  // 179: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	32,  // 180: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	30,  // 181: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	19,  // 182: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	20,  // 183: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	129, // 184: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	46,  // 185: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	49,  // 186: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	51,  // 187: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 188: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 189: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 190: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 191: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	134, // 192: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	135, // 193: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 194: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 195: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	196, // [196:196] is the sub-list for method output_type
-	196, // [196:196] is the sub-list for method input_type
-	196, // [196:196] is the sub-list for extension type_name
-	196, // [196:196] is the sub-list for extension extendee
-	0,   // [0:196] is the sub-list for field type_name
+	61,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
+	17,  // 61: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
+	8,   // 62: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 63: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 64: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 65: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	33,  // 66: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	31,  // 67: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	32,  // 68: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	24,  // 69: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	12,  // 70: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	21,  // 71: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	5,   // 72: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
+	10,  // 73: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
+	11,  // 74: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
+	13,  // 75: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	15,  // 76: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 77: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 78: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	35,  // 79: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	18,  // 80: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 81: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	22,  // 82: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	23,  // 83: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 84: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 85: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	27,  // 86: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 87: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	29,  // 88: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 89: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	25,  // 90: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 91: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	35,  // 92: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	38,  // 93: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	36,  // 94: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	35,  // 95: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 96: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	35,  // 97: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	45,  // 98: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 99: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 100: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	49,  // 101: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	51,  // 102: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 103: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	55,  // 104: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 105: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	57,  // 106: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 107: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	59,  // 108: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	62,  // 109: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
+	2,   // 110: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
+	63,  // 111: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
+	63,  // 112: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
+	2,   // 113: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	64,  // 114: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 115: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	66,  // 116: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 117: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	69,  // 118: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	25,  // 119: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	70,  // 120: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	74,  // 121: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	5,   // 122: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	91,  // 123: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 124: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 125: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	95,  // 126: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	97,  // 127: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 128: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 129: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	99,  // 130: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	99,  // 131: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	100, // 132: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	101, // 133: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	35,  // 134: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	36,  // 135: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	105, // 136: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 137: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	109, // 138: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	108, // 139: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 140: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	130, // 141: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	131, // 142: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	134, // 143: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	135, // 144: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	137, // 145: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	140, // 146: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	73,  // 147: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	83,  // 148: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	127, // 149: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	87,  // 150: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	128, // 151: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	136, // 152: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	125, // 153: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	99,  // 154: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	126, // 155: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	123, // 156: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	121, // 157: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	118, // 158: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	36,  // 159: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	119, // 160: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	120, // 161: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	115, // 162: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	116, // 163: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	117, // 164: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	89,  // 165: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	91,  // 166: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	92,  // 167: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	108, // 168: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 169: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	140, // 170: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 171: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	38,  // 172: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	122, // 173: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	35,  // 174: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	35,  // 175: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	124, // 176: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	106, // 177: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	85,  // 178: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	88,  // 179: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	35,  // 180: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 181: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	70,  // 182: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 183: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	97,  // 184: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	32,  // 185: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	132, // 186: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	30,  // 187: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	19,  // 188: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	20,  // 189: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	133, // 190: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	46,  // 191: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	49,  // 192: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	51,  // 193: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 194: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 195: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 196: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 197: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	138, // 198: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	139, // 199: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 200: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 201: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	202, // [202:202] is the sub-list for method output_type
+	202, // [202:202] is the sub-list for method input_type
+	202, // [202:202] is the sub-list for extension type_name
+	202, // [202:202] is the sub-list for extension extendee
+	0,   // [0:202] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -13625,14 +13987,15 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_CreateRuns)(nil),
 		(*Command_StartRun)(nil),
 		(*Command_ScaleGroup)(nil),
+		(*Command_MoveWorkloads)(nil),
 		(*Command_PlaceMembers)(nil),
 	}
 	file_api_command_v1_command_proto_msgTypes[37].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[41].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[86].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[103].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[107].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[111].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[89].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[106].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[110].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[114].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -13664,7 +14027,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   137,
+			NumMessages:   141,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

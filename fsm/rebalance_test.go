@@ -1,0 +1,242 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/policy"
+)
+
+// move returns the move of a workload between nodes, as the planner would propose it now.
+func (w *world) move(id, from, to string, opts ...func(*commandv1.WorkloadMove)) *commandv1.WorkloadMove {
+	w.t.Helper()
+	a, b := w.s.Alloc(from), w.s.Alloc(to)
+	m := &commandv1.WorkloadMove{
+		Workload: id, From: from, To: to, Gain: 123_456, Reason: "load 50.0 % here, 0.0 % there",
+		FromReserved: a.Reserved().PB(), ToReserved: b.Reserved().PB(),
+	}
+	if x, ok := w.s.Workload(id); ok {
+		m.IfGeneration = GenerationPB(x.Generation)
+	}
+	for _, o := range opts {
+		o(m)
+	}
+	return m
+}
+
+func moves(list ...*commandv1.WorkloadMove) Command {
+	return &commandv1.Command{Body: &commandv1.Command_MoveWorkloads{MoveWorkloads: &commandv1.MoveWorkloads{Moves: list}}}
+}
+
+// running puts a workload that runs on a node.
+func (w *world) running(id, node string, opts ...func(*commandv1.WorkloadPut)) {
+	w.t.Helper()
+	w.place(id, node, opts...)
+	w.run(id)
+}
+
+func inGroup(group string) func(*commandv1.WorkloadPut) {
+	return demand(func(d *commandv1.Demand) { d.Group = group })
+}
+
+// TestMoveWorkloads: a workload that moves leaves its node, which still has to stop it, and the record and an event
+// tell why.
+func TestMoveWorkloads(t *testing.T) {
+	w := formed(t, "a", "b")
+	w.running("web", "a")
+	before := w.workload("web")
+	res := w.ok(moves(w.move("web", "a", "b")))
+	x := w.workload("web")
+	is(t, "items", len(res.Items), 1)
+	is(t, "verdict", res.Items[0].Kind, OK)
+	is(t, "node", x.Node, "")
+	is(t, "former node", x.PreviousNode, "a")
+	is(t, "a newer generation", before.Generation.Less(x.Generation), true)
+	is(t, "reason", x.Reason.Code, CodeRebalanced)
+	is(t, "message", x.Reason.Message, "moves to node b to even out the load: load 50.0 % here, 0.0 % there")
+	is(t, "the move", *x.Moved, Moved{At: w.now, From: "a", To: "b", Gain: 123_456})
+	is(t, "events", strings.Join(w.events(), " "), EventWorkloadEvicted)
+	e := w.eventOf(EventWorkloadEvicted)
+	is(t, "node of the event", e.Node, "a")
+	is(t, "reason of the event", e.Reason, CodeRebalanced)
+	is(t, "target in the event", detail(e, "to"), "b")
+	is(t, "gain in the event", detail(e, "gain_percent"), "12.3")
+	_, left := w.s.Residual("a", "web")
+	is(t, "node a still has to stop it", left, true)
+	w.ok(gone("web", "a", nil))
+	w.bind("web", "b")
+	is(t, "the move is remembered", w.workload("web").Moved.To, "b")
+}
+
+// TestMovesAreJudgedAgain: a move that the present state does not permit any more is dropped with its reason, and
+// changes nothing.
+func TestMovesAreJudgedAgain(t *testing.T) {
+	tests := []struct {
+		name  string
+		setup func(w *world)                  // before the move is proposed; without it, web runs on a
+		then  func(w *world)                  // between the proposal and its commit
+		set   func(m *commandv1.WorkloadMove) // changes the proposal
+		put   []func(*commandv1.WorkloadPut)  // of web
+		why   string
+	}{
+		{name: "the workload is gone", then: func(w *world) { w.ok(remove("web", true)) }, why: `workload "web" does not exist`},
+		{name: "the workload changed", then: func(w *world) { w.ok(put("web", content("c1:other"))) }, why: "planned for"},
+		{name: "it is on another node", set: func(m *commandv1.WorkloadMove) { m.From, m.FromReserved = "b", m.ToReserved }, why: `is on node "a", not on "b"`},
+		{name: "it is there already", set: func(m *commandv1.WorkloadMove) { m.To = "a" }, why: "is on node a already"},
+		{name: "it is exclusive", put: []func(*commandv1.WorkloadPut){exclusive}, why: "it is exclusive"},
+		{name: "it has local data", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume data"}} })}, why: "it has local data"},
+		{name: "it writes to its host", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) {
+			d.Asks = []*commandv1.Ask{{Rule: string(policy.RuleHostPath), Value: "/data"}}
+		})}, why: "it can write to folders of its host"},
+		{name: "it is a job", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.Job = &commandv1.Job{} })}, why: "it is a job"},
+		{name: "it does not run yet", setup: func(w *world) { w.place("web", "a") }, why: "is not available"},
+		{name: "it does not run any more", then: func(w *world) { w.ok(w.says("web", "Failed")) }, why: "is not available"},
+		{name: "its node drains", then: func(w *world) { w.ok(drain("a", true)) }, why: "its node is not ready, is draining or is cordoned"},
+		{name: "its node is lost", then: func(w *world) { w.ok(nodeState("a", false)) }, why: "its node is not ready, is draining or is cordoned"},
+		{name: "the other node is cordoned", then: func(w *world) { w.ok(cordon("b", true)) }, why: `node "b" is not schedulable`},
+		{name: "the other node is lost", then: func(w *world) { w.ok(nodeState("b", false)) }, why: `node "b" is not schedulable`},
+		{name: "the other node is gone", then: func(w *world) { w.ok(removeNode("b", true)) }, why: `node "b" does not exist`},
+		{name: "the other node has got a workload", then: func(w *world) { w.place("new", "b") }, why: `the amounts that are reserved on node "b" have changed`},
+		{name: "its node has lost a workload", setup: func(w *world) { w.running("web", "a"); w.running("old", "a") },
+			then: func(w *world) { w.ok(remove("old", true)) }, why: `the amounts that are reserved on node "a" have changed`},
+		{name: "a workload on its node has become smaller", setup: func(w *world) { w.running("web", "a"); w.running("old", "a") },
+			then: func(w *world) { w.ok(put("old", demand(func(d *commandv1.Demand) { d.MemoryMib = 16 }))) }, why: `the amounts that are reserved on node "a" have changed`},
+		{name: "the other node has no room", setup: func(w *world) {
+			w.running("web", "a")
+			w.running("large", "b", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
+		}, why: `node "b" has no 1000 millicores left`},
+		{name: "the other node has another engine", then: func(w *world) { w.ok(register("b", func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} })) },
+			why: `node "b" does not run type container`},
+		{name: "its host port is taken", put: []func(*commandv1.WorkloadPut){hostPort(80)}, setup: func(w *world) {
+			w.running("web", "a", hostPort(80))
+			w.running("other", "b", hostPort(80))
+		}, why: `port 80/tcp of node "b" is held by workload "other"`},
+		{name: "another member of its group is not available", setup: func(w *world) {
+			w.running("web", "a", inGroup("g"))
+			w.place("web2", "a", inGroup("g"))
+		}, why: "another member of its group is not available"},
+		{name: "it was moved within the last hour", setup: func(w *world) {
+			w.running("web", "b")
+			w.ok(moves(w.move("web", "b", "a")))
+			w.ok(gone("web", "b", nil))
+			w.bind("web", "a")
+			w.run("web")
+			w.now += BalanceQuiet - 10*second
+		}, why: "it was moved to even out the load within the last hour"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := formed(t, "a", "b")
+			if tt.setup != nil {
+				tt.setup(w)
+			} else {
+				w.running("web", "a", tt.put...)
+			}
+			m := w.move("web", "a", "b")
+			if tt.set != nil {
+				tt.set(m)
+			}
+			if tt.then != nil {
+				tt.then(w)
+			}
+			before, _ := w.s.Workload("web")
+			res := w.do(moves(m))
+			after, _ := w.s.Workload("web")
+			is(t, "kind of the command", res.Kind, OK)
+			is(t, "skipped", res.Skipped, 1)
+			is(t, "kind of the item", res.Items[0].Kind, Conflict)
+			is(t, "id of the item", res.Items[0].ID, "web")
+			if !strings.Contains(res.Items[0].Reason, tt.why) {
+				t.Errorf("the move is dropped because %q, want %q", res.Items[0].Reason, tt.why)
+			}
+			is(t, "the record did not change", after, before)
+		})
+	}
+}
+
+// TestAMoveIsQuietForAnHour: after an hour a workload may be moved again.
+func TestAMoveIsQuietForAnHour(t *testing.T) {
+	w := formed(t, "a", "b")
+	w.running("web", "a")
+	w.ok(moves(w.move("web", "a", "b")))
+	w.ok(gone("web", "a", nil))
+	w.bind("web", "b")
+	w.run("web")
+	w.now = w.workload("web").Moved.At + BalanceQuiet - 2*second
+	is(t, "just before", w.do(moves(w.move("web", "b", "a"))).Skipped, 1)
+	w.ok(moves(w.move("web", "b", "a")))
+}
+
+// TestMovesOfOneCommandSeeEachOther: a move is refused if the earlier moves of the same command leave no room, take
+// its host port, or make a member of its group unavailable.
+func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
+	tests := []struct {
+		name   string
+		of, to []func(*commandv1.WorkloadPut) // of the two workloads
+		why    string
+	}{
+		{"both fit", nil, nil, ""},
+		{"no CPU is left", []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 2100 })},
+			[]func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 1900 })}, `node "b" has no 4000 millicores left`},
+		{"the host port is taken", []func(*commandv1.WorkloadPut){portOf2("127.0.0.1")}, []func(*commandv1.WorkloadPut){portOf2("")}, "takes a host port"},
+		{"members of one group", []func(*commandv1.WorkloadPut){inGroup("g")}, []func(*commandv1.WorkloadPut){inGroup("g")}, "another member of its group is not available"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := formed(t, "a", "c", "b")
+			w.running("one", "a", tt.of...)
+			w.running("two", "c", tt.to...)
+			if strings.Contains(tt.why, "millicores") {
+				w.running("small", "b", demand(func(d *commandv1.Demand) { d.CpuMillicores = 100 }))
+			}
+			res := w.do(moves(w.move("one", "a", "b"), w.move("two", "c", "b")))
+			is(t, "the first", res.Items[0].Kind, OK)
+			if got := res.Items[1].Reason; got != tt.why && (tt.why == "" || !strings.Contains(got, tt.why)) {
+				t.Errorf("the second move is dropped because %q, want %q", got, tt.why)
+			}
+		})
+	}
+}
+
+func portOf2(address string) func(*commandv1.WorkloadPut) { return portOf(80, address) }
+
+// TestInvalidMoves: a command with an invalid field is refused as a whole.
+func TestInvalidMoves(t *testing.T) {
+	w := formed(t, "a", "b")
+	w.running("web", "a")
+	is(t, "without moves", w.do(moves()).Kind, AlreadyDone)
+	many := make([]*commandv1.WorkloadMove, MaxBalanceMoves+1)
+	for i := range many {
+		many[i] = w.move("web", "a", "b")
+	}
+	refused(t, w.do(moves(many...)), Invalid, "moves: has 251 entries")
+	refused(t, w.do(moves(w.move("web", "a", "b", func(m *commandv1.WorkloadMove) { m.To = "b/c" }))), Invalid, "moves[0].to")
+	refused(t, w.do(moves(w.move("web", "a", "b", func(m *commandv1.WorkloadMove) { m.Gain = 0 }))), Invalid, "moves[0].gain: 0 is not above 0")
+	refused(t, w.do(moves(w.move("web", "a", "b", func(m *commandv1.WorkloadMove) { m.Reason = strings.Repeat("x", 513) }))), Invalid, "moves[0].reason: has 513 bytes")
+	refused(t, w.do(confined(moves(w.move("web", "a", "b")), "shop")), Denied)
+	w.ok(setMode("degraded", "etcd is away"))
+	refused(t, w.do(moves(w.move("web", "a", "b"))), Frozen)
+}
+
+func rebalanceScenario(w *world) {
+	w.do(register("a"))
+	w.do(register("b"))
+	for _, id := range []string{"one", "two"} {
+		w.do(put(id))
+		w.do(w.assign(id, "a"))
+		w.do(w.says(id, "Running"))
+	}
+	w.do(moves(w.move("one", "a", "b"), w.move("one", "a", "b"), w.move("none", "a", "b")))
+	w.do(moves(w.move("one", "a", "b")))
+	w.do(gone("one", "a", nil))
+	w.do(w.assign("one", "b"))
+	w.do(w.says("one", "Running"))
+	w.do(moves(w.move("one", "b", "a")))
+	w.now += BalanceQuiet
+	stale := w.move("two", "a", "b")
+	stale.ToReserved.MemoryMib--
+	w.do(moves(stale))
+	w.do(moves(w.move("one", "b", "a")))
+	w.do(moves())
+}
