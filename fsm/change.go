@@ -15,6 +15,7 @@ const (
 	TableDrift
 	TablePolicy
 	TableBundle
+	TableNetwork
 )
 
 // Change holds one record before and after an applied log entry. Old and New are pointers to the
@@ -27,7 +28,7 @@ const (
 type Change struct {
 	Table Table
 	// Key is the key of the record in its table: the id of a workload, node or replica, the name of a
-	// namespace or policy, the digest of a bundle, "<node>/<workload>" for a residual,
+	// namespace or policy, <namespace>/<name> for a network, the digest of a bundle, "<node>/<workload>" for a residual,
 	// "<node>/<workload>/<type>" for a drift, "" for info and events.
 	Key      string
 	Old, New any

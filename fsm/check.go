@@ -28,6 +28,7 @@ func (s State) Check() error {
 	c.policies()
 	c.roles()
 	c.accounts()
+	c.networks()
 	c.bundles()
 	c.revisions()
 	c.rollouts()

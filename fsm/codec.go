@@ -97,6 +97,7 @@ func demandValue(d *commandv1.Demand) Demand {
 		Autoscale:      autoscaleOf(d.GetAutoscale()),
 		Reschedule:     rescheduleOf(d.GetReschedule()),
 		Surge:          d.GetSurge(),
+		Networks:       convert(d.GetNetworks(), strings.Clone),
 	}
 }
 
@@ -157,6 +158,7 @@ func demandPB(d *Demand) *commandv1.Demand {
 		Autoscale:    autoscalePB(d.Autoscale),
 		Reschedule:   reschedulePB(d.Reschedule),
 		Surge:        d.Surge,
+		Networks:     d.Networks,
 	}
 }
 
@@ -170,7 +172,7 @@ func demandEqualBut(a, b *Demand) bool {
 		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) && slices.Equal(a.PortNames, b.PortNames) && slices.Equal(a.Asks, b.Asks) &&
 		slices.Equal(a.LocalData, b.LocalData) && slices.Equal(a.MACs, b.MACs) && a.Job.equal(b.Job) && a.Template.equal(b.Template) &&
 		slices.EqualFunc(a.Constraints, b.Constraints, Constraint.equal) && a.Placement.equal(b.Placement) && slices.Equal(a.Tags, b.Tags) &&
-		a.Reschedule.equal(b.Reschedule) && a.Surge == b.Surge
+		a.Reschedule.equal(b.Reschedule) && a.Surge == b.Surge && slices.Equal(a.Networks, b.Networks)
 }
 
 // factsOf converts a registration without normalising it, so that a snapshot returns the facts
@@ -193,6 +195,7 @@ func factsOf(b *commandv1.RegisterNode) NodeFacts {
 		FenceBound:     b.GetFenceBoundSeconds(),
 		Timestamp:      b.GetTimestamp(),
 		LeaseSeconds:   b.GetLeaseSeconds(),
+		Networking:     networkingOf(b.GetNetworking()),
 	}
 }
 
@@ -219,6 +222,7 @@ func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
 
 		Timestamp:    f.Timestamp,
 		LeaseSeconds: f.LeaseSeconds,
+		Networking:   networkingPB(f.Networking),
 	}
 }
 
@@ -266,7 +270,7 @@ func factsEqual(a, b *NodeFacts) bool {
 		slices.Equal(a.StorageDrivers, b.StorageDrivers) && slices.Equal(a.Labels, b.Labels) &&
 		slices.Equal(a.Taints, b.Taints) && a.EngineID == b.EngineID && a.AgentVersion == b.AgentVersion &&
 		a.InstanceID == b.InstanceID && a.Protocol == b.Protocol && a.SelfFencing == b.SelfFencing &&
-		a.FenceBound == b.FenceBound &&
+		a.FenceBound == b.FenceBound && a.Networking == b.Networking &&
 		a.LeaseSeconds == b.LeaseSeconds
 }
 

@@ -137,6 +137,10 @@ func (e *encoder) change(c *Change) {
 		e.policy(r)
 	case *Bundle:
 		e.bundle(r)
+	case *Network:
+		if r != nil {
+			e.network(r)
+		}
 	}
 }
 
@@ -210,6 +214,10 @@ func (e *encoder) demand(d *Demand) {
 	e.reschedule(d.Reschedule)
 	if d.Surge {
 		e.str("surge")
+	}
+	if len(d.Networks) > 0 {
+		e.str("networks")
+		e.strs(d.Networks)
 	}
 }
 
@@ -348,6 +356,12 @@ func (e *encoder) node(n *Node) {
 	e.u64(n.ModifyIndex)
 	e.strs(n.Lacks)
 	e.nodeKeys(&n.Set)
+	if w := &f.Networking; *w != (Networking{}) {
+		e.str("networking")
+		e.str(w.Address)
+		e.u64(uint64(w.MTU))
+		e.str(w.Problem)
+	}
 }
 
 func (e *encoder) residual(r *Residual) {
@@ -419,6 +433,10 @@ func (e *encoder) info(m *Info) {
 	if m.MirrorPin != 0 || m.MirrorEndpoints != "" {
 		e.u64(m.MirrorPin)
 		e.str(m.MirrorEndpoints)
+	}
+	if m.NetworkID != 0 || m.NetworkIndex != 0 {
+		e.u64(uint64(m.NetworkID))
+		e.u64(m.NetworkIndex)
 	}
 }
 

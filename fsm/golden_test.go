@@ -665,6 +665,7 @@ var scenarios = []struct {
 	{"90-node-pools", nodePoolsScenario},
 	{"91-preemption-times", preemptionTimesScenario},
 	{"92-rebalance", rebalanceScenario},
+	{"100-networks", networksScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

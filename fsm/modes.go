@@ -110,6 +110,10 @@ var armRules = [...]armRule{
 	{"scale_group", 357, 1, false, Refused},
 	{"move_workloads", 372, 1, false, Refused},
 	{"place_members", 330, 1, true, Refused},
+
+	{"put_network", 420, 1, false, Refused},
+	{"delete_network", 421, 1, false, Refused},
+	{"release_slices", 422, 1, true, Refused},
 }
 
 // FeatureLevel is the highest feature level that this version understands. A command whose level is above the
@@ -254,6 +258,12 @@ func armOf(c Command) arm {
 		return "move_workloads"
 	case *commandv1.Command_PlaceMembers:
 		return "place_members"
+	case *commandv1.Command_PutNetwork:
+		return "put_network"
+	case *commandv1.Command_DeleteNetwork:
+		return "delete_network"
+	case *commandv1.Command_ReleaseSlices:
+		return "release_slices"
 	}
 	return ""
 }

@@ -389,6 +389,9 @@ func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Resul
 	if why := t.state().identityFault(puts, olds, leaving, t.sees); why != "" {
 		return refuse(Conflict, "%s", why), false
 	}
+	if res, ok := t.networksMissing(puts, olds); !ok {
+		return res, false
+	}
 	if err := fitsNowAndLater(t.state(), b, olds, leaving); err != nil {
 		var r *Refusal
 		errors.As(err, &r)
@@ -439,7 +442,7 @@ func (t *Tx) may(id, namespace string) (Result, bool) {
 // callers.
 var within = [...]arm{
 	"put_workloads", "set_desired", "delete_workload", "retry_workload", "adopt_drift", "drop_orphan",
-	"set_rollout", "start_run", "scale_group", "barrier", "audit", "admit",
+	"set_rollout", "start_run", "scale_group", "barrier", "audit", "admit", "put_network", "delete_network",
 }
 
 func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
@@ -584,6 +587,9 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 	}
 	if u := t.state().UseOf(n.Name); u.Records > 0 {
 		return refuse(Conflict, "namespace %q has %d workloads: delete them first, and wait until they are gone", n.Name, u.Records)
+	}
+	if name := t.state().networkIn(n.Name); name != "" {
+		return refuse(Conflict, "namespace %q has network %q: remove its networks first (persysctl network rm)", n.Name, name)
 	}
 	if len(n.Users) > 0 {
 		return refuse(Conflict, "namespace %q names users: %s: take them out first, or they would act everywhere", n.Name, clipTo(strings.Join(n.Users, ", "), 256))

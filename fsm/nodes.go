@@ -300,6 +300,7 @@ func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
 	t.clearResiduals(n.ID)
 	t.dropAudit(n.ID)
 	t.closeDrifts(n.ID)
+	t.dropSlicesOf(n.ID)
 	t.dropNode(n)
 	t.event(Event{Type: EventNodeRemoved, Node: n.ID})
 	return Result{}

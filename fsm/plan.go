@@ -91,6 +91,8 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 		return t.barred(w, n)
 	case t.outside(w, n) != "":
 		return t.outside(w, n)
+	case t.networkFault(w, n) != "":
+		return t.networkFault(w, n)
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}

@@ -119,6 +119,9 @@ func (g *stream) put() *commandv1.WorkloadPut {
 	if g.n("reschedule", 0, 5) == 0 {
 		p.Demand.Reschedule = &commandv1.Reschedule{Attempts: int32(g.n("moves", 0, 3)), Interval: int64(g.n("within", 1, 30)) * minute}
 	}
+	if g.n("joins", 0, 3) == 0 {
+		p.Demand.Networks = [][]string{{"n1"}, {"n2", "n1"}, {"n1", "n1"}}[g.n("networks", 0, 2)]
+	}
 	if g.n("tags", 0, 3) == 0 {
 		p.Demand.Tags = []*commandv1.Label{{Key: "tier", Value: g.pick("tag", "a", "b")}}
 	}
@@ -216,7 +219,15 @@ func (g *stream) advance(s State) Command {
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 76) {
+	switch g.n("command", 0, 79) {
+	case 77:
+		c = putNetwork(g.odd("network", "-", "n1", "n2"), g.odd("subnet", "10.1.0.0/30", "", "10.50.0.0/26", "10.50.0.0/25"))
+		c.GetPutNetwork().Namespace = g.pick("network in", "", "", "n1")
+	case 78:
+		c = deleteNetwork(g.pick("delete network", "n1", "n2"), g.pick("network in", "", "n1"))
+	case 79:
+		g.now += int64(g.n("idle", 0, 1)) * SliceIdle
+		c = releaseSlices(&commandv1.IdleSlice{Network: uint32(g.n("idle network", 1, 3)), Node: g.node()})
 	case 60:
 		c = putRole(g.odd("role", "admin", "r1", "r2"), g.pick("role permission", "read", "trust", "deploy"))
 	case 61:
@@ -354,6 +365,9 @@ func (g *stream) command(s State) Command {
 			n.Types = [][]string{nil, {"Container", "docker-container"}, {"vm"}}[g.n("types", 0, 2)]
 			n.SelfFencing, n.FenceBoundSeconds = g.bool("self fencing"), uint32(g.n("fence bound", 0, 20))
 			n.CpuMillicores = int64(g.n("cores", 0, 8)) * 1000
+			if g.bool("networks") {
+				n.Networking = &commandv1.NodeNetworking{Address: g.odd("network address", "0.0.0.0", "10.0.0.1", "10.0.0.2"), Mtu: uint32(g.n("mtu", 1449, 1451))}
+			}
 			if g.bool("reports keys") {
 				n.Labels = []*commandv1.Label{{Key: "zone", Value: g.pick("reported zone", "1", "3")}}
 				n.Taints = []*commandv1.Taint{{Key: "spot", Effect: g.pick("reported effect", TaintNoExecute, TaintPreferNoSchedule)}}

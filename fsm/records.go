@@ -20,6 +20,7 @@ func infoPB(m *Info) *commandv1.MetaRecord {
 		ClusterKeyId: m.ClusterKeyID, TrustVersion: m.TrustVersion,
 		GossipRing: m.GossipRing, GossipVersion: m.GossipVersion,
 		MirrorPin: m.MirrorPin, MirrorEndpoints: m.MirrorEndpoints,
+		NetworkId: m.NetworkID, NetworkIndex: m.NetworkIndex,
 	}
 }
 
@@ -33,6 +34,7 @@ func infoOf(m *commandv1.MetaRecord) Info {
 		ClusterKeyID: m.GetClusterKeyId(), TrustVersion: m.GetTrustVersion(),
 		GossipRing: m.GetGossipRing(), GossipVersion: m.GetGossipVersion(),
 		MirrorPin: m.GetMirrorPin(), MirrorEndpoints: m.GetMirrorEndpoints(),
+		NetworkID: m.GetNetworkId(), NetworkIndex: m.GetNetworkIndex(),
 	}
 }
 

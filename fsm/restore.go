@@ -140,6 +140,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 		t.r.residuals.Set(pair(r.Node, r.Workload), r)
 		return true
 	})
+	t.restoreNetworks(backup, present, fresh)
 	facts.r.audits.Scan(func(id string, a *NodeAudit) bool {
 		if _, ok := t.r.nodes.Get(id); ok {
 			t.r.audits.Set(id, a)
@@ -184,6 +185,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 		}
 		return true
 	})
+	t.settleSlices()
 	source := r.Source
 	if source == "" {
 		source = "a backup of " + time.Unix(0, b.Clock).UTC().Format(time.RFC3339)

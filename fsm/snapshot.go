@@ -103,6 +103,9 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Bindings(func(b *Binding) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_RoleBinding{RoleBinding: bindingPB(b)}})
 	})
+	s.Networks(func(n *Network) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Network{Network: networkPB(n)}})
+	})
 	s.Workloads("", func(w *Workload) bool {
 		return w.history == nil || out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revisions{Revisions: historyPB(w)}})
 	})
@@ -438,6 +441,13 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		a := accountOf(r.Account)
 		_, dup = t.r.accounts.Set(a.Name, a)
 		key = a.Name
+	case *commandv1.SnapshotRecord_Network:
+		n, err := networkOf(r.Network)
+		if err != nil {
+			return err
+		}
+		_, dup = t.r.networks.Set(n.key(), n)
+		key = n.key()
 	case *commandv1.SnapshotRecord_RoleBinding:
 		b := bindingRecordOf(r.RoleBinding)
 		_, dup = t.r.bindings.Set(b.key(), b)

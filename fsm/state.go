@@ -51,6 +51,7 @@ type root struct {
 	roles       *table[*Role]       // keyed by role name
 	bindings    *table[*Binding]    // keyed by kind/name/role
 	accounts    *table[*Account]    // keyed by account name
+	networks    *table[*Network]    // keyed by namespace/name
 
 	tombstones *table[*Tombstone]       // keyed by workload id
 	rollouts   *table[*rollout.Rollout] // keyed by group name
@@ -113,6 +114,7 @@ func New() State {
 		roles:           tree[string, *Role](),
 		bindings:        tree[string, *Binding](),
 		accounts:        tree[string, *Account](),
+		networks:        tree[string, *Network](),
 		policyIn:        tree[string, string](),
 		uses:            tree[string, *Use](),
 		byUser:          tree[string, struct{}](),

@@ -24,12 +24,18 @@ func (t *Tx) putWorkload(old, w *Workload) {
 	w.UpdatedAt = t.r.info.Clock
 	w.ModifyIndex = t.meta.Index
 	own(t, &t.r.workloads, ownWorkloads).Set(w.ID, w)
+	if n != nil && len(w.Demand.Networks) > 0 && (old == nil || old.Node != w.Node || old.Demand != w.Demand) {
+		t.slicesFor(w, n)
+	}
 	t.referOf(old, w)
 	t.reindex(old, w)
 	if old == nil {
 		t.dropTombstone(w.ID) // a new record replaces the tombstone: LeftOn compares reports with the generation of the record
 	}
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: old, New: w})
+	if old != nil && old.Node != "" && (old.Node != w.Node || old.Demand != w.Demand) {
+		t.emptied(old.Node, old.Demand.Networks)
+	}
 }
 
 // dropWorkload removes a record for good and leaves a tombstone.
@@ -37,6 +43,7 @@ func (t *Tx) dropWorkload(w *Workload) {
 	own(t, &t.r.workloads, ownWorkloads).Delete(w.ID)
 	t.reindex(w, nil)
 	t.referOf(w, nil)
+	t.emptied(w.Node, w.Demand.Networks)
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: w})
 	t.addTombstone(w)
 	t.disband(w)
@@ -54,6 +61,7 @@ func (t *Tx) putNode(old, n *Node) {
 	}
 	own(t, &t.r.nodes, ownNodes).Set(n.ID, n)
 	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, Old: old, New: n})
+	t.networkingChanged(old, n)
 	if moved {
 		t.moveResiduals(n)
 		t.claimsOf(n, +1)
@@ -92,6 +100,7 @@ func (t *Tx) putResidual(r *Residual) {
 	}
 	t.claimResidual(r, n, +1)
 	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, Old: old, New: r})
+	t.joined(r.Node, r.Demand.Networks)
 }
 
 // dropResidual removes a residual. The caller then calls settle, which removes the record of a deleted
@@ -103,6 +112,7 @@ func (t *Tx) dropResidual(r *Residual) {
 	own(t, &t.r.residualsOf, ownResidualsOf).Delete(pair(r.Workload, r.Node))
 	t.claimResidual(r, n, -1)
 	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, Old: r})
+	t.emptied(r.Node, r.Demand.Networks)
 }
 
 // settle removes the record of a deleted workload once it has no residual left.

@@ -278,6 +278,12 @@ func (t *Tx) judge(c Command) Result {
 		return t.moveWorkloads(b.MoveWorkloads)
 	case *commandv1.Command_PlaceMembers:
 		return t.placeMembers(b.PlaceMembers)
+	case *commandv1.Command_PutNetwork:
+		return t.putNetwork(b.PutNetwork)
+	case *commandv1.Command_DeleteNetwork:
+		return t.deleteNetwork(b.DeleteNetwork)
+	case *commandv1.Command_ReleaseSlices:
+		return t.releaseSlices(b.ReleaseSlices)
 	}
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }
@@ -333,6 +339,7 @@ const (
 	ownBindings
 	ownAccounts
 	ownByOwner
+	ownNetworks
 )
 
 // own returns a table that the transaction may write to. The first call copies the tree. Copying

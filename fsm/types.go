@@ -187,7 +187,8 @@ type Demand struct {
 	Autoscale *Autoscale // nil for a workload that is not a member of a group with an autoscaler
 	// Reschedule limits the moves off nodes that cannot run the workload; nil = the default.
 	Reschedule *Reschedule
-	Surge      bool // the workload is an extra member of a group, which exists only during an update with start_first
+	Surge      bool     // the workload is an extra member of a group, which exists only during an update with start_first
+	Networks   []string // names of the networks of its namespace that the workload joins
 }
 
 // Placement holds the rules of a workload about which nodes it may or should run on. Demand.Placement is nil if
@@ -496,6 +497,7 @@ type NodeFacts struct {
 	FenceBound     uint32 // number of seconds after the end of the lease within which the fencer stops workloads with on_lost_lease: stop
 	Timestamp      string // time of the registration, RFC 3339, as the agent sent it
 	LeaseSeconds   int64
+	Networking     Networking // what the node can do for networks that span nodes
 }
 
 // Node is the record of one node. A published Node is never changed.
@@ -712,7 +714,9 @@ const (
 	EventGroupScaled        = "GroupScaled"   // the number of members of a group was changed; Message has both numbers and the cause
 	EventMemberCreated      = "MemberCreated" // a system workload got a member for a node
 	EventMemberRemoved      = "MemberRemoved" // a system workload lost its member for a node; Message says why
-	EventMutation           = "Mutation"      // an API mutation that was refused or changed nothing; Reason is the result
+	EventNetworkCreated     = "NetworkCreated"
+	EventNetworkDeleted     = "NetworkDeleted"
+	EventMutation           = "Mutation" // an API mutation that was refused or changed nothing; Reason is the result
 )
 
 // Info is the part of the state that is not in a table.
@@ -740,6 +744,8 @@ type Info struct {
 	TrustVersion         uint64 // advances when authorities, tokens, admissions, revocations or gossip keys change
 	GossipRing           string // gossip keys, sealed under the cluster key; empty = gossip uses a key derived from the cluster key
 	GossipVersion        uint64 // counts the changes of GossipRing
+	NetworkID            uint32 // number of the newest network
+	NetworkIndex         uint64 // log index of the newest change of what nodes have to set up for networks
 }
 
 // AttachedEtcd returns the cluster id of the etcd that is attached as the mirror; 0 if none is attached. No

@@ -89,6 +89,10 @@ type View interface {
 	Account(name string) (*Account, bool)
 	Accounts(fn func(*Account) bool)
 
+	// Network returns one network of a namespace; Networks scans all of them, by namespace and name.
+	Network(namespace, name string) (*Network, bool)
+	Networks(fn func(*Network) bool)
+
 	// Audit scans the records of an audit log. AuditLast returns the number of its newest record. See
 	// auditlog.go.
 	Audit(l AuditLog, after uint64, fn func(before AuditHash, r *AuditRecord) bool)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/config"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/replica/auditsink"
 	"github.com/persys/compute/replica/coredns"
@@ -79,6 +80,7 @@ type Config struct {
 	DriftInterval      time.Duration `env:"SCHEDULER_DRIFT_DETECT_INTERVAL" flag:"drift-detect-interval" yaml:"drift_detect_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"period at which every node is asked for its workloads, to compare them with the state"`
 	AgentRPCTimeout    time.Duration `env:"SCHEDULER_AGENT_RPC_TIMEOUT" flag:"agent-rpc-timeout" yaml:"agent_rpc_timeout" seconds:"true" default:"10s" min:"100ms" max:"10m" usage:"deadline of one call to an agent"`
 	Policy             string        `env:"SCHEDULER_PLACEMENT_POLICY" flag:"placement-policy" yaml:"placement_policy" oneof:"spread,binpack" default:"spread" usage:"spread workloads over the nodes, or fill the nodes one by one"`
+	NetworkPool        string        `env:"SCHEDULER_NETWORK_POOL" flag:"network-pool" yaml:"network_pool" default:"10.216.0.0/14" usage:"IPv4 prefix from which networks get their subnets, a /20 for each; it must be free in the networks of all machines"`
 	RaftHeartbeat      time.Duration `env:"SCHEDULER_RAFT_HEARTBEAT" flag:"raft-heartbeat" yaml:"raft_heartbeat" default:"0s" min:"0s" max:"1m" usage:"time without a heartbeat of the leader after which a follower stands for election; 0 = 300 ms"`
 	DiskStall          time.Duration `env:"SCHEDULER_DISK_STALL" flag:"disk-stall" yaml:"disk_stall" default:"1s" min:"100ms" max:"1m" usage:"a write to the Raft log that takes longer than this, and longer than the slowest write of the last minute, counts as hanging: a leader then gives up leadership"`
 
@@ -194,6 +196,9 @@ func (c *Config) complete() error {
 	}
 	if err := c.completeEtcd(); err != nil {
 		return err
+	}
+	if _, fault := fsm.ParsePool(c.NetworkPool); fault != "" && c.NetworkPool != "" {
+		return fmt.Errorf("SCHEDULER_NETWORK_POOL: %s", fault)
 	}
 	if c.AuditSink != "" {
 		if err := auditsink.Check(c.AuditSink); err != nil {

@@ -274,6 +274,7 @@ func (r *Replica) openServer() error {
 		Limited:       r.metrics.limited,
 		Tuning:        tuning,
 		Shard:         cfg.Shard,
+		NetworkPool:   cfg.NetworkPool,
 		Stacks:        cfg.Stacks,
 		Version:       r.version,
 		Server:        r.traces.ServerOptions(),

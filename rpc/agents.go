@@ -211,6 +211,9 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	if err := judgedBy(req, a.store.View(), w, n); err != nil {
 		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: err.Error()}, nil
 	}
+	if err := a.joins(req, w, n, e); err != nil {
+		return sched.Ack{Refused: true, Code: "INVALID_CONFIGURATION", Message: err.Error()}, nil
+	}
 	req.Epoch, req.NodeId, req.InstanceId = e, n.ID, n.Facts.InstanceID
 	ack, err := a.order(ctx, c, n, req)
 	ack.Code, ack.Message = clip(ack.Code, maxReportCode), clip(ack.Message, maxReportMessage)

@@ -226,6 +226,9 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 		if err == nil {
 			err = spec.UnknownLabels(req.GetSpec(), s.hasLabel)
 		}
+		if err == nil {
+			err = s.unknownNetworks(ctx, req.GetSpec(), put)
+		}
 	}
 	return prepared, err
 }

@@ -63,6 +63,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 		LeaseSeconds:             wholeSeconds(lease.Duration),
 		Epoch:                    s.epoch(lease.Epoch),
 		SendFull:                 lease.SendFull,
+		Networks:                 s.networksFor(node, lease.Epoch, req),
 	}
 	out.SchedulerAddrs, out.LeaderAddr = s.schedulers()
 	return out, nil

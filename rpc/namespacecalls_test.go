@@ -121,6 +121,19 @@ var attempts = []struct {
 		}
 		return seen, err
 	}},
+	{clusterv1.Cluster_ListNetworks_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		r, err := k.ListNetworks(ctx, &clusterv1.ListNetworksRequest{})
+		return len(r.GetNetworks()) > 0, err
+	}},
+	{clusterv1.Cluster_GetNetwork_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.GetNetwork(ctx, &clusterv1.GetNetworkRequest{Name: "theirs", Namespace: "b"}))
+	}},
+	{clusterv1.Cluster_CreateNetwork_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.CreateNetwork(ctx, &clusterv1.CreateNetworkRequest{Name: "more", Namespace: "b"}))
+	}},
+	{clusterv1.Cluster_DeleteNetwork_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.DeleteNetwork(ctx, &clusterv1.DeleteNetworkRequest{Name: "theirs", Namespace: "b"}))
+	}},
 	{clusterv1.Cluster_ListPolicies_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		r, err := k.ListPolicies(ctx, &clusterv1.ListPoliciesRequest{})
 		seen := false
@@ -219,6 +232,7 @@ func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 	ok(t, second(clusterv1.NewClusterClient(as(0, "user/admin")).BindPolicy(ctxFor(t), &clusterv1.BindPolicyRequest{Policy: "privileged", Namespace: "b"})))
 	r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), webIn("theirs", "b"))
 	ok(t, inBand(r, err))
+	ok(t, second(clusterv1.NewClusterClient(as(0, "user/admin")).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "theirs", Namespace: "b"})))
 	for _, image := range []string{"nginx:1", "nginx:2"} {
 		rolls := webIn("rolls", "b") // a group whose members are updated one after another
 		rolls.Spec.Count, rolls.Spec.Group, rolls.Spec.Update = new(int32(2)), "", &controlv1.UpdateStrategy{}

@@ -174,6 +174,9 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 	for _, t := range caps.GetTaints() {
 		cmd.Taints = append(cmd.Taints, taintOf(t))
 	}
+	if n := caps.GetNetworking(); n != nil {
+		cmd.Networking = &commandv1.NodeNetworking{Address: n.GetAddress(), Mtu: n.GetMtu(), Problem: clip(n.GetProblem(), 256)}
+	}
 	return cmd
 }
 

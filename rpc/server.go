@@ -100,6 +100,8 @@ type Config struct {
 	Tuning  sched.Tuning // settings of the planner, for explanations and plans of placements
 	Shard   string
 	Version string
+	// NetworkPool is the IPv4 prefix from which networks get their subnets; empty means DefaultNetworkPool.
+	NetworkPool string
 	// Stacks loads Compose stacks when they are applied or planned. If it is nil, stacks are loaded only on
 	// the nodes.
 	Stacks *stack.Loader

@@ -50,6 +50,9 @@ type Cache struct {
 	open     workQueue          // workloads to evaluate: they changed or have no valid verdict; some may not be pending
 	limited  deadlines          // pending workloads that may not preempt yet: when they are evaluated again
 	openAt   uint64             // version of the cache at which every pending workload outside of open was evaluated
+
+	slicesKnown bool  // sliceDue is up to date
+	sliceDue    int64 // earliest time at which a slice of a network may be taken back; 0 = none
 }
 
 type portRef struct {
@@ -136,6 +139,7 @@ func (c *Cache) sync(w *World) {
 		return
 	}
 	c.index = v.Info().Index
+	clear(c.nodes.sliced)
 	rebuild := v.NodeCount() != len(c.nodes.recs)
 	for i := range w.Changes {
 		ch := &w.Changes[i]
@@ -148,6 +152,9 @@ func (c *Cache) sync(w *World) {
 			c.residualChanged(v, ch)
 		case fsm.TablePolicy:
 			rebuild = true
+		case fsm.TableNetwork:
+			c.version++ // nodes may fit that had no slice left
+			c.slicesKnown = false
 		case fsm.TableNamespace:
 			c.version++ // the set of preemptible workloads may have changed
 			c.namespaceChanged(v, ch)

@@ -299,7 +299,7 @@ func (p *planner) stays(w *fsm.Workload) (misfit string, stays bool) {
 	if have, ok := p.State.Workload(w.ID); ok {
 		before = amounts(have.Demand)
 	}
-	x.prepare(p.State, &after)
+	x.prepare(p.State, w.In(), &after)
 	x.take(&before, s, -1)
 	if !bound {
 		if f := x.room(&after, s); f != passes {

@@ -32,6 +32,10 @@ const (
 	failedThere // the workload left the node because it could not run there
 	noFencer
 	barred       // a policy of the node does not allow the workload
+	noNetworks   // the node cannot take part in networks that span nodes
+	networkGone  // a network of the workload does not exist
+	smallMTU     // a network of the workload has a larger MTU than the node allows
+	noSlice      // a network of the workload has no slice left for the node
 	wrongNode    // a required affinity to nodes does not hold
 	unevenSpread // the filters from here on are rules about other workloads, see rules.go
 	notNear
@@ -42,6 +46,7 @@ const (
 var filterNames = [...]string{
 	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "namespace", "labels", "constraints", "taints",
 	"CPU", "memory", "disk", "disk", "host ports", "former instance", "earlier failure", "fencer", "policy",
+	"networks", "networks", "networks", "networks",
 	"affinity", "spread", "affinity", "anti-affinity", "anti-affinity",
 }
 
@@ -92,6 +97,14 @@ func (r rejection) short() string {
 		return "earlier failure" + bracketed(r.key)
 	case noFencer:
 		return "no fencer for on_lost_lease=stop"
+	case noNetworks:
+		return "cannot take part in networks"
+	case networkGone:
+		return "network " + r.key + " does not exist"
+	case smallMTU:
+		return "MTU of network " + r.key
+	case noSlice:
+		return "no slice left in network " + r.key
 	case barred:
 		return "policy " + r.key + " (rule " + r.value + ")"
 	case wrongNode, unevenSpread, notNear, tooNear, repelled:
@@ -133,6 +146,9 @@ func (x *nodeIndex) static(in *fsm.Namespace, d *fsm.Demand, s int32) rejection 
 	}
 	if t, ok := repels(d, n); ok {
 		return rejection{taint, t.Key, t.Value}
+	}
+	if len(d.Networks) > 0 && n.Facts.Networking.Lacks() != "" {
+		return rejection{filter: noNetworks}
 	}
 	for _, p := range x.policies[s] {
 		if bad := policy.Judge(p, d.Judged()); len(bad) > 0 {
@@ -282,6 +298,34 @@ func (x *nodeIndex) room(d *fsm.Demand, s int32) filter {
 			return portTaken
 		}
 	}
+	for i := range x.networks {
+		if f := x.networks[i].rejects(x.recs[s]); f != passes {
+			return f
+		}
+	}
+	return passes
+}
+
+// joined is a network of the present demand.
+type joined struct {
+	name string
+	of   *fsm.Network // nil if it does not exist
+	full bool         // no further node can get a slice
+	by   []string     // nodes without a slice to which this step has assigned a member
+}
+
+func (j *joined) rejects(n *fsm.Node) filter {
+	if j.of == nil {
+		return networkGone
+	}
+	if j.of.MTU > n.Facts.Networking.MTU {
+		return smallMTU
+	}
+	if j.full && !slices.Contains(j.by, n.ID) {
+		if _, has := j.of.SliceOf(n.ID); !has {
+			return noSlice
+		}
+	}
 	return passes
 }
 
@@ -291,6 +335,13 @@ func (x *nodeIndex) roomRejection(d *fsm.Demand, s int32, f filter) rejection {
 	switch f {
 	case shortDisk, noPool:
 		r.key = d.Pool
+	case networkGone, smallMTU, noSlice:
+		for i := range x.networks {
+			if j := &x.networks[i]; j.rejects(x.recs[s]) == f {
+				r.key = j.name
+				break
+			}
+		}
 	case portTaken:
 		for i, b := range x.busy {
 			if b.has(s) {
@@ -313,8 +364,18 @@ func portText(p fsm.HostPort) string {
 	return text
 }
 
-// prepare looks up the storage pool and the host ports of a demand, which room then checks for each node.
-func (x *nodeIndex) prepare(v fsm.View, d *fsm.Demand) {
+// prepare looks up the storage pool, the host ports and the networks of a demand, which room then checks for each
+// node. namespace is that of the workload.
+func (x *nodeIndex) prepare(v fsm.View, namespace string, d *fsm.Demand) {
+	x.networks = x.networks[:0]
+	for _, name := range d.Networks {
+		j := joined{name: name}
+		if n, ok := v.Network(namespace, name); ok {
+			j.of, j.by = n, x.sliced[n.ID]
+			j.full = n.Room(v.Info().Clock) <= len(j.by)
+		}
+		x.networks = append(x.networks, j)
+	}
 	x.wantPool = anyPool
 	if d.Pool != "" {
 		x.wantPool = x.poolID(d.Pool)
@@ -400,6 +461,18 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 		}
 	case noFencer:
 		return "fencer: on_lost_lease is stop, and the node has no fencer that stops the workload when the lease ends (self_fencing)"
+	case noNetworks:
+		return "networks: the node cannot take part in networks: " + n.Facts.Networking.Lacks()
+	case networkGone:
+		return "networks: " + r.key + " does not exist; create it (persysctl network create) or take it out of the specification"
+	case smallMTU:
+		for i := range x.networks {
+			if j := &x.networks[i]; j.name == r.key && j.of != nil {
+				return fmt.Sprintf("networks: %s has MTU %d, the node allows at most %d", r.key, j.of.MTU, n.Facts.Networking.MTU)
+			}
+		}
+	case noSlice:
+		return "networks: no slice left in network " + r.key + " for a further node; its subnet is too small for the nodes that have members"
 	case barred:
 		for _, p := range x.policies[s] {
 			if bad := policy.Judge(p, d.Judged()); p.Name == r.key && len(bad) > 0 {

@@ -70,6 +70,7 @@ func Next(w World, c *Cache) Step {
 	p.endJobs()
 	p.advanceCrons()
 	p.placeMembers()
+	p.releaseSlices()
 	p.reserve()
 	p.place()
 	p.evictOvercommitted()
@@ -112,6 +113,7 @@ type planner struct {
 	expired  []*commandv1.JobExpiry
 	crons    []*commandv1.CronStep
 	members  []*commandv1.MemberChange
+	idle     []*commandv1.IdleSlice
 
 	failed   map[string]bool // keys of demands that fit on no node, as found at version failedAt of the cache
 	failedAt uint64
@@ -174,6 +176,9 @@ func (p *planner) finish() Step {
 	})
 	chunked(p, p.members, func(c *commandv1.Command, items []*commandv1.MemberChange) {
 		c.Body = &commandv1.Command_PlaceMembers{PlaceMembers: &commandv1.PlaceMembers{Changes: items}}
+	})
+	chunked(p, p.idle, func(c *commandv1.Command, items []*commandv1.IdleSlice) {
+		c.Body = &commandv1.Command_ReleaseSlices{ReleaseSlices: &commandv1.ReleaseSlices{Slices: items}}
 	})
 	chunked(p, p.retries, func(c *commandv1.Command, items []*commandv1.Retry) {
 		c.Body = &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: items}}

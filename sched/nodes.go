@@ -63,9 +63,11 @@ type nodeIndex struct {
 	ports   map[fsm.HostPort]bitset         // for each port that any demand has named: the slots of nodes on whose engine the port is in use
 	alike   map[fsm.HostPort][]fsm.HostPort // known ports by number and protocol; those with different addresses may collide
 
-	key   []byte   // scratch: key of the present demand's class
-	busy  []bitset // scratch: for each port of the present demand, the slots where the port is taken; see prepare
-	slots []int32  // scratch: listed slots, see search
+	key      []byte              // scratch: key of the present demand's class
+	busy     []bitset            // scratch: for each port of the present demand, the slots where the port is taken; see prepare
+	slots    []int32             // scratch: listed slots, see search
+	networks []joined            // scratch: networks of the present demand; see prepare
+	sliced   map[uint32][]string // by network: nodes without a slice to which this step has assigned a member
 
 	rules      rules // scratch: the rules of the present demand, see rules.go
 	topologies map[string]*topology
@@ -133,6 +135,7 @@ func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
 		byShape: map[string]int32{},
 		poolIDs: map[string]int32{},
 		classes: map[string]*class{},
+		sliced:  map[uint32][]string{},
 		engines: map[string][]int32{},
 		ports:   map[fsm.HostPort]bitset{},
 		alike:   map[fsm.HostPort][]fsm.HostPort{},
@@ -562,6 +565,9 @@ func (x *nodeIndex) appendClassKey(b []byte, in *fsm.Namespace, d *fsm.Demand) [
 	b = append(b, 4)
 	if stopsOnLostLease(d) {
 		b = append(b, 5)
+	}
+	if len(d.Networks) > 0 {
+		b = append(b, 9)
 	}
 	for _, t := range d.Tolerations {
 		str(t.Key)

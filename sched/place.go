@@ -118,6 +118,13 @@ func (c *Cache) promise(v fsm.View, who subject, d *fsm.Demand, s int32) {
 	c.version++
 	node := c.nodes.recs[s].ID
 	c.touch(node, d)
+	for _, name := range d.Networks {
+		if n, ok := v.Network(who.namespace, name); ok {
+			if _, has := n.SliceOf(node); !has && !slices.Contains(c.nodes.sliced[n.ID], node) {
+				c.nodes.sliced[n.ID] = append(c.nodes.sliced[n.ID], node)
+			}
+		}
+	}
 	if who.id == "" {
 		return
 	}
@@ -289,6 +296,12 @@ func (c *Cache) appendDemandKey(b []byte, who subject, d *fsm.Demand) []byte {
 	for _, p := range d.Ports {
 		b = binary.BigEndian.AppendUint16(append(append(b, p.Protocol...), 1), p.Port)
 		b = append(append(b, p.Address...), 1)
+	}
+	for i, n := range d.Networks {
+		if i == 0 {
+			b = append(append(b, who.namespace...), 1)
+		}
+		b = append(append(b, n...), 1)
 	}
 	return c.nodes.appendClassKey(c.appendSubject(append(b, 2), who, d), c.nodes.pooled[who.namespace], d)
 }

@@ -221,6 +221,11 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 	if d.CPU > x.cpu[s] || d.Memory > x.mem[s] || !x.ready.has(s) || x.hot[s].place < 0 || x.static(x.in, d, s).filter != passes || x.rules.rejects(s) {
 		return plan{}, false
 	}
+	for i := range x.networks {
+		if x.networks[i].rejects(n) != passes {
+			return plan{}, false
+		}
+	}
 	cpu, mem, disk := x.hot[s].freeCPU-d.CPU, x.hot[s].freeMem-d.Memory, int64(0)
 	pool := x.pool(s, d.Pool)
 	if pool != nil {

@@ -47,7 +47,7 @@ type query struct {
 
 // query prepares the search for the best node for a demand.
 func (x *nodeIndex) query(v fsm.View, who subject, d *fsm.Demand) query {
-	x.prepare(v, d)
+	x.prepare(v, who.namespace, d)
 	x.in = x.pooled[who.namespace]
 	for i := range x.sizes {
 		x.added[i] = x.sizes[i].added(d)

@@ -35,6 +35,7 @@ func DemandOf(id string, s *controlv1.WorkloadSpec) *commandv1.Demand {
 		Placement:     placementDemand(s),
 		Autoscale:     autoscaleDemand(s),
 		Reschedule:    rescheduleDemand(s),
+		Networks:      networkNames(s),
 	}
 	for _, k := range sortedKeys(s.GetTags()) {
 		d.Tags = append(d.Tags, &commandv1.Label{Key: k, Value: s.GetTags()[k]})

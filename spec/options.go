@@ -91,6 +91,7 @@ func (e *Errors) options(s *controlv1.WorkloadSpec) {
 		}
 	}
 	e.gpus(at+".gpus", c.GetGpus())
+	e.networks(c)
 	e.engineCheck(s)
 	e.asService(s)
 }
@@ -203,6 +204,7 @@ func normaliseOptions(c *controlv1.ContainerSpec) {
 	for _, p := range c.Ports {
 		p.Address = hostAddress(p.Address)
 	}
+	normaliseNetworks(c)
 }
 
 // options adds records for the fields that a container has in common with a service of a Compose file. They
@@ -235,6 +237,7 @@ func (e *encoder) options(c *controlv1.ContainerSpec) {
 	} {
 		e.words(l.path, l.list)
 	}
+	e.networks(c.GetNetworks())
 	for _, m := range []struct {
 		path  string
 		pairs map[string]string
@@ -296,6 +299,7 @@ func agentOptions(c *controlv1.ContainerSpec, out *agentv1.ContainerSpec) {
 	out.UsernsMode, out.Cgroup, out.CgroupParent = c.GetUsernsMode(), c.GetCgroup(), c.GetCgroupParent()
 	out.Runtime, out.Cpuset, out.OomScoreAdj = c.GetRuntime(), c.GetCpuset(), c.GetOomScoreAdj()
 	out.Resources.MemorySwapBytes = c.GetMemswapLimit()
+	out.Networks = agentNetworks(c)
 	if c != nil {
 		out.Init = c.Init
 	}

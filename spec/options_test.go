@@ -39,6 +39,8 @@ func TestFormsOfWords(t *testing.T) {
 		{"a port of an address", "ports: ['127.0.0.1:1:2/udp']", "ports: [{published: 1, target: 2, host_ip: 127.0.0.1, protocol: udp}]"},
 		{"a port of an IPv6 address", "ports: ['[::1]:1:2']", "ports: [{host: 1, container: 2, address: '::1'}]"},
 		{"a port of every address", "ports: ['0.0.0.0:1:2']", "ports: ['1:2']"},
+		{"networks", "networks: [back, front]", "networks: {back: , front: {}}"},
+		{"networks with aliases", "networks: {back: {aliases: [b, a]}}", "networks: [{name: back, aliases: [a, b]}]"},
 		{"a CPU limit", "cpus: 0.5\n  mem_limit: 64m", "cpus: 500m\n  mem_limit: 67108864"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -92,6 +94,10 @@ func TestConflictsOfAContainer(t *testing.T) {
 		{"healthcheck: {interval: 10}", "container.healthcheck.interval: must be a duration"},
 		{"healthcheck: {test: a, start_interval: 1s}", "container.healthcheck.start_interval: needs start_period"},
 		{"ports: ['10.0.0.1:80:80', '80:81']", "container.ports[1].host_port: is already published by ports[0]"},
+		{"networks: [back]\n  network_mode: host", "f:5:17: container.network_mode: cannot be set with networks"},
+		{"networks: [back, back]", "f:4:20: container.networks[1]: is there twice"},
+		{"networks: [-a]", "container.networks[0]: must be the name of a network"},
+		{"networks: {back: {aliases: [a_/b]}}", "aliases[0]: must be letters"},
 		{"cpus: 1\nresources: {cpu: 2}", "resources.cpu: is set twice, first as \"container.cpus\""},
 	} {
 		_, err := Parse("f", []byte("id: a\ncontainer:\n  image: x\n  "+c.words+"\n"), Options{})

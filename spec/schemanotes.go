@@ -245,6 +245,9 @@ func composeNotes() map[string]note {
 		"healthcheck.retries":        {what: "Failed checks in a row that make the container unhealthy; default 3.", low: 0, high: 1000},
 		"healthcheck.disable":        {what: "Switch the health check of the image off."},
 		"expose":                     {what: "Ports of the container that are not published.", example: []any{"8080"}},
+		"networks":                   {what: "Networks of the namespace that the container joins, made with persysctl network create: names, or a mapping of names to settings. Not with network_mode.", example: []any{"back"}},
+		"networks[].name":            {what: "Name of the network."},
+		"networks[].aliases":         {what: "Further names of the container in the network, for containers on the same node.", example: []any{"db"}},
 	} {
 		out["spec.container."+name] = n
 	}

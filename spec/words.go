@@ -82,6 +82,7 @@ func (d *decoder) composeWords(s *controlv1.WorkloadSpec, c *controlv1.Container
 		{"oom_score_adj", w + ".oom_score_adj", func(_ string, n *node, at where) { c.OomScoreAdj = int32(d.integer(n, at, 32)) }},
 		{"healthcheck", w + ".healthcheck", func(_ string, n *node, at where) { c.Healthcheck = d.engineCheck(n, at) }},
 		list("expose", &c.Expose),
+		{"networks", w + ".networks", func(_ string, n *node, at where) { c.Networks = d.networks(n, at) }},
 	}
 }
 

@@ -223,8 +223,19 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 	if why := rescheduleFault(d.GetReschedule()); why != "" {
 		return why
 	}
+	if len(d.GetNetworks()) > MaxNetworksOf {
+		return fmt.Sprintf("demand.networks: has %d entries, at most %d", len(d.GetNetworks()), MaxNetworksOf)
+	}
+	for i, n := range d.GetNetworks() {
+		if !ValidID(n) || slices.Contains(d.GetNetworks()[:i], n) {
+			return fmt.Sprintf("demand.networks[%d]: %.64q must be there once and match %s", i, n, IDRule)
+		}
+	}
 	return placementFault(d)
 }
+
+// MaxNetworksOf is the maximum number of networks of a workload.
+const MaxNetworksOf = 8
 
 // MaxCount is the maximum number of members of a group.
 const MaxCount = 1000
@@ -442,6 +453,7 @@ func OversizedNode(b *commandv1.RegisterNode) string {
 		}
 	}
 	text("endpoint", b.GetEndpoint())
+	text("networking", b.GetNetworking().GetAddress(), b.GetNetworking().GetProblem())
 	text("engine_id", b.GetEngineId())
 	text("agent_version", b.GetAgentVersion())
 	text("instance_id", b.GetInstanceId())
@@ -460,6 +472,12 @@ func OversizedNode(b *commandv1.RegisterNode) string {
 	return long
 }
 
+// hostAddress reports whether s is the address of one host, in its shortest form and without a zone.
+func hostAddress(s string) bool {
+	a, err := netip.ParseAddr(s)
+	return err == nil && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast() && a.String() == s
+}
+
 // NodeFault describes the first invalid field of a RegisterNode command; "" if every field is valid.
 func NodeFault(b *commandv1.RegisterNode) string {
 	switch {
@@ -473,6 +491,8 @@ func NodeFault(b *commandv1.RegisterNode) string {
 		return fmt.Sprintf("memory_mib: %d is not in 1..%d", b.GetMemoryMib(), MaxMemory)
 	case strings.IndexByte(b.GetEngineId(), 0) >= 0:
 		return fmt.Sprintf("engine_id: %q holds a zero byte", b.GetEngineId())
+	case b.GetNetworking().GetAddress() != "" && !hostAddress(b.GetNetworking().GetAddress()):
+		return fmt.Sprintf("networking.address: %.64q is not the address of one host", b.GetNetworking().GetAddress())
 	case b.GetLeaseSeconds() < 0:
 		return fmt.Sprintf("lease_seconds: %d is negative", b.GetLeaseSeconds())
 	}

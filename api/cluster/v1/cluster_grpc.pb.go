@@ -87,6 +87,10 @@ const (
 	Cluster_SetRollout_FullMethodName         = "/persys.cluster.v1.Cluster/SetRollout"
 	Cluster_StartRun_FullMethodName           = "/persys.cluster.v1.Cluster/StartRun"
 	Cluster_ScaleGroup_FullMethodName         = "/persys.cluster.v1.Cluster/ScaleGroup"
+	Cluster_ListNetworks_FullMethodName       = "/persys.cluster.v1.Cluster/ListNetworks"
+	Cluster_GetNetwork_FullMethodName         = "/persys.cluster.v1.Cluster/GetNetwork"
+	Cluster_CreateNetwork_FullMethodName      = "/persys.cluster.v1.Cluster/CreateNetwork"
+	Cluster_DeleteNetwork_FullMethodName      = "/persys.cluster.v1.Cluster/DeleteNetwork"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -229,6 +233,14 @@ type ClusterClient interface {
 	StartRun(ctx context.Context, in *StartRunRequest, opts ...grpc.CallOption) (*StartRunResponse, error)
 	// ScaleGroup changes the number of members of a group, without its specification.
 	ScaleGroup(ctx context.Context, in *ScaleGroupRequest, opts ...grpc.CallOption) (*ScaleGroupResponse, error)
+	// Lists the networks that span nodes, by namespace and name.
+	ListNetworks(ctx context.Context, in *ListNetworksRequest, opts ...grpc.CallOption) (*ListNetworksResponse, error)
+	// Returns one network with the slices of its nodes.
+	GetNetwork(ctx context.Context, in *GetNetworkRequest, opts ...grpc.CallOption) (*GetNetworkResponse, error)
+	// Creates a network that containers on several nodes can join.
+	CreateNetwork(ctx context.Context, in *CreateNetworkRequest, opts ...grpc.CallOption) (*CreateNetworkResponse, error)
+	// Deletes a network that no workload uses.
+	DeleteNetwork(ctx context.Context, in *DeleteNetworkRequest, opts ...grpc.CallOption) (*DeleteNetworkResponse, error)
 }
 
 type clusterClient struct {
@@ -933,6 +945,46 @@ func (c *clusterClient) ScaleGroup(ctx context.Context, in *ScaleGroupRequest, o
 	return out, nil
 }
 
+func (c *clusterClient) ListNetworks(ctx context.Context, in *ListNetworksRequest, opts ...grpc.CallOption) (*ListNetworksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListNetworksResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListNetworks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) GetNetwork(ctx context.Context, in *GetNetworkRequest, opts ...grpc.CallOption) (*GetNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetNetworkResponse)
+	err := c.cc.Invoke(ctx, Cluster_GetNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) CreateNetwork(ctx context.Context, in *CreateNetworkRequest, opts ...grpc.CallOption) (*CreateNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateNetworkResponse)
+	err := c.cc.Invoke(ctx, Cluster_CreateNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DeleteNetwork(ctx context.Context, in *DeleteNetworkRequest, opts ...grpc.CallOption) (*DeleteNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteNetworkResponse)
+	err := c.cc.Invoke(ctx, Cluster_DeleteNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -1073,6 +1125,14 @@ type ClusterServer interface {
 	StartRun(context.Context, *StartRunRequest) (*StartRunResponse, error)
 	// ScaleGroup changes the number of members of a group, without its specification.
 	ScaleGroup(context.Context, *ScaleGroupRequest) (*ScaleGroupResponse, error)
+	// Lists the networks that span nodes, by namespace and name.
+	ListNetworks(context.Context, *ListNetworksRequest) (*ListNetworksResponse, error)
+	// Returns one network with the slices of its nodes.
+	GetNetwork(context.Context, *GetNetworkRequest) (*GetNetworkResponse, error)
+	// Creates a network that containers on several nodes can join.
+	CreateNetwork(context.Context, *CreateNetworkRequest) (*CreateNetworkResponse, error)
+	// Deletes a network that no workload uses.
+	DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -1274,6 +1334,18 @@ func (UnimplementedClusterServer) StartRun(context.Context, *StartRunRequest) (*
 }
 func (UnimplementedClusterServer) ScaleGroup(context.Context, *ScaleGroupRequest) (*ScaleGroupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ScaleGroup not implemented")
+}
+func (UnimplementedClusterServer) ListNetworks(context.Context, *ListNetworksRequest) (*ListNetworksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListNetworks not implemented")
+}
+func (UnimplementedClusterServer) GetNetwork(context.Context, *GetNetworkRequest) (*GetNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetNetwork not implemented")
+}
+func (UnimplementedClusterServer) CreateNetwork(context.Context, *CreateNetworkRequest) (*CreateNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateNetwork not implemented")
+}
+func (UnimplementedClusterServer) DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteNetwork not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -2380,6 +2452,78 @@ func _Cluster_ScaleGroup_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_ListNetworks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListNetworksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListNetworks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListNetworks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListNetworks(ctx, req.(*ListNetworksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_GetNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).GetNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_GetNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).GetNetwork(ctx, req.(*GetNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_CreateNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).CreateNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_CreateNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).CreateNetwork(ctx, req.(*CreateNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DeleteNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DeleteNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DeleteNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DeleteNetwork(ctx, req.(*DeleteNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -2610,6 +2754,22 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ScaleGroup",
 			Handler:    _Cluster_ScaleGroup_Handler,
+		},
+		{
+			MethodName: "ListNetworks",
+			Handler:    _Cluster_ListNetworks_Handler,
+		},
+		{
+			MethodName: "GetNetwork",
+			Handler:    _Cluster_GetNetwork_Handler,
+		},
+		{
+			MethodName: "CreateNetwork",
+			Handler:    _Cluster_CreateNetwork_Handler,
+		},
+		{
+			MethodName: "DeleteNetwork",
+			Handler:    _Cluster_DeleteNetwork_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

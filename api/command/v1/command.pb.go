@@ -362,6 +362,9 @@ type Command struct {
 	//	*Command_ScaleGroup
 	//	*Command_MoveWorkloads
 	//	*Command_PlaceMembers
+	//	*Command_PutNetwork
+	//	*Command_DeleteNetwork
+	//	*Command_ReleaseSlices
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -942,6 +945,33 @@ func (x *Command) GetPlaceMembers() *PlaceMembers {
 	return nil
 }
 
+func (x *Command) GetPutNetwork() *PutNetwork {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutNetwork); ok {
+			return x.PutNetwork
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDeleteNetwork() *DeleteNetwork {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DeleteNetwork); ok {
+			return x.DeleteNetwork
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReleaseSlices() *ReleaseSlices {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReleaseSlices); ok {
+			return x.ReleaseSlices
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -1182,6 +1212,18 @@ type Command_PlaceMembers struct {
 	PlaceMembers *PlaceMembers `protobuf:"bytes,330,opt,name=place_members,json=placeMembers,proto3,oneof"`
 }
 
+type Command_PutNetwork struct {
+	PutNetwork *PutNetwork `protobuf:"bytes,420,opt,name=put_network,json=putNetwork,proto3,oneof"`
+}
+
+type Command_DeleteNetwork struct {
+	DeleteNetwork *DeleteNetwork `protobuf:"bytes,421,opt,name=delete_network,json=deleteNetwork,proto3,oneof"`
+}
+
+type Command_ReleaseSlices struct {
+	ReleaseSlices *ReleaseSlices `protobuf:"bytes,422,opt,name=release_slices,json=releaseSlices,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -1299,6 +1341,12 @@ func (*Command_ScaleGroup) isCommand_Body() {}
 func (*Command_MoveWorkloads) isCommand_Body() {}
 
 func (*Command_PlaceMembers) isCommand_Body() {}
+
+func (*Command_PutNetwork) isCommand_Body() {}
+
+func (*Command_DeleteNetwork) isCommand_Body() {}
+
+func (*Command_ReleaseSlices) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1597,7 +1645,9 @@ type Demand struct {
 	// How often the workload may be moved because its node cannot run it; absent = the default.
 	Reschedule *Reschedule `protobuf:"bytes,350,opt,name=reschedule,proto3" json:"reschedule,omitempty"`
 	// The workload is an extra member of a group, which exists only during an update that starts new members first.
-	Surge         bool `protobuf:"varint,361,opt,name=surge,proto3" json:"surge,omitempty"`
+	Surge bool `protobuf:"varint,361,opt,name=surge,proto3" json:"surge,omitempty"`
+	// Names of the networks that the workload joins, in the order of the specification.
+	Networks      []string `protobuf:"bytes,423,rep,name=networks,proto3" json:"networks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1805,6 +1855,13 @@ func (x *Demand) GetSurge() bool {
 		return x.Surge
 	}
 	return false
+}
+
+func (x *Demand) GetNetworks() []string {
+	if x != nil {
+		return x.Networks
+	}
+	return nil
 }
 
 // Autoscale is how the leader chooses the number of members of a group.
@@ -4460,8 +4517,10 @@ type RegisterNode struct {
 	// With self_fencing: seconds for which an exclusive workload with on_lost_lease
 	// stop may still run after the end of the lease.
 	FenceBoundSeconds uint32 `protobuf:"varint,80,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Absent from agents without networks that span nodes.
+	Networking    *NodeNetworking `protobuf:"bytes,424,opt,name=networking,proto3" json:"networking,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNode) Reset() {
@@ -4613,6 +4672,497 @@ func (x *RegisterNode) GetFenceBoundSeconds() uint32 {
 	return 0
 }
 
+func (x *RegisterNode) GetNetworking() *NodeNetworking {
+	if x != nil {
+		return x.Networking
+	}
+	return nil
+}
+
+// NodeNetworking says what a node can do for networks that span nodes.
+type NodeNetworking struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// IP address to which other nodes send VXLAN packets.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Largest MTU of a network on this node, in bytes.
+	Mtu uint32 `protobuf:"varint,2,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// Why the node cannot take part in networks; empty if it can.
+	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeNetworking) Reset() {
+	*x = NodeNetworking{}
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeNetworking) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeNetworking) ProtoMessage() {}
+
+func (x *NodeNetworking) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeNetworking.ProtoReflect.Descriptor instead.
+func (*NodeNetworking) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *NodeNetworking) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *NodeNetworking) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *NodeNetworking) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+// PutNetwork creates a network that spans nodes. A network is never changed.
+type PutNetwork struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Empty means the default namespace.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// IPv4 prefix of the network; empty = a free part of pool.
+	Cidr string `protobuf:"bytes,3,opt,name=cidr,proto3" json:"cidr,omitempty"`
+	// IPv4 prefix from which networks without cidr get theirs.
+	Pool string `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"`
+	// Bytes; 0 = 1450.
+	Mtu           uint32 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutNetwork) Reset() {
+	*x = PutNetwork{}
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutNetwork) ProtoMessage() {}
+
+func (x *PutNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutNetwork.ProtoReflect.Descriptor instead.
+func (*PutNetwork) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *PutNetwork) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutNetwork) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PutNetwork) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *PutNetwork) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *PutNetwork) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+// DeleteNetwork deletes a network that no workload uses.
+type DeleteNetwork struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteNetwork) Reset() {
+	*x = DeleteNetwork{}
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteNetwork) ProtoMessage() {}
+
+func (x *DeleteNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteNetwork.ProtoReflect.Descriptor instead.
+func (*DeleteNetwork) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *DeleteNetwork) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeleteNetwork) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+// ReleaseSlices takes back the slices of nodes that had no member of a network for a day.
+type ReleaseSlices struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slices        []*IdleSlice           `protobuf:"bytes,1,rep,name=slices,proto3" json:"slices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseSlices) Reset() {
+	*x = ReleaseSlices{}
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseSlices) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseSlices) ProtoMessage() {}
+
+func (x *ReleaseSlices) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseSlices.ProtoReflect.Descriptor instead.
+func (*ReleaseSlices) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ReleaseSlices) GetSlices() []*IdleSlice {
+	if x != nil {
+		return x.Slices
+	}
+	return nil
+}
+
+type IdleSlice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Network       uint32                 `protobuf:"varint,1,opt,name=network,proto3" json:"network,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IdleSlice) Reset() {
+	*x = IdleSlice{}
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdleSlice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdleSlice) ProtoMessage() {}
+
+func (x *IdleSlice) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdleSlice.ProtoReflect.Descriptor instead.
+func (*IdleSlice) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *IdleSlice) GetNetwork() uint32 {
+	if x != nil {
+		return x.Network
+	}
+	return 0
+}
+
+func (x *IdleSlice) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// NetworkRecord is a network as the state stores it.
+type NetworkRecord struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Id          uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name        string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace   string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Cidr        string                 `protobuf:"bytes,4,opt,name=cidr,proto3" json:"cidr,omitempty"`
+	Mtu         uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	CreatedAt   int64                  `protobuf:"varint,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedBy   string                 `protobuf:"bytes,7,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	CreateIndex uint64                 `protobuf:"varint,8,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	ModifyIndex uint64                 `protobuf:"varint,9,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	// Sorted by number.
+	Slices        []*SliceRecord `protobuf:"bytes,10,rep,name=slices,proto3" json:"slices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRecord) Reset() {
+	*x = NetworkRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRecord) ProtoMessage() {}
+
+func (x *NetworkRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRecord.ProtoReflect.Descriptor instead.
+func (*NetworkRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *NetworkRecord) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *NetworkRecord) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NetworkRecord) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *NetworkRecord) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *NetworkRecord) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *NetworkRecord) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *NetworkRecord) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+func (x *NetworkRecord) GetCreateIndex() uint64 {
+	if x != nil {
+		return x.CreateIndex
+	}
+	return 0
+}
+
+func (x *NetworkRecord) GetModifyIndex() uint64 {
+	if x != nil {
+		return x.ModifyIndex
+	}
+	return 0
+}
+
+func (x *NetworkRecord) GetSlices() []*SliceRecord {
+	if x != nil {
+		return x.Slices
+	}
+	return nil
+}
+
+type SliceRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which of the slices of the network it is, from 0.
+	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Node that has the slice; empty = the slice was taken back and is not given to another node before free_at.
+	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// Since when the node has no member, Unix nanoseconds; 0 = it has some.
+	EmptySince    int64 `protobuf:"varint,3,opt,name=empty_since,json=emptySince,proto3" json:"empty_since,omitempty"`
+	FreeAt        int64 `protobuf:"varint,4,opt,name=free_at,json=freeAt,proto3" json:"free_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SliceRecord) Reset() {
+	*x = SliceRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SliceRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SliceRecord) ProtoMessage() {}
+
+func (x *SliceRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SliceRecord.ProtoReflect.Descriptor instead.
+func (*SliceRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *SliceRecord) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *SliceRecord) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SliceRecord) GetEmptySince() int64 {
+	if x != nil {
+		return x.EmptySince
+	}
+	return 0
+}
+
+func (x *SliceRecord) GetFreeAt() int64 {
+	if x != nil {
+		return x.FreeAt
+	}
+	return 0
+}
+
 type CordonNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -4623,7 +5173,7 @@ type CordonNode struct {
 
 func (x *CordonNode) Reset() {
 	*x = CordonNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +5185,7 @@ func (x *CordonNode) String() string {
 func (*CordonNode) ProtoMessage() {}
 
 func (x *CordonNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +5198,7 @@ func (x *CordonNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNode.ProtoReflect.Descriptor instead.
 func (*CordonNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CordonNode) GetId() string {
@@ -4677,7 +5227,7 @@ type LabelNode struct {
 
 func (x *LabelNode) Reset() {
 	*x = LabelNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4689,7 +5239,7 @@ func (x *LabelNode) String() string {
 func (*LabelNode) ProtoMessage() {}
 
 func (x *LabelNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4702,7 +5252,7 @@ func (x *LabelNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelNode.ProtoReflect.Descriptor instead.
 func (*LabelNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LabelNode) GetId() string {
@@ -4731,7 +5281,7 @@ type NodeLabel struct {
 
 func (x *NodeLabel) Reset() {
 	*x = NodeLabel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4743,7 +5293,7 @@ func (x *NodeLabel) String() string {
 func (*NodeLabel) ProtoMessage() {}
 
 func (x *NodeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4756,7 +5306,7 @@ func (x *NodeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeLabel.ProtoReflect.Descriptor instead.
 func (*NodeLabel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NodeLabel) GetKey() string {
@@ -4791,7 +5341,7 @@ type TaintNode struct {
 
 func (x *TaintNode) Reset() {
 	*x = TaintNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4803,7 +5353,7 @@ func (x *TaintNode) String() string {
 func (*TaintNode) ProtoMessage() {}
 
 func (x *TaintNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4816,7 +5366,7 @@ func (x *TaintNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaintNode.ProtoReflect.Descriptor instead.
 func (*TaintNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TaintNode) GetId() string {
@@ -4844,7 +5394,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4856,7 +5406,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4869,7 +5419,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NodeTaint) GetTaint() *Taint {
@@ -4898,7 +5448,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4910,7 +5460,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4923,7 +5473,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DrainNode) GetId() string {
@@ -4960,7 +5510,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4972,7 +5522,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4985,7 +5535,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RemoveNode) GetId() string {
@@ -5021,7 +5571,7 @@ type FenceNode struct {
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5033,7 +5583,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5046,7 +5596,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *FenceNode) GetId() string {
@@ -5078,7 +5628,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5090,7 +5640,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5103,7 +5653,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodeState) GetId() string {
@@ -5150,7 +5700,7 @@ type SetNodeStates struct {
 
 func (x *SetNodeStates) Reset() {
 	*x = SetNodeStates{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5162,7 +5712,7 @@ func (x *SetNodeStates) String() string {
 func (*SetNodeStates) ProtoMessage() {}
 
 func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5175,7 +5725,7 @@ func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStates.ProtoReflect.Descriptor instead.
 func (*SetNodeStates) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SetNodeStates) GetNodes() []*NodeState {
@@ -5198,7 +5748,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5210,7 +5760,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5223,7 +5773,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Assignment) GetWorkload() string {
@@ -5263,7 +5813,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5275,7 +5825,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5288,7 +5838,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Assign) GetAssignments() []*Assignment {
@@ -5317,7 +5867,7 @@ type Eviction struct {
 
 func (x *Eviction) Reset() {
 	*x = Eviction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5329,7 +5879,7 @@ func (x *Eviction) String() string {
 func (*Eviction) ProtoMessage() {}
 
 func (x *Eviction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5342,7 +5892,7 @@ func (x *Eviction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Eviction.ProtoReflect.Descriptor instead.
 func (*Eviction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Eviction) GetWorkload() string {
@@ -5403,7 +5953,7 @@ type Evict struct {
 
 func (x *Evict) Reset() {
 	*x = Evict{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5415,7 +5965,7 @@ func (x *Evict) String() string {
 func (*Evict) ProtoMessage() {}
 
 func (x *Evict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5428,7 +5978,7 @@ func (x *Evict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evict.ProtoReflect.Descriptor instead.
 func (*Evict) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Evict) GetEvictions() []*Eviction {
@@ -5449,7 +5999,7 @@ type MoveWorkloads struct {
 
 func (x *MoveWorkloads) Reset() {
 	*x = MoveWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5461,7 +6011,7 @@ func (x *MoveWorkloads) String() string {
 func (*MoveWorkloads) ProtoMessage() {}
 
 func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5474,7 +6024,7 @@ func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveWorkloads.ProtoReflect.Descriptor instead.
 func (*MoveWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *MoveWorkloads) GetMoves() []*WorkloadMove {
@@ -5505,7 +6055,7 @@ type WorkloadMove struct {
 
 func (x *WorkloadMove) Reset() {
 	*x = WorkloadMove{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5517,7 +6067,7 @@ func (x *WorkloadMove) String() string {
 func (*WorkloadMove) ProtoMessage() {}
 
 func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5530,7 +6080,7 @@ func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadMove.ProtoReflect.Descriptor instead.
 func (*WorkloadMove) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WorkloadMove) GetWorkload() string {
@@ -5604,7 +6154,7 @@ type ReservedAmounts struct {
 
 func (x *ReservedAmounts) Reset() {
 	*x = ReservedAmounts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5616,7 +6166,7 @@ func (x *ReservedAmounts) String() string {
 func (*ReservedAmounts) ProtoMessage() {}
 
 func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5629,7 +6179,7 @@ func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservedAmounts.ProtoReflect.Descriptor instead.
 func (*ReservedAmounts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ReservedAmounts) GetCpuMillicores() int64 {
@@ -5684,7 +6234,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5696,7 +6246,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5709,7 +6259,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -5770,7 +6320,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5782,7 +6332,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5795,7 +6345,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -5817,7 +6367,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5829,7 +6379,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5842,7 +6392,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -5882,7 +6432,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5894,7 +6444,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5907,7 +6457,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -5926,7 +6476,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5938,7 +6488,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5951,7 +6501,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Address) GetIp() string {
@@ -5974,7 +6524,7 @@ type PortBinding struct {
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5986,7 +6536,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5999,7 +6549,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -6070,7 +6620,7 @@ type WorkloadReport struct {
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6082,7 +6632,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6095,7 +6645,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -6240,7 +6790,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6252,7 +6802,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6265,7 +6815,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -6291,7 +6841,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6303,7 +6853,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6316,7 +6866,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SetMode) GetMode() string {
@@ -6369,7 +6919,7 @@ type PutReplica struct {
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6381,7 +6931,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6394,7 +6944,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PutReplica) GetId() string {
@@ -6493,7 +7043,7 @@ type ReplicaRepair struct {
 
 func (x *ReplicaRepair) Reset() {
 	*x = ReplicaRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6505,7 +7055,7 @@ func (x *ReplicaRepair) String() string {
 func (*ReplicaRepair) ProtoMessage() {}
 
 func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6518,7 +7068,7 @@ func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaRepair.ProtoReflect.Descriptor instead.
 func (*ReplicaRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ReplicaRepair) GetOf() string {
@@ -6565,7 +7115,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +7127,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +7140,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -6609,7 +7159,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6621,7 +7171,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6634,7 +7184,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -6653,7 +7203,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6665,7 +7215,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6678,7 +7228,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
 }
 
 // MirrorAttached records that an etcd has held the whole mirror. From then on
@@ -6694,7 +7244,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6706,7 +7256,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6719,7 +7269,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -6742,7 +7292,7 @@ type AttachMirror struct {
 
 func (x *AttachMirror) Reset() {
 	*x = AttachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6754,7 +7304,7 @@ func (x *AttachMirror) String() string {
 func (*AttachMirror) ProtoMessage() {}
 
 func (x *AttachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6767,7 +7317,7 @@ func (x *AttachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirror.ProtoReflect.Descriptor instead.
 func (*AttachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *AttachMirror) GetEndpoints() []string {
@@ -6793,7 +7343,7 @@ type DetachMirror struct {
 
 func (x *DetachMirror) Reset() {
 	*x = DetachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6805,7 +7355,7 @@ func (x *DetachMirror) String() string {
 func (*DetachMirror) ProtoMessage() {}
 
 func (x *DetachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6818,7 +7368,7 @@ func (x *DetachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirror.ProtoReflect.Descriptor instead.
 func (*DetachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
 }
 
 // SetGossipRing replaces the gossip keys. They are sealed under the cluster key, so the
@@ -6836,7 +7386,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6848,7 +7398,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6861,7 +7411,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -6897,7 +7447,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6909,7 +7459,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6922,7 +7472,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -6955,7 +7505,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6967,7 +7517,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6980,7 +7530,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -7041,7 +7591,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7053,7 +7603,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7066,7 +7616,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -7098,7 +7648,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7110,7 +7660,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7123,7 +7673,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PutToken) GetId() string {
@@ -7191,7 +7741,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7203,7 +7753,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7216,7 +7766,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DropToken) GetId() string {
@@ -7250,7 +7800,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7262,7 +7812,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7275,7 +7825,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Admit) GetToken() string {
@@ -7362,7 +7912,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7374,7 +7924,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7387,7 +7937,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Revoke) GetRole() string {
@@ -7433,7 +7983,7 @@ type PutRole struct {
 
 func (x *PutRole) Reset() {
 	*x = PutRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7445,7 +7995,7 @@ func (x *PutRole) String() string {
 func (*PutRole) ProtoMessage() {}
 
 func (x *PutRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7458,7 +8008,7 @@ func (x *PutRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
 func (*PutRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *PutRole) GetName() string {
@@ -7498,7 +8048,7 @@ type DeleteRole struct {
 
 func (x *DeleteRole) Reset() {
 	*x = DeleteRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7510,7 +8060,7 @@ func (x *DeleteRole) String() string {
 func (*DeleteRole) ProtoMessage() {}
 
 func (x *DeleteRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7523,7 +8073,7 @@ func (x *DeleteRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
 func (*DeleteRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *DeleteRole) GetName() string {
@@ -7555,7 +8105,7 @@ type BindRole struct {
 
 func (x *BindRole) Reset() {
 	*x = BindRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7567,7 +8117,7 @@ func (x *BindRole) String() string {
 func (*BindRole) ProtoMessage() {}
 
 func (x *BindRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7580,7 +8130,7 @@ func (x *BindRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
 func (*BindRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *BindRole) GetRole() string {
@@ -7656,7 +8206,7 @@ type PutAccount struct {
 
 func (x *PutAccount) Reset() {
 	*x = PutAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7668,7 +8218,7 @@ func (x *PutAccount) String() string {
 func (*PutAccount) ProtoMessage() {}
 
 func (x *PutAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7681,7 +8231,7 @@ func (x *PutAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
 func (*PutAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PutAccount) GetName() string {
@@ -7757,7 +8307,7 @@ type DeleteAccount struct {
 
 func (x *DeleteAccount) Reset() {
 	*x = DeleteAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7769,7 +8319,7 @@ func (x *DeleteAccount) String() string {
 func (*DeleteAccount) ProtoMessage() {}
 
 func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7782,7 +8332,7 @@ func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
 func (*DeleteAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *DeleteAccount) GetName() string {
@@ -7808,7 +8358,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7820,7 +8370,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7833,7 +8383,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Audit) GetType() string {
@@ -7883,7 +8433,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7895,7 +8445,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7908,7 +8458,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -7934,7 +8484,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7946,7 +8496,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7959,7 +8509,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -7989,7 +8539,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8001,7 +8551,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8014,7 +8564,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -8090,7 +8640,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8102,7 +8652,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8115,7 +8665,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -8163,7 +8713,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8175,7 +8725,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8188,7 +8738,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Drift) GetNode() string {
@@ -8274,7 +8824,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8286,7 +8836,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8299,7 +8849,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -8336,7 +8886,7 @@ type DriftAdoption struct {
 
 func (x *DriftAdoption) Reset() {
 	*x = DriftAdoption{}
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8348,7 +8898,7 @@ func (x *DriftAdoption) String() string {
 func (*DriftAdoption) ProtoMessage() {}
 
 func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8361,7 +8911,7 @@ func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
 func (*DriftAdoption) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *DriftAdoption) GetWorkload() string {
@@ -8407,7 +8957,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8419,7 +8969,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8432,7 +8982,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -8478,7 +9028,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8490,7 +9040,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8503,7 +9053,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -8545,7 +9095,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8557,7 +9107,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8570,7 +9120,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -8601,7 +9151,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8613,7 +9163,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8626,7 +9176,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -8685,7 +9235,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8697,7 +9247,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8710,7 +9260,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -8785,7 +9335,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8797,7 +9347,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8810,7 +9360,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -8859,7 +9409,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8871,7 +9421,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8884,7 +9434,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Policy) GetName() string {
@@ -9093,7 +9643,7 @@ type PolicyHostPath struct {
 
 func (x *PolicyHostPath) Reset() {
 	*x = PolicyHostPath{}
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9105,7 +9655,7 @@ func (x *PolicyHostPath) String() string {
 func (*PolicyHostPath) ProtoMessage() {}
 
 func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9118,7 +9668,7 @@ func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
 func (*PolicyHostPath) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *PolicyHostPath) GetPath() string {
@@ -9148,7 +9698,7 @@ type PutPolicy struct {
 
 func (x *PutPolicy) Reset() {
 	*x = PutPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9160,7 +9710,7 @@ func (x *PutPolicy) String() string {
 func (*PutPolicy) ProtoMessage() {}
 
 func (x *PutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9173,7 +9723,7 @@ func (x *PutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
 func (*PutPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *PutPolicy) GetPolicy() *Policy {
@@ -9200,7 +9750,7 @@ type DeletePolicy struct {
 
 func (x *DeletePolicy) Reset() {
 	*x = DeletePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9212,7 +9762,7 @@ func (x *DeletePolicy) String() string {
 func (*DeletePolicy) ProtoMessage() {}
 
 func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9225,7 +9775,7 @@ func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
 func (*DeletePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *DeletePolicy) GetName() string {
@@ -9250,7 +9800,7 @@ type BindPolicy struct {
 
 func (x *BindPolicy) Reset() {
 	*x = BindPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9262,7 +9812,7 @@ func (x *BindPolicy) String() string {
 func (*BindPolicy) ProtoMessage() {}
 
 func (x *BindPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9275,7 +9825,7 @@ func (x *BindPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
 func (*BindPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *BindPolicy) GetPolicy() string {
@@ -9312,7 +9862,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9324,7 +9874,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9337,7 +9887,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -9396,6 +9946,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Role
 	//	*SnapshotRecord_RoleBinding
 	//	*SnapshotRecord_Account
+	//	*SnapshotRecord_Network
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -9403,7 +9954,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9415,7 +9966,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9428,7 +9979,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -9654,6 +10205,15 @@ func (x *SnapshotRecord) GetAccount() *AccountRecord {
 	return nil
 }
 
+func (x *SnapshotRecord) GetNetwork() *NetworkRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Network); ok {
+			return x.Network
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -9755,6 +10315,10 @@ type SnapshotRecord_Account struct {
 	Account *AccountRecord `protobuf:"bytes,282,opt,name=account,proto3,oneof"`
 }
 
+type SnapshotRecord_Network struct {
+	Network *NetworkRecord `protobuf:"bytes,425,opt,name=network,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Workload) isSnapshotRecord_Record() {}
@@ -9803,6 +10367,8 @@ func (*SnapshotRecord_RoleBinding) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Account) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Network) isSnapshotRecord_Record() {}
+
 // RoleRecord is a role that is not built in.
 type RoleRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -9819,7 +10385,7 @@ type RoleRecord struct {
 
 func (x *RoleRecord) Reset() {
 	*x = RoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9831,7 +10397,7 @@ func (x *RoleRecord) String() string {
 func (*RoleRecord) ProtoMessage() {}
 
 func (x *RoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9844,7 +10410,7 @@ func (x *RoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
 func (*RoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RoleRecord) GetPut() *PutRole {
@@ -9902,7 +10468,7 @@ type BindingRecord struct {
 
 func (x *BindingRecord) Reset() {
 	*x = BindingRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9914,7 +10480,7 @@ func (x *BindingRecord) String() string {
 func (*BindingRecord) ProtoMessage() {}
 
 func (x *BindingRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9927,7 +10493,7 @@ func (x *BindingRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
 func (*BindingRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *BindingRecord) GetPut() *BindRole {
@@ -9972,7 +10538,7 @@ type AccountRecord struct {
 
 func (x *AccountRecord) Reset() {
 	*x = AccountRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9984,7 +10550,7 @@ func (x *AccountRecord) String() string {
 func (*AccountRecord) ProtoMessage() {}
 
 func (x *AccountRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9997,7 +10563,7 @@ func (x *AccountRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
 func (*AccountRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *AccountRecord) GetPut() *PutAccount {
@@ -10047,7 +10613,7 @@ type PolicyRecord struct {
 
 func (x *PolicyRecord) Reset() {
 	*x = PolicyRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10059,7 +10625,7 @@ func (x *PolicyRecord) String() string {
 func (*PolicyRecord) ProtoMessage() {}
 
 func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10072,7 +10638,7 @@ func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
 func (*PolicyRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *PolicyRecord) GetPolicy() *Policy {
@@ -10147,7 +10713,7 @@ type AuditLogRecord struct {
 
 func (x *AuditLogRecord) Reset() {
 	*x = AuditLogRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10159,7 +10725,7 @@ func (x *AuditLogRecord) String() string {
 func (*AuditLogRecord) ProtoMessage() {}
 
 func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10172,7 +10738,7 @@ func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
 func (*AuditLogRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *AuditLogRecord) GetLog() string {
@@ -10214,7 +10780,7 @@ type AuditEntryRecord struct {
 
 func (x *AuditEntryRecord) Reset() {
 	*x = AuditEntryRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10226,7 +10792,7 @@ func (x *AuditEntryRecord) String() string {
 func (*AuditEntryRecord) ProtoMessage() {}
 
 func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10239,7 +10805,7 @@ func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
 func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *AuditEntryRecord) GetLog() string {
@@ -10285,7 +10851,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10297,7 +10863,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10310,7 +10876,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -10432,7 +10998,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10444,7 +11010,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10457,7 +11023,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -10521,7 +11087,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10533,7 +11099,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10546,7 +11112,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -10581,7 +11147,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10593,7 +11159,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10606,7 +11172,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -10673,7 +11239,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10685,7 +11251,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10698,7 +11264,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -10737,7 +11303,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10749,7 +11315,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10762,7 +11328,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -10819,7 +11385,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10831,7 +11397,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10844,7 +11410,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -10880,7 +11446,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10892,7 +11458,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10905,7 +11471,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -10940,7 +11506,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10952,7 +11518,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10965,7 +11531,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -11018,13 +11584,16 @@ type MetaRecord struct {
 	// commas.
 	MirrorPin       uint64 `protobuf:"varint,250,opt,name=mirror_pin,json=mirrorPin,proto3" json:"mirror_pin,omitempty"`
 	MirrorEndpoints string `protobuf:"bytes,251,opt,name=mirror_endpoints,json=mirrorEndpoints,proto3" json:"mirror_endpoints,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Number of the newest network, and the log index of the newest change of what nodes have to set up for networks.
+	NetworkId     uint32 `protobuf:"varint,426,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	NetworkIndex  uint64 `protobuf:"varint,427,opt,name=network_index,json=networkIndex,proto3" json:"network_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11036,7 +11605,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11049,7 +11618,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -11213,6 +11782,20 @@ func (x *MetaRecord) GetMirrorEndpoints() string {
 	return ""
 }
 
+func (x *MetaRecord) GetNetworkId() uint32 {
+	if x != nil {
+		return x.NetworkId
+	}
+	return 0
+}
+
+func (x *MetaRecord) GetNetworkIndex() uint64 {
+	if x != nil {
+		return x.NetworkIndex
+	}
+	return 0
+}
+
 type WorkloadRecord struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Put             *WorkloadPut           `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
@@ -11287,7 +11870,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11299,7 +11882,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11312,7 +11895,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -11625,7 +12208,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11637,7 +12220,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11650,7 +12233,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *Moved) GetAt() int64 {
@@ -11696,7 +12279,7 @@ type NodeFailure struct {
 
 func (x *NodeFailure) Reset() {
 	*x = NodeFailure{}
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11708,7 +12291,7 @@ func (x *NodeFailure) String() string {
 func (*NodeFailure) ProtoMessage() {}
 
 func (x *NodeFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11721,7 +12304,7 @@ func (x *NodeFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFailure.ProtoReflect.Descriptor instead.
 func (*NodeFailure) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *NodeFailure) GetNode() string {
@@ -11778,7 +12361,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11790,7 +12373,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11803,7 +12386,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -11928,7 +12511,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11940,7 +12523,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11953,7 +12536,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -12030,7 +12613,7 @@ type TombstoneRecord struct {
 
 func (x *TombstoneRecord) Reset() {
 	*x = TombstoneRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12042,7 +12625,7 @@ func (x *TombstoneRecord) String() string {
 func (*TombstoneRecord) ProtoMessage() {}
 
 func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12055,7 +12638,7 @@ func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
 func (*TombstoneRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *TombstoneRecord) GetWorkload() string {
@@ -12119,7 +12702,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12131,7 +12714,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12144,7 +12727,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -12190,7 +12773,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12202,7 +12785,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12215,7 +12798,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -12270,7 +12853,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12282,7 +12865,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12295,7 +12878,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -12367,7 +12950,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12379,7 +12962,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12392,7 +12975,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -12496,7 +13079,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"namespaces\x18n \x03(\tR\n" +
 	"namespaces\x12\x10\n" +
 	"\x03via\x18x \x01(\tR\x03via\x12\"\n" +
-	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xe6\x1f\n" +
+	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\"\xc1!\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -12579,7 +13162,11 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vscale_group\x18\xe5\x02 \x01(\v2\x1d.persys.command.v1.ScaleGroupH\x00R\n" +
 	"scaleGroup\x12J\n" +
 	"\x0emove_workloads\x18\xf4\x02 \x01(\v2 .persys.command.v1.MoveWorkloadsH\x00R\rmoveWorkloads\x12G\n" +
-	"\rplace_members\x18\xca\x02 \x01(\v2\x1f.persys.command.v1.PlaceMembersH\x00R\fplaceMembersB\x06\n" +
+	"\rplace_members\x18\xca\x02 \x01(\v2\x1f.persys.command.v1.PlaceMembersH\x00R\fplaceMembers\x12A\n" +
+	"\vput_network\x18\xa4\x03 \x01(\v2\x1d.persys.command.v1.PutNetworkH\x00R\n" +
+	"putNetwork\x12J\n" +
+	"\x0edelete_network\x18\xa5\x03 \x01(\v2 .persys.command.v1.DeleteNetworkH\x00R\rdeleteNetwork\x12J\n" +
+	"\x0erelease_slices\x18\xa6\x03 \x01(\v2 .persys.command.v1.ReleaseSlicesH\x00R\rreleaseSlicesB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -12598,7 +13185,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Port\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x19\n" +
-	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xd4\b\n" +
+	"\aaddress\x18\xf5\x01 \x01(\tR\aaddress\"\xf1\b\n" +
 	"\x06Demand\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12%\n" +
 	"\x0ecpu_millicores\x18\x02 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
@@ -12631,7 +13218,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"reschedule\x18\xde\x02 \x01(\v2\x1d.persys.command.v1.RescheduleR\n" +
 	"reschedule\x12\x15\n" +
-	"\x05surge\x18\xe9\x02 \x01(\bR\x05surge\"A\n" +
+	"\x05surge\x18\xe9\x02 \x01(\bR\x05surge\x12\x1b\n" +
+	"\bnetworks\x18\xa7\x03 \x03(\tR\bnetworks\"A\n" +
 	"\tAutoscale\x12\x10\n" +
 	"\x03min\x18\x01 \x01(\rR\x03min\x12\x10\n" +
 	"\x03max\x18\x02 \x01(\rR\x03max\x12\x10\n" +
@@ -12840,7 +13428,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
-	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xe7\x04\n" +
+	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xab\x05\n" +
 	"\fRegisterNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12%\n" +
@@ -12861,7 +13449,49 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\fself_fencing\x18\x0e \x01(\bR\vselfFencing\x12\x1c\n" +
 	"\ttimestamp\x18\x0f \x01(\tR\ttimestamp\x12#\n" +
 	"\rlease_seconds\x18\x10 \x01(\x03R\fleaseSeconds\x12.\n" +
-	"\x13fence_bound_seconds\x18P \x01(\rR\x11fenceBoundSeconds\",\n" +
+	"\x13fence_bound_seconds\x18P \x01(\rR\x11fenceBoundSeconds\x12B\n" +
+	"\n" +
+	"networking\x18\xa8\x03 \x01(\v2!.persys.command.v1.NodeNetworkingR\n" +
+	"networking\"V\n" +
+	"\x0eNodeNetworking\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
+	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"x\n" +
+	"\n" +
+	"PutNetwork\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04cidr\x18\x03 \x01(\tR\x04cidr\x12\x12\n" +
+	"\x04pool\x18\x04 \x01(\tR\x04pool\x12\x10\n" +
+	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"A\n" +
+	"\rDeleteNetwork\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"E\n" +
+	"\rReleaseSlices\x124\n" +
+	"\x06slices\x18\x01 \x03(\v2\x1c.persys.command.v1.IdleSliceR\x06slices\"9\n" +
+	"\tIdleSlice\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\rR\anetwork\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"\xb3\x02\n" +
+	"\rNetworkRecord\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04cidr\x18\x04 \x01(\tR\x04cidr\x12\x10\n" +
+	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x06 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\a \x01(\tR\tcreatedBy\x12!\n" +
+	"\fcreate_index\x18\b \x01(\x04R\vcreateIndex\x12!\n" +
+	"\fmodify_index\x18\t \x01(\x04R\vmodifyIndex\x126\n" +
+	"\x06slices\x18\n" +
+	" \x03(\v2\x1e.persys.command.v1.SliceRecordR\x06slices\"s\n" +
+	"\vSliceRecord\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1f\n" +
+	"\vempty_since\x18\x03 \x01(\x03R\n" +
+	"emptySince\x12\x17\n" +
+	"\afree_at\x18\x04 \x01(\x03R\x06freeAt\",\n" +
 	"\n" +
 	"CordonNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
@@ -13246,7 +13876,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xed\v\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xac\f\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -13275,7 +13905,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"auditEntry\x124\n" +
 	"\x04role\x18\x98\x02 \x01(\v2\x1d.persys.command.v1.RoleRecordH\x00R\x04role\x12F\n" +
 	"\frole_binding\x18\x99\x02 \x01(\v2 .persys.command.v1.BindingRecordH\x00R\vroleBinding\x12=\n" +
-	"\aaccount\x18\x9a\x02 \x01(\v2 .persys.command.v1.AccountRecordH\x00R\aaccountB\b\n" +
+	"\aaccount\x18\x9a\x02 \x01(\v2 .persys.command.v1.AccountRecordH\x00R\aaccount\x12=\n" +
+	"\anetwork\x18\xa9\x03 \x01(\v2 .persys.command.v1.NetworkRecordH\x00R\anetworkB\b\n" +
 	"\x06record\"\xdd\x01\n" +
 	"\n" +
 	"RoleRecord\x12,\n" +
@@ -13387,7 +14018,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x02by\x18\x03 \x01(\tR\x02by\"G\n" +
 	"\x0fSnapshotTrailer\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x1a\n" +
-	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xee\x05\n" +
+	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xb4\x06\n" +
 	"\n" +
 	"MetaRecord\x12\x1d\n" +
 	"\n" +
@@ -13420,7 +14051,10 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0egossip_version\x18[ \x01(\x04R\rgossipVersion\x12\x1e\n" +
 	"\n" +
 	"mirror_pin\x18\xfa\x01 \x01(\x04R\tmirrorPin\x12*\n" +
-	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\"\x9a\r\n" +
+	"\x10mirror_endpoints\x18\xfb\x01 \x01(\tR\x0fmirrorEndpoints\x12\x1e\n" +
+	"\n" +
+	"network_id\x18\xaa\x03 \x01(\rR\tnetworkId\x12$\n" +
+	"\rnetwork_index\x18\xab\x03 \x01(\x04R\fnetworkIndex\"\x9a\r\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -13570,7 +14204,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 141)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 148)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -13619,100 +14253,107 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*RetryWorkload)(nil),    // 44: persys.command.v1.RetryWorkload
 	(*Pool)(nil),             // 45: persys.command.v1.Pool
 	(*RegisterNode)(nil),     // 46: persys.command.v1.RegisterNode
-	(*CordonNode)(nil),       // 47: persys.command.v1.CordonNode
-	(*LabelNode)(nil),        // 48: persys.command.v1.LabelNode
-	(*NodeLabel)(nil),        // 49: persys.command.v1.NodeLabel
-	(*TaintNode)(nil),        // 50: persys.command.v1.TaintNode
-	(*NodeTaint)(nil),        // 51: persys.command.v1.NodeTaint
-	(*DrainNode)(nil),        // 52: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),       // 53: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),        // 54: persys.command.v1.FenceNode
-	(*NodeState)(nil),        // 55: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),    // 56: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),       // 57: persys.command.v1.Assignment
-	(*Assign)(nil),           // 58: persys.command.v1.Assign
-	(*Eviction)(nil),         // 59: persys.command.v1.Eviction
-	(*Evict)(nil),            // 60: persys.command.v1.Evict
-	(*MoveWorkloads)(nil),    // 61: persys.command.v1.MoveWorkloads
-	(*WorkloadMove)(nil),     // 62: persys.command.v1.WorkloadMove
-	(*ReservedAmounts)(nil),  // 63: persys.command.v1.ReservedAmounts
-	(*Retry)(nil),            // 64: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),  // 65: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),         // 66: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),  // 67: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),          // 68: persys.command.v1.Address
-	(*PortBinding)(nil),      // 69: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),   // 70: persys.command.v1.WorkloadReport
-	(*Report)(nil),           // 71: persys.command.v1.Report
-	(*SetMode)(nil),          // 72: persys.command.v1.SetMode
-	(*PutReplica)(nil),       // 73: persys.command.v1.PutReplica
-	(*ReplicaRepair)(nil),    // 74: persys.command.v1.ReplicaRepair
-	(*RemoveReplica)(nil),    // 75: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),  // 76: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),          // 77: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),   // 78: persys.command.v1.MirrorAttached
-	(*AttachMirror)(nil),     // 79: persys.command.v1.AttachMirror
-	(*DetachMirror)(nil),     // 80: persys.command.v1.DetachMirror
-	(*SetGossipRing)(nil),    // 81: persys.command.v1.SetGossipRing
-	(*PinClusterKey)(nil),    // 82: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 83: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 84: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 85: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 86: persys.command.v1.DropToken
-	(*Admit)(nil),            // 87: persys.command.v1.Admit
-	(*Revoke)(nil),           // 88: persys.command.v1.Revoke
-	(*PutRole)(nil),          // 89: persys.command.v1.PutRole
-	(*DeleteRole)(nil),       // 90: persys.command.v1.DeleteRole
-	(*BindRole)(nil),         // 91: persys.command.v1.BindRole
-	(*PutAccount)(nil),       // 92: persys.command.v1.PutAccount
-	(*DeleteAccount)(nil),    // 93: persys.command.v1.DeleteAccount
-	(*Audit)(nil),            // 94: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 95: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 96: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 97: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 98: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 99: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 100: persys.command.v1.DriftRepair
-	(*DriftAdoption)(nil),    // 101: persys.command.v1.DriftAdoption
-	(*SetDrifts)(nil),        // 102: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 103: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 104: persys.command.v1.DropOrphan
-	(*Quota)(nil),            // 105: persys.command.v1.Quota
-	(*PutNamespace)(nil),     // 106: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),  // 107: persys.command.v1.DeleteNamespace
-	(*Policy)(nil),           // 108: persys.command.v1.Policy
-	(*PolicyHostPath)(nil),   // 109: persys.command.v1.PolicyHostPath
-	(*PutPolicy)(nil),        // 110: persys.command.v1.PutPolicy
-	(*DeletePolicy)(nil),     // 111: persys.command.v1.DeletePolicy
-	(*BindPolicy)(nil),       // 112: persys.command.v1.BindPolicy
-	(*SnapshotHeader)(nil),   // 113: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 114: persys.command.v1.SnapshotRecord
-	(*RoleRecord)(nil),       // 115: persys.command.v1.RoleRecord
-	(*BindingRecord)(nil),    // 116: persys.command.v1.BindingRecord
-	(*AccountRecord)(nil),    // 117: persys.command.v1.AccountRecord
-	(*PolicyRecord)(nil),     // 118: persys.command.v1.PolicyRecord
-	(*AuditLogRecord)(nil),   // 119: persys.command.v1.AuditLogRecord
-	(*AuditEntryRecord)(nil), // 120: persys.command.v1.AuditEntryRecord
-	(*RolloutRecord)(nil),    // 121: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),    // 122: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),  // 123: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),         // 124: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),  // 125: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),  // 126: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),      // 127: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 128: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 129: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 130: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 131: persys.command.v1.WorkloadRecord
-	(*Moved)(nil),            // 132: persys.command.v1.Moved
-	(*NodeFailure)(nil),      // 133: persys.command.v1.NodeFailure
-	(*NodeRecord)(nil),       // 134: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 135: persys.command.v1.ResidualRecord
-	(*TombstoneRecord)(nil),  // 136: persys.command.v1.TombstoneRecord
-	(*ReceiptRecord)(nil),    // 137: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 138: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 139: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 140: persys.command.v1.EventRecord
+	(*NodeNetworking)(nil),   // 47: persys.command.v1.NodeNetworking
+	(*PutNetwork)(nil),       // 48: persys.command.v1.PutNetwork
+	(*DeleteNetwork)(nil),    // 49: persys.command.v1.DeleteNetwork
+	(*ReleaseSlices)(nil),    // 50: persys.command.v1.ReleaseSlices
+	(*IdleSlice)(nil),        // 51: persys.command.v1.IdleSlice
+	(*NetworkRecord)(nil),    // 52: persys.command.v1.NetworkRecord
+	(*SliceRecord)(nil),      // 53: persys.command.v1.SliceRecord
+	(*CordonNode)(nil),       // 54: persys.command.v1.CordonNode
+	(*LabelNode)(nil),        // 55: persys.command.v1.LabelNode
+	(*NodeLabel)(nil),        // 56: persys.command.v1.NodeLabel
+	(*TaintNode)(nil),        // 57: persys.command.v1.TaintNode
+	(*NodeTaint)(nil),        // 58: persys.command.v1.NodeTaint
+	(*DrainNode)(nil),        // 59: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),       // 60: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),        // 61: persys.command.v1.FenceNode
+	(*NodeState)(nil),        // 62: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),    // 63: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),       // 64: persys.command.v1.Assignment
+	(*Assign)(nil),           // 65: persys.command.v1.Assign
+	(*Eviction)(nil),         // 66: persys.command.v1.Eviction
+	(*Evict)(nil),            // 67: persys.command.v1.Evict
+	(*MoveWorkloads)(nil),    // 68: persys.command.v1.MoveWorkloads
+	(*WorkloadMove)(nil),     // 69: persys.command.v1.WorkloadMove
+	(*ReservedAmounts)(nil),  // 70: persys.command.v1.ReservedAmounts
+	(*Retry)(nil),            // 71: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 72: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 73: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 74: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 75: persys.command.v1.Address
+	(*PortBinding)(nil),      // 76: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 77: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 78: persys.command.v1.Report
+	(*SetMode)(nil),          // 79: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 80: persys.command.v1.PutReplica
+	(*ReplicaRepair)(nil),    // 81: persys.command.v1.ReplicaRepair
+	(*RemoveReplica)(nil),    // 82: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 83: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 84: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 85: persys.command.v1.MirrorAttached
+	(*AttachMirror)(nil),     // 86: persys.command.v1.AttachMirror
+	(*DetachMirror)(nil),     // 87: persys.command.v1.DetachMirror
+	(*SetGossipRing)(nil),    // 88: persys.command.v1.SetGossipRing
+	(*PinClusterKey)(nil),    // 89: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 90: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 91: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 92: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 93: persys.command.v1.DropToken
+	(*Admit)(nil),            // 94: persys.command.v1.Admit
+	(*Revoke)(nil),           // 95: persys.command.v1.Revoke
+	(*PutRole)(nil),          // 96: persys.command.v1.PutRole
+	(*DeleteRole)(nil),       // 97: persys.command.v1.DeleteRole
+	(*BindRole)(nil),         // 98: persys.command.v1.BindRole
+	(*PutAccount)(nil),       // 99: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),    // 100: persys.command.v1.DeleteAccount
+	(*Audit)(nil),            // 101: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 102: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 103: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 104: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 105: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 106: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 107: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),    // 108: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),        // 109: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 110: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 111: persys.command.v1.DropOrphan
+	(*Quota)(nil),            // 112: persys.command.v1.Quota
+	(*PutNamespace)(nil),     // 113: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),  // 114: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),           // 115: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),   // 116: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),        // 117: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),     // 118: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),       // 119: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),   // 120: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 121: persys.command.v1.SnapshotRecord
+	(*RoleRecord)(nil),       // 122: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),    // 123: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),    // 124: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),     // 125: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),   // 126: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil), // 127: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),    // 128: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),    // 129: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),  // 130: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),         // 131: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),  // 132: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),  // 133: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),      // 134: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 135: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 136: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 137: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 138: persys.command.v1.WorkloadRecord
+	(*Moved)(nil),            // 139: persys.command.v1.Moved
+	(*NodeFailure)(nil),      // 140: persys.command.v1.NodeFailure
+	(*NodeRecord)(nil),       // 141: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 142: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),  // 143: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),    // 144: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 145: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 146: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 147: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -13724,204 +14365,211 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	43,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
 	44,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
 	46,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	47,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	52,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	53,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	54,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	56,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	58,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	60,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	65,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	67,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	71,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	72,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	73,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	75,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	76,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	77,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	78,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	82,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	83,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	84,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	85,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	86,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	87,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	88,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	94,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	96,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	98,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	102, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	103, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	104, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	81,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	106, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	107, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	54,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	59,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	60,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	61,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	63,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	65,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	67,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	72,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	74,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	78,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	79,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	80,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	82,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	83,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	84,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	85,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	89,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	90,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	91,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	92,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	93,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	94,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	95,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	101, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	103, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	105, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	109, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	110, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	111, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	88,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	113, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	114, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
 	39,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
 	40,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	110, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
-	111, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
-	112, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
-	79,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
-	80,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
-	89,  // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
-	90,  // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
-	91,  // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
-	92,  // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
-	93,  // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
-	48,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
-	50,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
+	117, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	118, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	119, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	86,  // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
+	87,  // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
+	96,  // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	97,  // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	98,  // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	99,  // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	100, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	55,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
+	57,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
 	26,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
 	28,  // 56: persys.command.v1.Command.expire_jobs:type_name -> persys.command.v1.ExpireJobs
 	14,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
 	16,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
 	41,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
-	61,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
+	68,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
 	17,  // 61: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
-	8,   // 62: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,   // 63: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,   // 64: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,   // 65: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	33,  // 66: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	31,  // 67: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
-	32,  // 68: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
-	24,  // 69: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
-	12,  // 70: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
-	21,  // 71: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
-	5,   // 72: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
-	10,  // 73: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
-	11,  // 74: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
-	13,  // 75: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
-	15,  // 76: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
-	2,   // 77: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 78: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
-	35,  // 79: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
-	18,  // 80: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
-	2,   // 81: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
-	22,  // 82: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
-	23,  // 83: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
-	6,   // 84: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
-	5,   // 85: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
-	27,  // 86: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
-	2,   // 87: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
-	29,  // 88: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
-	2,   // 89: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
-	25,  // 90: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
-	9,   // 91: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	35,  // 92: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	38,  // 93: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	36,  // 94: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	35,  // 95: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
-	2,   // 96: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	35,  // 97: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	45,  // 98: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 99: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 100: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	49,  // 101: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	51,  // 102: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 103: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	55,  // 104: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 105: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	57,  // 106: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 107: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	59,  // 108: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	62,  // 109: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
-	2,   // 110: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
-	63,  // 111: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
-	63,  // 112: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
-	2,   // 113: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	64,  // 114: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 115: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	66,  // 116: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 117: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	69,  // 118: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	25,  // 119: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	70,  // 120: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	74,  // 121: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	5,   // 122: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	91,  // 123: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 124: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 125: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	95,  // 126: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	97,  // 127: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 128: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 129: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	99,  // 130: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	99,  // 131: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	100, // 132: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	101, // 133: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	35,  // 134: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	36,  // 135: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	105, // 136: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 137: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	109, // 138: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	108, // 139: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 140: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	130, // 141: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	131, // 142: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	134, // 143: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	135, // 144: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	137, // 145: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	140, // 146: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	73,  // 147: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	83,  // 148: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	127, // 149: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	87,  // 150: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	128, // 151: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	136, // 152: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	125, // 153: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	99,  // 154: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	126, // 155: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	123, // 156: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	121, // 157: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	118, // 158: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	36,  // 159: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	119, // 160: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	120, // 161: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	115, // 162: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	116, // 163: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	117, // 164: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	89,  // 165: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	91,  // 166: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	92,  // 167: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	108, // 168: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 169: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	140, // 170: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 171: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	38,  // 172: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	122, // 173: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	35,  // 174: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	35,  // 175: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	124, // 176: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	106, // 177: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	85,  // 178: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	88,  // 179: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	35,  // 180: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 181: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	70,  // 182: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 183: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	97,  // 184: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	32,  // 185: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	132, // 186: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
-	30,  // 187: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	19,  // 188: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	20,  // 189: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	133, // 190: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	46,  // 191: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	49,  // 192: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	51,  // 193: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 194: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 195: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 196: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 197: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	138, // 198: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	139, // 199: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 200: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 201: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	202, // [202:202] is the sub-list for method output_type
-	202, // [202:202] is the sub-list for method input_type
-	202, // [202:202] is the sub-list for extension type_name
-	202, // [202:202] is the sub-list for extension extendee
-	0,   // [0:202] is the sub-list for field type_name
+	48,  // 62: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
+	49,  // 63: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
+	50,  // 64: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
+	8,   // 65: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 66: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 67: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 68: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	33,  // 69: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	31,  // 70: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	32,  // 71: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	24,  // 72: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	12,  // 73: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	21,  // 74: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	5,   // 75: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
+	10,  // 76: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
+	11,  // 77: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
+	13,  // 78: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	15,  // 79: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 80: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 81: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	35,  // 82: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	18,  // 83: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 84: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	22,  // 85: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	23,  // 86: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 87: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 88: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	27,  // 89: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 90: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	29,  // 91: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 92: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	25,  // 93: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 94: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	35,  // 95: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	38,  // 96: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	36,  // 97: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	35,  // 98: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 99: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	35,  // 100: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	45,  // 101: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 102: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 103: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	47,  // 104: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
+	51,  // 105: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
+	53,  // 106: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
+	56,  // 107: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	58,  // 108: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 109: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	62,  // 110: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 111: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	64,  // 112: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 113: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	66,  // 114: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	69,  // 115: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
+	2,   // 116: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
+	70,  // 117: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
+	70,  // 118: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
+	2,   // 119: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	71,  // 120: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 121: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	73,  // 122: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 123: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	76,  // 124: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	25,  // 125: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	77,  // 126: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	81,  // 127: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	5,   // 128: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	98,  // 129: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 130: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 131: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	102, // 132: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	104, // 133: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 134: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 135: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	106, // 136: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	106, // 137: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	107, // 138: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	108, // 139: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	35,  // 140: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	36,  // 141: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	112, // 142: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 143: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	116, // 144: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	115, // 145: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 146: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	137, // 147: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	138, // 148: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	141, // 149: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	142, // 150: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	144, // 151: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	147, // 152: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	80,  // 153: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	90,  // 154: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	134, // 155: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	94,  // 156: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	135, // 157: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	143, // 158: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	132, // 159: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	106, // 160: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	133, // 161: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	130, // 162: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	128, // 163: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	125, // 164: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	36,  // 165: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	126, // 166: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	127, // 167: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	122, // 168: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	123, // 169: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	124, // 170: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	52,  // 171: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
+	96,  // 172: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	98,  // 173: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	99,  // 174: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	115, // 175: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 176: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	147, // 177: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 178: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	38,  // 179: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	129, // 180: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	35,  // 181: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	35,  // 182: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	131, // 183: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	113, // 184: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	92,  // 185: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	95,  // 186: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	35,  // 187: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 188: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	77,  // 189: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 190: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	104, // 191: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	32,  // 192: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	139, // 193: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	30,  // 194: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	19,  // 195: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	20,  // 196: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	140, // 197: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	46,  // 198: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	56,  // 199: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	58,  // 200: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 201: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 202: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 203: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 204: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	145, // 205: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	146, // 206: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 207: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 208: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	209, // [209:209] is the sub-list for method output_type
+	209, // [209:209] is the sub-list for method input_type
+	209, // [209:209] is the sub-list for extension type_name
+	209, // [209:209] is the sub-list for extension extendee
+	0,   // [0:209] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -13989,13 +14637,16 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_ScaleGroup)(nil),
 		(*Command_MoveWorkloads)(nil),
 		(*Command_PlaceMembers)(nil),
+		(*Command_PutNetwork)(nil),
+		(*Command_DeleteNetwork)(nil),
+		(*Command_ReleaseSlices)(nil),
 	}
 	file_api_command_v1_command_proto_msgTypes[37].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[41].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[89].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[106].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[110].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[114].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[96].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[113].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[117].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[121].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -14020,6 +14671,7 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_Role)(nil),
 		(*SnapshotRecord_RoleBinding)(nil),
 		(*SnapshotRecord_Account)(nil),
+		(*SnapshotRecord_Network)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -14027,7 +14679,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   141,
+			NumMessages:   148,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -16,6 +16,7 @@
 package controlv1
 
 import (
+	v1 "github.com/persys/compute/api/agent/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -634,8 +635,10 @@ type NodeCapabilities struct {
 	// Percentage, 1 to 100, of the resources after reservations that may be allocated to workloads. 0
 	// means 100.
 	ResourceThresholdPercent uint32 `protobuf:"varint,1008,opt,name=resource_threshold_percent,json=resourceThresholdPercent,proto3" json:"resource_threshold_percent,omitempty"`
-	unknownFields            protoimpl.UnknownFields
-	sizeCache                protoimpl.SizeCache
+	// What the node can do for networks that span nodes. Absent from agents without them.
+	Networking    *NodeNetworking `protobuf:"bytes,1482,opt,name=networking,proto3" json:"networking,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeCapabilities) Reset() {
@@ -766,6 +769,77 @@ func (x *NodeCapabilities) GetResourceThresholdPercent() uint32 {
 	return 0
 }
 
+func (x *NodeCapabilities) GetNetworking() *NodeNetworking {
+	if x != nil {
+		return x.Networking
+	}
+	return nil
+}
+
+// What a node can do for networks that span nodes.
+type NodeNetworking struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// IP address to which other nodes send VXLAN packets.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Largest MTU of a network on this node, in bytes.
+	Mtu uint32 `protobuf:"varint,2,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// Why the node cannot take part in networks; empty if it can.
+	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeNetworking) Reset() {
+	*x = NodeNetworking{}
+	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeNetworking) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeNetworking) ProtoMessage() {}
+
+func (x *NodeNetworking) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeNetworking.ProtoReflect.Descriptor instead.
+func (*NodeNetworking) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NodeNetworking) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *NodeNetworking) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *NodeNetworking) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 // A storage pool of the node for workload data.
 type StoragePool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -780,7 +854,7 @@ type StoragePool struct {
 
 func (x *StoragePool) Reset() {
 	*x = StoragePool{}
-	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	mi := &file_api_control_v1_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -792,7 +866,7 @@ func (x *StoragePool) String() string {
 func (*StoragePool) ProtoMessage() {}
 
 func (x *StoragePool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[5]
+	mi := &file_api_control_v1_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -805,7 +879,7 @@ func (x *StoragePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
 func (*StoragePool) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StoragePool) GetName() string {
@@ -853,7 +927,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[6]
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +939,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[6]
+	mi := &file_api_control_v1_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +952,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RegisterNodeResponse) GetAccepted() bool {
@@ -964,14 +1038,17 @@ type HeartbeatRequest struct {
 	Full bool `protobuf:"varint,1001,opt,name=full,proto3" json:"full,omitempty"`
 	// The node's cluster. Schedulers of another cluster refuse the heartbeat, even if they have a
 	// node with this id. Empty from legacy v1 agents.
-	ClusterId     string `protobuf:"bytes,1002,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ClusterId string `protobuf:"bytes,1002,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// Index of the network view that the agent has, and its incarnation; 0 means none.
+	NetworkIndex       uint64 `protobuf:"varint,1480,opt,name=network_index,json=networkIndex,proto3" json:"network_index,omitempty"`
+	NetworkIncarnation uint64 `protobuf:"varint,1484,opt,name=network_incarnation,json=networkIncarnation,proto3" json:"network_incarnation,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1060,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[7]
+	mi := &file_api_control_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1073,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HeartbeatRequest) GetNodeId() string {
@@ -1055,6 +1132,20 @@ func (x *HeartbeatRequest) GetClusterId() string {
 	return ""
 }
 
+func (x *HeartbeatRequest) GetNetworkIndex() uint64 {
+	if x != nil {
+		return x.NetworkIndex
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetNetworkIncarnation() uint64 {
+	if x != nil {
+		return x.NetworkIncarnation
+	}
+	return 0
+}
+
 // Usage of a storage pool.
 type StoragePoolUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1068,7 +1159,7 @@ type StoragePoolUsage struct {
 
 func (x *StoragePoolUsage) Reset() {
 	*x = StoragePoolUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1171,7 @@ func (x *StoragePoolUsage) String() string {
 func (*StoragePoolUsage) ProtoMessage() {}
 
 func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[8]
+	mi := &file_api_control_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1184,7 @@ func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolUsage.ProtoReflect.Descriptor instead.
 func (*StoragePoolUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StoragePoolUsage) GetName() string {
@@ -1139,7 +1230,7 @@ type NodeUsage struct {
 
 func (x *NodeUsage) Reset() {
 	*x = NodeUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1242,7 @@ func (x *NodeUsage) String() string {
 func (*NodeUsage) ProtoMessage() {}
 
 func (x *NodeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[9]
+	mi := &file_api_control_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1255,7 @@ func (x *NodeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
 func (*NodeUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NodeUsage) GetCpuAllocatedMillicores() int64 {
@@ -1251,14 +1342,17 @@ type HeartbeatResponse struct {
 	// host:port of the leader's gRPC API; empty when unknown.
 	LeaderAddr string `protobuf:"bytes,1004,opt,name=leader_addr,json=leaderAddr,proto3" json:"leader_addr,omitempty"`
 	// The next heartbeat must have the complete list of statuses.
-	SendFull      bool `protobuf:"varint,1005,opt,name=send_full,json=sendFull,proto3" json:"send_full,omitempty"`
+	SendFull bool `protobuf:"varint,1005,opt,name=send_full,json=sendFull,proto3" json:"send_full,omitempty"`
+	// The networks that the node has to set up, if the agent has another view of them. Absent if it is
+	// up to date, or if the node takes part in none and never did.
+	Networks      *v1.NetworkView `protobuf:"bytes,1481,opt,name=networks,proto3" json:"networks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1364,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[10]
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1377,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HeartbeatResponse) GetAcknowledged() bool {
@@ -1349,6 +1443,13 @@ func (x *HeartbeatResponse) GetSendFull() bool {
 	return false
 }
 
+func (x *HeartbeatResponse) GetNetworks() *v1.NetworkView {
+	if x != nil {
+		return x.Networks
+	}
+	return nil
+}
+
 type ApplyWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id, required, of the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
@@ -1380,7 +1481,7 @@ type ApplyWorkloadRequest struct {
 
 func (x *ApplyWorkloadRequest) Reset() {
 	*x = ApplyWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1493,7 @@ func (x *ApplyWorkloadRequest) String() string {
 func (*ApplyWorkloadRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1506,7 @@ func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ApplyWorkloadRequest) GetWorkloadId() string {
@@ -1496,7 +1597,7 @@ type ApplyWorkloadResponse struct {
 
 func (x *ApplyWorkloadResponse) Reset() {
 	*x = ApplyWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1609,7 @@ func (x *ApplyWorkloadResponse) String() string {
 func (*ApplyWorkloadResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1622,7 @@ func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ApplyWorkloadResponse) GetSuccess() bool {
@@ -1627,7 +1728,7 @@ type TakenBack struct {
 
 func (x *TakenBack) Reset() {
 	*x = TakenBack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1740,7 @@ func (x *TakenBack) String() string {
 func (*TakenBack) ProtoMessage() {}
 
 func (x *TakenBack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1753,7 @@ func (x *TakenBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakenBack.ProtoReflect.Descriptor instead.
 func (*TakenBack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TakenBack) GetField() string {
@@ -1715,7 +1816,7 @@ type DeleteWorkloadRequest struct {
 
 func (x *DeleteWorkloadRequest) Reset() {
 	*x = DeleteWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1828,7 @@ func (x *DeleteWorkloadRequest) String() string {
 func (*DeleteWorkloadRequest) ProtoMessage() {}
 
 func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1841,7 @@ func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteWorkloadRequest) GetWorkloadId() string {
@@ -1784,7 +1885,7 @@ type DeleteWorkloadResponse struct {
 
 func (x *DeleteWorkloadResponse) Reset() {
 	*x = DeleteWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +1897,7 @@ func (x *DeleteWorkloadResponse) String() string {
 func (*DeleteWorkloadResponse) ProtoMessage() {}
 
 func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +1910,7 @@ func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteWorkloadResponse) GetSuccess() bool {
@@ -1905,7 +2006,7 @@ type WorkloadSpec struct {
 
 func (x *WorkloadSpec) Reset() {
 	*x = WorkloadSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2018,7 @@ func (x *WorkloadSpec) String() string {
 func (*WorkloadSpec) ProtoMessage() {}
 
 func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +2031,7 @@ func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadSpec.ProtoReflect.Descriptor instead.
 func (*WorkloadSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WorkloadSpec) GetType() string {
@@ -2179,7 +2280,7 @@ type Autoscale struct {
 
 func (x *Autoscale) Reset() {
 	*x = Autoscale{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2292,7 @@ func (x *Autoscale) String() string {
 func (*Autoscale) ProtoMessage() {}
 
 func (x *Autoscale) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2305,7 @@ func (x *Autoscale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Autoscale.ProtoReflect.Descriptor instead.
 func (*Autoscale) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Autoscale) GetMin() int32 {
@@ -2250,7 +2351,7 @@ type AutoscaleStatus struct {
 
 func (x *AutoscaleStatus) Reset() {
 	*x = AutoscaleStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2363,7 @@ func (x *AutoscaleStatus) String() string {
 func (*AutoscaleStatus) ProtoMessage() {}
 
 func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2376,7 @@ func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoscaleStatus.ProtoReflect.Descriptor instead.
 func (*AutoscaleStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AutoscaleStatus) GetSettings() *Autoscale {
@@ -2348,7 +2449,7 @@ type RescheduleSpec struct {
 
 func (x *RescheduleSpec) Reset() {
 	*x = RescheduleSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2360,7 +2461,7 @@ func (x *RescheduleSpec) String() string {
 func (*RescheduleSpec) ProtoMessage() {}
 
 func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2373,7 +2474,7 @@ func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleSpec.ProtoReflect.Descriptor instead.
 func (*RescheduleSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RescheduleSpec) GetAttempts() int32 {
@@ -2405,7 +2506,7 @@ type SpreadRule struct {
 
 func (x *SpreadRule) Reset() {
 	*x = SpreadRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2417,7 +2518,7 @@ func (x *SpreadRule) String() string {
 func (*SpreadRule) ProtoMessage() {}
 
 func (x *SpreadRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2430,7 +2531,7 @@ func (x *SpreadRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpreadRule.ProtoReflect.Descriptor instead.
 func (*SpreadRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SpreadRule) GetBy() string {
@@ -2477,7 +2578,7 @@ type AffinityRule struct {
 
 func (x *AffinityRule) Reset() {
 	*x = AffinityRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2590,7 @@ func (x *AffinityRule) String() string {
 func (*AffinityRule) ProtoMessage() {}
 
 func (x *AffinityRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2603,7 @@ func (x *AffinityRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AffinityRule.ProtoReflect.Descriptor instead.
 func (*AffinityRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AffinityRule) GetNode() *Constraint {
@@ -2580,7 +2681,7 @@ type JobSpec struct {
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2693,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2706,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *JobSpec) GetCompletions() int32 {
@@ -2676,7 +2777,7 @@ type ParameterizedSpec struct {
 
 func (x *ParameterizedSpec) Reset() {
 	*x = ParameterizedSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2688,7 +2789,7 @@ func (x *ParameterizedSpec) String() string {
 func (*ParameterizedSpec) ProtoMessage() {}
 
 func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2701,7 +2802,7 @@ func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterizedSpec.ProtoReflect.Descriptor instead.
 func (*ParameterizedSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ParameterizedSpec) GetParameters() []*ParameterSpec {
@@ -2731,7 +2832,7 @@ type ParameterSpec struct {
 
 func (x *ParameterSpec) Reset() {
 	*x = ParameterSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2743,7 +2844,7 @@ func (x *ParameterSpec) String() string {
 func (*ParameterSpec) ProtoMessage() {}
 
 func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2756,7 +2857,7 @@ func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterSpec.ProtoReflect.Descriptor instead.
 func (*ParameterSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ParameterSpec) GetName() string {
@@ -2802,7 +2903,7 @@ type CronSpec struct {
 
 func (x *CronSpec) Reset() {
 	*x = CronSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2915,7 @@ func (x *CronSpec) String() string {
 func (*CronSpec) ProtoMessage() {}
 
 func (x *CronSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2928,7 @@ func (x *CronSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CronSpec.ProtoReflect.Descriptor instead.
 func (*CronSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CronSpec) GetSchedule() string {
@@ -2898,7 +2999,7 @@ type TemplateView struct {
 
 func (x *TemplateView) Reset() {
 	*x = TemplateView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3011,7 @@ func (x *TemplateView) String() string {
 func (*TemplateView) ProtoMessage() {}
 
 func (x *TemplateView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3024,7 @@ func (x *TemplateView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateView.ProtoReflect.Descriptor instead.
 func (*TemplateView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TemplateView) GetCron() *CronSpec {
@@ -2982,7 +3083,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3095,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3108,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -3055,7 +3156,7 @@ type JobResult struct {
 
 func (x *JobResult) Reset() {
 	*x = JobResult{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3067,7 +3168,7 @@ func (x *JobResult) String() string {
 func (*JobResult) ProtoMessage() {}
 
 func (x *JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3080,7 +3181,7 @@ func (x *JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
 func (*JobResult) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *JobResult) GetSucceeded() bool {
@@ -3143,7 +3244,7 @@ type UpdateStrategy struct {
 
 func (x *UpdateStrategy) Reset() {
 	*x = UpdateStrategy{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3155,7 +3256,7 @@ func (x *UpdateStrategy) String() string {
 func (*UpdateStrategy) ProtoMessage() {}
 
 func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3168,7 +3269,7 @@ func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStrategy.ProtoReflect.Descriptor instead.
 func (*UpdateStrategy) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UpdateStrategy) GetMaxParallel() int32 {
@@ -3241,7 +3342,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3253,7 +3354,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3266,7 +3367,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -3349,7 +3450,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3361,7 +3462,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3374,7 +3475,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -3494,14 +3595,17 @@ type ContainerSpec struct {
 	// Memory and swap together in bytes; 0 means no swap, -1 no limit.
 	MemswapLimit int64 `protobuf:"varint,1375,opt,name=memswap_limit,json=memswapLimit,proto3" json:"memswap_limit,omitempty"`
 	// Ports and ranges that are not published: 8080, 53/udp.
-	Expose        []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
+	Expose []string `protobuf:"bytes,1376,rep,name=expose,proto3" json:"expose,omitempty"`
+	// Networks that the container joins, at most 8, made with CreateNetwork in the namespace of the workload. Empty
+	// means the engine's default bridge. Not with network_mode.
+	Networks      []*ContainerNetwork `protobuf:"bytes,1483,rep,name=networks,proto3" json:"networks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3617,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3630,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -3893,6 +3997,67 @@ func (x *ContainerSpec) GetExpose() []string {
 	return nil
 }
 
+func (x *ContainerSpec) GetNetworks() []*ContainerNetwork {
+	if x != nil {
+		return x.Networks
+	}
+	return nil
+}
+
+// A network that a container joins.
+type ContainerNetwork struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Further names of the container in the network, at most 16.
+	Aliases       []string `protobuf:"bytes,2,rep,name=aliases,proto3" json:"aliases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerNetwork) Reset() {
+	*x = ContainerNetwork{}
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerNetwork) ProtoMessage() {}
+
+func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerNetwork.ProtoReflect.Descriptor instead.
+func (*ContainerNetwork) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ContainerNetwork) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ContainerNetwork) GetAliases() []string {
+	if x != nil {
+		return x.Aliases
+	}
+	return nil
+}
+
 // A limit of Linux on the processes of a container; -1 means no limit.
 type Ulimit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3904,7 +4069,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3916,7 +4081,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3929,7 +4094,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -3961,7 +4126,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3973,7 +4138,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3986,7 +4151,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Device) GetSource() string {
@@ -4025,7 +4190,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4202,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4215,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -4099,7 +4264,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4111,7 +4276,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4124,7 +4289,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Logging) GetDriver() string {
@@ -4158,7 +4323,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4170,7 +4335,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4183,7 +4348,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -4241,7 +4406,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4253,7 +4418,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4431,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -4310,7 +4475,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4322,7 +4487,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4335,7 +4500,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -4402,7 +4567,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4414,7 +4579,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4427,7 +4592,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -4516,7 +4681,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4528,7 +4693,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4541,7 +4706,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StackFile) GetPath() string {
@@ -4592,7 +4757,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4604,7 +4769,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4617,7 +4782,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -4689,7 +4854,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4701,7 +4866,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4714,7 +4879,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -4751,7 +4916,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4763,7 +4928,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4776,7 +4941,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -4814,7 +4979,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4826,7 +4991,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4839,7 +5004,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -4885,7 +5050,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4897,7 +5062,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4910,7 +5075,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -4963,7 +5128,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4975,7 +5140,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4988,7 +5153,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -5080,7 +5245,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5092,7 +5257,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5105,7 +5270,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -5228,7 +5393,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5240,7 +5405,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5253,7 +5418,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -5334,7 +5499,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5346,7 +5511,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5359,7 +5524,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -5514,7 +5679,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5526,7 +5691,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5539,7 +5704,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -5585,7 +5750,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5597,7 +5762,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5610,7 +5775,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -5659,7 +5824,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5671,7 +5836,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5684,7 +5849,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -5735,7 +5900,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5747,7 +5912,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5760,7 +5925,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -5801,7 +5966,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5813,7 +5978,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5826,7 +5991,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -5879,7 +6044,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5891,7 +6056,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5904,7 +6069,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -5988,7 +6153,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6000,7 +6165,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6013,7 +6178,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -6247,7 +6412,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6259,7 +6424,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6272,7 +6437,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -6358,7 +6523,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6370,7 +6535,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6383,7 +6548,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -6424,7 +6589,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6436,7 +6601,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6449,7 +6614,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -6502,7 +6667,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6514,7 +6679,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6527,7 +6692,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -6636,7 +6801,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6648,7 +6813,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6661,7 +6826,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -6969,7 +7134,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6981,7 +7146,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6994,7 +7159,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -7042,7 +7207,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7054,7 +7219,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7067,7 +7232,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -7130,7 +7295,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7142,7 +7307,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7155,7 +7320,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -7219,7 +7384,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7231,7 +7396,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7244,7 +7409,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -7310,7 +7475,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7322,7 +7487,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7335,7 +7500,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -7551,7 +7716,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7563,7 +7728,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7576,7 +7741,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -7746,7 +7911,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7758,7 +7923,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7771,7 +7936,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -7803,7 +7968,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7815,7 +7980,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7828,7 +7993,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -7874,7 +8039,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7886,7 +8051,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7899,7 +8064,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Constraint) GetKey() string {
@@ -7937,7 +8102,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7949,7 +8114,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7962,7 +8127,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Toleration) GetKey() string {
@@ -8004,7 +8169,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8016,7 +8181,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8029,7 +8194,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Taint) GetKey() string {
@@ -8084,7 +8249,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8096,7 +8261,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8109,7 +8274,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -8159,7 +8324,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8171,7 +8336,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8184,7 +8349,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -8205,7 +8370,7 @@ var File_api_control_v1_control_proto protoreflect.FileDescriptor
 
 const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/control/v1/control.proto\x12\x11persys.control.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x03\n" +
+	"\x1capi/control/v1/control.proto\x12\x11persys.control.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18api/agent/v1/agent.proto\"\xb8\x03\n" +
 	"\x14AutomationSuggestion\x12#\n" +
 	"\rsuggestion_id\x18\x01 \x01(\tR\fsuggestionId\x12\x1b\n" +
 	"\tpolicy_id\x18\x02 \x01(\tR\bpolicyId\x12\x1f\n" +
@@ -8248,7 +8413,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbc\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x06\n" +
 	"\x10NodeCapabilities\x120\n" +
 	"\x14cpu_total_millicores\x18\x01 \x01(\x03R\x12cpuTotalMillicores\x12&\n" +
 	"\x0fmemory_total_mb\x18\x02 \x01(\x03R\rmemoryTotalMb\x12C\n" +
@@ -8263,7 +8428,14 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bprotocol\x18\xed\a \x01(\rR\bprotocol\x12/\n" +
 	"\x13fence_bound_seconds\x18\xee\a \x01(\rR\x11fenceBoundSeconds\x12)\n" +
 	"\x10disk_reserved_gb\x18\xef\a \x01(\x03R\x0ediskReservedGb\x12=\n" +
-	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\"P\n" +
+	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\x12B\n" +
+	"\n" +
+	"networking\x18\xca\v \x01(\v2!.persys.control.v1.NodeNetworkingR\n" +
+	"networking\"V\n" +
+	"\x0eNodeNetworking\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
+	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"P\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
@@ -8279,7 +8451,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05epoch\x18\xea\a \x01(\v2\x18.persys.control.v1.EpochR\x05epoch\x12(\n" +
 	"\x0fscheduler_addrs\x18\xeb\a \x03(\tR\x0eschedulerAddrs\x12 \n" +
 	"\vleader_addr\x18\xec\a \x01(\tR\n" +
-	"leaderAddr\"\x8c\x03\n" +
+	"leaderAddr\"\xe4\x03\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x122\n" +
 	"\x05usage\x18\x02 \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12N\n" +
@@ -8289,7 +8461,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bsequence\x18\xe8\a \x01(\x04R\bsequence\x12\x13\n" +
 	"\x04full\x18\xe9\a \x01(\bR\x04full\x12\x1e\n" +
 	"\n" +
-	"cluster_id\x18\xea\a \x01(\tR\tclusterId\"Z\n" +
+	"cluster_id\x18\xea\a \x01(\tR\tclusterId\x12$\n" +
+	"\rnetwork_index\x18\xc8\v \x01(\x04R\fnetworkIndex\x120\n" +
+	"\x13network_incarnation\x18\xcc\v \x01(\x04R\x12networkIncarnation\"Z\n" +
 	"\x10StoragePoolUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\aused_gb\x18\x02 \x01(\x03R\x06usedGb\x12\x19\n" +
@@ -8306,7 +8480,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\fnet_rx_bytes\x18\xf3\a \x01(\x03R\n" +
 	"netRxBytes\x12!\n" +
 	"\fnet_tx_bytes\x18\xf4\a \x01(\x03R\n" +
-	"netTxBytes\"\x9c\x03\n" +
+	"netTxBytes\"\xd7\x03\n" +
 	"\x11HeartbeatResponse\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\bR\facknowledged\x12\x1d\n" +
 	"\n" +
@@ -8318,7 +8492,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0fscheduler_addrs\x18\xeb\a \x03(\tR\x0eschedulerAddrs\x12 \n" +
 	"\vleader_addr\x18\xec\a \x01(\tR\n" +
 	"leaderAddr\x12\x1c\n" +
-	"\tsend_full\x18\xed\a \x01(\bR\bsendFull\"\xb5\x02\n" +
+	"\tsend_full\x18\xed\a \x01(\bR\bsendFull\x129\n" +
+	"\bnetworks\x18\xc9\v \x01(\v2\x1c.persys.agent.v1.NetworkViewR\bnetworks\"\xb5\x02\n" +
 	"\x14ApplyWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
@@ -8544,7 +8719,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1b\n" +
 	"\tmemory_mb\x18\x02 \x01(\x03R\bmemoryMb\x12\x17\n" +
 	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\"\n" +
-	"\fstorage_pool\x18\xe8\a \x01(\tR\vstoragePool\"\xb2\x12\n" +
+	"\fstorage_pool\x18\xe8\a \x01(\tR\vstoragePool\"\xf4\x12\n" +
 	"\rContainerSpec\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12;\n" +
@@ -8647,7 +8822,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\rmemswap_limit\x18\xdf\n" +
 	" \x01(\x03R\fmemswapLimit\x12\x17\n" +
 	"\x06expose\x18\xe0\n" +
-	" \x03(\tR\x06expose\x1a6\n" +
+	" \x03(\tR\x06expose\x12@\n" +
+	"\bnetworks\x18\xcb\v \x03(\v2#.persys.control.v1.ContainerNetworkR\bnetworks\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aU\n" +
@@ -8663,7 +8839,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x10AnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_init\"0\n" +
+	"\x05_init\"@\n" +
+	"\x10ContainerNetwork\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaliases\x18\x02 \x03(\tR\aaliases\"0\n" +
 	"\x06Ulimit\x12\x12\n" +
 	"\x04soft\x18\x01 \x01(\x03R\x04soft\x12\x12\n" +
 	"\x04hard\x18\x02 \x01(\x03R\x04hard\"Z\n" +
@@ -9148,7 +9327,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -9158,265 +9337,271 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*SubmitAutomationSuggestionResponse)(nil), // 5: persys.control.v1.SubmitAutomationSuggestionResponse
 	(*RegisterNodeRequest)(nil),                // 6: persys.control.v1.RegisterNodeRequest
 	(*NodeCapabilities)(nil),                   // 7: persys.control.v1.NodeCapabilities
-	(*StoragePool)(nil),                        // 8: persys.control.v1.StoragePool
-	(*RegisterNodeResponse)(nil),               // 9: persys.control.v1.RegisterNodeResponse
-	(*HeartbeatRequest)(nil),                   // 10: persys.control.v1.HeartbeatRequest
-	(*StoragePoolUsage)(nil),                   // 11: persys.control.v1.StoragePoolUsage
-	(*NodeUsage)(nil),                          // 12: persys.control.v1.NodeUsage
-	(*HeartbeatResponse)(nil),                  // 13: persys.control.v1.HeartbeatResponse
-	(*ApplyWorkloadRequest)(nil),               // 14: persys.control.v1.ApplyWorkloadRequest
-	(*ApplyWorkloadResponse)(nil),              // 15: persys.control.v1.ApplyWorkloadResponse
-	(*TakenBack)(nil),                          // 16: persys.control.v1.TakenBack
-	(*DeleteWorkloadRequest)(nil),              // 17: persys.control.v1.DeleteWorkloadRequest
-	(*DeleteWorkloadResponse)(nil),             // 18: persys.control.v1.DeleteWorkloadResponse
-	(*WorkloadSpec)(nil),                       // 19: persys.control.v1.WorkloadSpec
-	(*Autoscale)(nil),                          // 20: persys.control.v1.Autoscale
-	(*AutoscaleStatus)(nil),                    // 21: persys.control.v1.AutoscaleStatus
-	(*RescheduleSpec)(nil),                     // 22: persys.control.v1.RescheduleSpec
-	(*SpreadRule)(nil),                         // 23: persys.control.v1.SpreadRule
-	(*AffinityRule)(nil),                       // 24: persys.control.v1.AffinityRule
-	(*JobSpec)(nil),                            // 25: persys.control.v1.JobSpec
-	(*ParameterizedSpec)(nil),                  // 26: persys.control.v1.ParameterizedSpec
-	(*ParameterSpec)(nil),                      // 27: persys.control.v1.ParameterSpec
-	(*CronSpec)(nil),                           // 28: persys.control.v1.CronSpec
-	(*TemplateView)(nil),                       // 29: persys.control.v1.TemplateView
-	(*Exit)(nil),                               // 30: persys.control.v1.Exit
-	(*JobResult)(nil),                          // 31: persys.control.v1.JobResult
-	(*UpdateStrategy)(nil),                     // 32: persys.control.v1.UpdateStrategy
-	(*HealthCheck)(nil),                        // 33: persys.control.v1.HealthCheck
-	(*ResourceRequirements)(nil),               // 34: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 35: persys.control.v1.ContainerSpec
-	(*Ulimit)(nil),                             // 36: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 37: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 38: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 39: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 40: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 41: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 42: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 43: persys.control.v1.ComposeSpec
-	(*StackFile)(nil),                          // 44: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 45: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 46: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 47: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 48: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 49: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 50: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 51: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 52: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 53: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 54: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 55: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 56: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 57: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 58: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 59: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 60: persys.control.v1.NodeView
-	(*ListWorkloadsRequest)(nil),               // 61: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 62: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 63: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 64: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 65: persys.control.v1.WorkloadView
-	(*SystemMembers)(nil),                      // 66: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 67: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 68: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 69: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 70: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 71: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 72: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 73: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 74: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 75: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 76: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 77: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 78: persys.control.v1.StreamError
-	nil,                                        // 79: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 80: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 81: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 82: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 83: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 84: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 85: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 86: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 87: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 88: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 89: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 90: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 91: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 92: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 93: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),                // 94: google.protobuf.Duration
+	(*NodeNetworking)(nil),                     // 8: persys.control.v1.NodeNetworking
+	(*StoragePool)(nil),                        // 9: persys.control.v1.StoragePool
+	(*RegisterNodeResponse)(nil),               // 10: persys.control.v1.RegisterNodeResponse
+	(*HeartbeatRequest)(nil),                   // 11: persys.control.v1.HeartbeatRequest
+	(*StoragePoolUsage)(nil),                   // 12: persys.control.v1.StoragePoolUsage
+	(*NodeUsage)(nil),                          // 13: persys.control.v1.NodeUsage
+	(*HeartbeatResponse)(nil),                  // 14: persys.control.v1.HeartbeatResponse
+	(*ApplyWorkloadRequest)(nil),               // 15: persys.control.v1.ApplyWorkloadRequest
+	(*ApplyWorkloadResponse)(nil),              // 16: persys.control.v1.ApplyWorkloadResponse
+	(*TakenBack)(nil),                          // 17: persys.control.v1.TakenBack
+	(*DeleteWorkloadRequest)(nil),              // 18: persys.control.v1.DeleteWorkloadRequest
+	(*DeleteWorkloadResponse)(nil),             // 19: persys.control.v1.DeleteWorkloadResponse
+	(*WorkloadSpec)(nil),                       // 20: persys.control.v1.WorkloadSpec
+	(*Autoscale)(nil),                          // 21: persys.control.v1.Autoscale
+	(*AutoscaleStatus)(nil),                    // 22: persys.control.v1.AutoscaleStatus
+	(*RescheduleSpec)(nil),                     // 23: persys.control.v1.RescheduleSpec
+	(*SpreadRule)(nil),                         // 24: persys.control.v1.SpreadRule
+	(*AffinityRule)(nil),                       // 25: persys.control.v1.AffinityRule
+	(*JobSpec)(nil),                            // 26: persys.control.v1.JobSpec
+	(*ParameterizedSpec)(nil),                  // 27: persys.control.v1.ParameterizedSpec
+	(*ParameterSpec)(nil),                      // 28: persys.control.v1.ParameterSpec
+	(*CronSpec)(nil),                           // 29: persys.control.v1.CronSpec
+	(*TemplateView)(nil),                       // 30: persys.control.v1.TemplateView
+	(*Exit)(nil),                               // 31: persys.control.v1.Exit
+	(*JobResult)(nil),                          // 32: persys.control.v1.JobResult
+	(*UpdateStrategy)(nil),                     // 33: persys.control.v1.UpdateStrategy
+	(*HealthCheck)(nil),                        // 34: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 35: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 36: persys.control.v1.ContainerSpec
+	(*ContainerNetwork)(nil),                   // 37: persys.control.v1.ContainerNetwork
+	(*Ulimit)(nil),                             // 38: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 39: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 40: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 41: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 42: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 43: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 44: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 45: persys.control.v1.ComposeSpec
+	(*StackFile)(nil),                          // 46: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 47: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 48: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 49: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 50: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 51: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 52: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 53: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 54: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 55: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 56: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 57: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 58: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 59: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 60: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 61: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 62: persys.control.v1.NodeView
+	(*ListWorkloadsRequest)(nil),               // 63: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 64: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 65: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 66: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 67: persys.control.v1.WorkloadView
+	(*SystemMembers)(nil),                      // 68: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 69: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 70: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 71: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 72: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 73: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 74: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 75: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 76: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 77: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 78: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 79: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 80: persys.control.v1.StreamError
+	nil,                                        // 81: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 82: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 83: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 84: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 85: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 86: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 87: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 88: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 89: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 90: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 91: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 92: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 93: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 94: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 95: google.protobuf.Timestamp
+	(*v1.NetworkView)(nil),                     // 96: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 97: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	93,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	95,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	93,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	95,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	79,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	93,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
-	8,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	76,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	93,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	73,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	12,  // 11: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	53,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	93,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	51,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	11,  // 15: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	93,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	73,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	19,  // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
-	0,   // 19: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	72,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	72,  // 21: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
-	16,  // 22: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	93,  // 23: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
-	34,  // 24: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	35,  // 25: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	43,  // 26: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	45,  // 27: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	80,  // 28: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	74,  // 29: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	81,  // 30: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	75,  // 31: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	33,  // 32: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	32,  // 33: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	25,  // 34: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
-	28,  // 35: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
-	22,  // 36: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
-	23,  // 37: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
-	24,  // 38: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
-	24,  // 39: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	82,  // 40: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
-	20,  // 41: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
-	20,  // 42: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	93,  // 43: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	93,  // 44: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	74,  // 45: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
-	26,  // 46: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
-	27,  // 47: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
-	28,  // 48: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	93,  // 49: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	93,  // 50: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	93,  // 51: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	93,  // 52: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	93,  // 53: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	93,  // 54: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	93,  // 55: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
-	30,  // 56: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	83,  // 57: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	41,  // 58: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	42,  // 59: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	50,  // 60: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	84,  // 61: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	85,  // 62: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	37,  // 63: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	38,  // 64: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	39,  // 65: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	86,  // 66: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	87,  // 67: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	40,  // 68: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	88,  // 69: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	89,  // 70: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	94,  // 71: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	94,  // 72: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	94,  // 73: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	94,  // 74: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	90,  // 75: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	50,  // 76: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	44,  // 77: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	47,  // 78: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	48,  // 79: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	49,  // 80: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	50,  // 81: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	46,  // 82: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	93,  // 83: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	93,  // 84: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	93,  // 85: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 86: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	93,  // 87: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	52,  // 88: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	51,  // 89: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	72,  // 90: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	93,  // 91: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	42,  // 92: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	30,  // 93: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 94: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 95: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	60,  // 96: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	60,  // 97: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	93,  // 98: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	93,  // 99: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	91,  // 100: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	93,  // 101: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	76,  // 102: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	77,  // 103: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	12,  // 104: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,   // 105: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 106: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	65,  // 107: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	65,  // 108: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	93,  // 109: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	93,  // 110: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	52,  // 111: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	51,  // 112: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	72,  // 113: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	93,  // 114: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	92,  // 115: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	42,  // 116: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	19,  // 117: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	68,  // 118: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	31,  // 119: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	29,  // 120: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	93,  // 121: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	21,  // 122: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	66,  // 123: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	67,  // 124: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	93,  // 125: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	93,  // 126: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	93,  // 127: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 128: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	93,  // 129: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 130: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	10,  // 131: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	14,  // 132: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	17,  // 133: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	9,   // 134: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	13,  // 135: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	15,  // 136: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	18,  // 137: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	78,  // 138: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	93,  // 139: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	36,  // 140: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 141: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	10,  // 142: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	14,  // 143: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	17,  // 144: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	54,  // 145: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 146: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	56,  // 147: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	57,  // 148: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	61,  // 149: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	62,  // 150: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	69,  // 151: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	71,  // 152: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	9,   // 153: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	13,  // 154: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	15,  // 155: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	18,  // 156: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	55,  // 157: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 158: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	58,  // 159: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	59,  // 160: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	63,  // 161: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	64,  // 162: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	70,  // 163: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	71,  // 164: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	153, // [153:165] is the sub-list for method output_type
-	141, // [141:153] is the sub-list for method input_type
-	141, // [141:141] is the sub-list for extension type_name
-	141, // [141:141] is the sub-list for extension extendee
-	0,   // [0:141] is the sub-list for field type_name
+	81,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	95,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
+	78,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	8,   // 9: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
+	95,  // 10: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	75,  // 11: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	13,  // 12: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
+	55,  // 13: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	95,  // 14: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	53,  // 15: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	12,  // 16: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
+	95,  // 17: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	75,  // 18: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	96,  // 19: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	20,  // 20: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	0,   // 21: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
+	74,  // 22: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	74,  // 23: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	17,  // 24: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
+	95,  // 25: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	35,  // 26: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	36,  // 27: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	45,  // 28: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	47,  // 29: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	82,  // 30: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	76,  // 31: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	83,  // 32: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	77,  // 33: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	34,  // 34: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	33,  // 35: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	26,  // 36: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	29,  // 37: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	23,  // 38: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
+	24,  // 39: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	25,  // 40: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	25,  // 41: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	84,  // 42: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	21,  // 43: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
+	21,  // 44: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
+	95,  // 45: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	95,  // 46: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	76,  // 47: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	27,  // 48: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	28,  // 49: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	29,  // 50: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	95,  // 51: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	95,  // 52: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	95,  // 53: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	95,  // 54: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	95,  // 55: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	95,  // 56: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	95,  // 57: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	31,  // 58: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	85,  // 59: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	43,  // 60: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	44,  // 61: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	52,  // 62: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	86,  // 63: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	87,  // 64: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	39,  // 65: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	40,  // 66: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	41,  // 67: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	88,  // 68: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	89,  // 69: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	42,  // 70: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	37,  // 71: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	90,  // 72: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	91,  // 73: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	97,  // 74: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	97,  // 75: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	97,  // 76: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	97,  // 77: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	92,  // 78: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	52,  // 79: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	46,  // 80: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	49,  // 81: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	50,  // 82: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	51,  // 83: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	52,  // 84: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	48,  // 85: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	95,  // 86: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	95,  // 87: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	95,  // 88: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 89: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	95,  // 90: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	54,  // 91: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	53,  // 92: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	74,  // 93: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	95,  // 94: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	44,  // 95: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	31,  // 96: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 97: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 98: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	62,  // 99: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	62,  // 100: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	95,  // 101: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	95,  // 102: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	93,  // 103: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	95,  // 104: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	78,  // 105: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	79,  // 106: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	13,  // 107: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,   // 108: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 109: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	67,  // 110: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	67,  // 111: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	95,  // 112: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	95,  // 113: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	54,  // 114: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	53,  // 115: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	74,  // 116: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	95,  // 117: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	94,  // 118: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	44,  // 119: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	20,  // 120: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	70,  // 121: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	32,  // 122: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	30,  // 123: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	95,  // 124: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	22,  // 125: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	68,  // 126: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	69,  // 127: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	95,  // 128: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	95,  // 129: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	95,  // 130: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 131: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	95,  // 132: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 133: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	11,  // 134: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	15,  // 135: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	18,  // 136: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 137: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	14,  // 138: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	16,  // 139: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	19,  // 140: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	80,  // 141: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	95,  // 142: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	38,  // 143: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 144: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	11,  // 145: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	15,  // 146: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	18,  // 147: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	56,  // 148: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 149: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	58,  // 150: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	59,  // 151: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	63,  // 152: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	64,  // 153: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	71,  // 154: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	73,  // 155: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 156: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	14,  // 157: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	16,  // 158: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	19,  // 159: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	57,  // 160: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 161: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	60,  // 162: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	61,  // 163: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	65,  // 164: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	66,  // 165: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	72,  // 166: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	73,  // 167: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	156, // [156:168] is the sub-list for method output_type
+	144, // [144:156] is the sub-list for method input_type
+	144, // [144:144] is the sub-list for extension type_name
+	144, // [144:144] is the sub-list for extension extendee
+	0,   // [0:144] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -9424,17 +9609,17 @@ func file_api_control_v1_control_proto_init() {
 	if File_api_control_v1_control_proto != nil {
 		return
 	}
-	file_api_control_v1_control_proto_msgTypes[16].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[17].OneofWrappers = []any{
 		(*WorkloadSpec_Container)(nil),
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[18].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[19].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[22].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[25].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[32].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[68].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[20].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[23].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[26].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[33].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[70].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -9451,7 +9636,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   90,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

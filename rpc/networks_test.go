@@ -1,0 +1,246 @@
+package rpc
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+// networkNode registers a node that can take part in networks.
+func (g *group) networkNode(id, address string) {
+	g.t.Helper()
+	g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+		Id: id, Endpoint: address + ":50051", CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: 1,
+		Networking: &commandv1.NodeNetworking{Address: address, Mtu: 1450},
+	}}})
+}
+
+// joining returns a request for a container that joins networks.
+func joining(id string, networks ...string) *controlv1.ApplyWorkloadRequest {
+	r := web(id)
+	c := r.GetSpec().GetContainer()
+	c.Ports = nil
+	for _, n := range networks {
+		c.Networks = append(c.Networks, &controlv1.ContainerNetwork{Name: n, Aliases: []string{id}})
+	}
+	return r
+}
+
+// TestNetworkCalls: networks are created, listed, shown and deleted, and errors say what is wrong.
+func TestNetworkCalls(t *testing.T) {
+	g := newGroup(t, 2)
+	g.networkNode("n1", "10.0.0.1")
+	c := g.cluster(1)
+	made, err := c.CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back", RequestId: requestID(t)})
+	ok(t, err)
+	is(t, "subnet from the pool", made.GetNetwork().GetCidr(), "10.216.0.0/20")
+	is(t, "room", made.GetNetwork().GetCapacity(), 64)
+	_, err = c.CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "bad", Subnet: "10.216.0.0/24"})
+	says(t, err, codes.FailedPrecondition, `overlaps 10.216.0.0/20 of network "back"`)
+	_, err = c.CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "bad", Subnet: "10.0.0.0/27"})
+	says(t, err, codes.InvalidArgument, "too small")
+	_, err = c.GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "none"})
+	says(t, err, codes.NotFound, "persysctl network list")
+
+	g.put(t, joining("web", "back"), "n1")
+	shown, err := c.GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "back"})
+	ok(t, err)
+	is(t, "slices", len(shown.GetNetwork().GetSlices()), 1)
+	is(t, "slice", shown.GetNetwork().GetSlices()[0].GetCidr(), "10.216.0.0/26")
+	is(t, "members", shown.GetNetwork().GetSlices()[0].GetWorkloads(), 1)
+	list, err := c.ListNetworks(ctxFor(t), &clusterv1.ListNetworksRequest{})
+	ok(t, err)
+	is(t, "networks", len(list.GetNetworks()), 1)
+	is(t, "nodes", list.GetNetworks()[0].GetNodes(), 1)
+	_, err = c.DeleteNetwork(ctxFor(t), &clusterv1.DeleteNetworkRequest{Name: "back"})
+	says(t, err, codes.FailedPrecondition, "used by 1 workloads, such as web")
+}
+
+// TestUnknownNetworkIsRefusedAtApply: the refusal names the field, so that persysctl can add the line.
+func TestUnknownNetworkIsRefusedAtApply(t *testing.T) {
+	g := newGroup(t, 1)
+	ok(t, second(g.cluster(0).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back"})))
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), joining("web", "back", "front"))
+	ok(t, err)
+	for _, word := range []string{"container.networks[1]", `"front"`, "does not exist in namespace default", "persysctl network create front"} {
+		if r.GetSuccess() || !strings.Contains(r.GetErrorMessage(), word) {
+			t.Errorf("the refusal must contain %q, but is %q", word, r.GetErrorMessage())
+		}
+	}
+	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{joining("web", "front")}})
+	ok(t, err)
+	is(t, "plan", plan.GetWorkloads()[0].GetAction(), "refused")
+	r, err = g.control(0).ApplyWorkload(ctxFor(t), joining("web", "back"))
+	ok(t, inBand(r, err))
+}
+
+// TestHeartbeatsCarryNetworks: a heartbeat is answered with the networks of its node if the agent has others.
+func TestHeartbeatsCarryNetworks(t *testing.T) {
+	g := newGroup(t, 1)
+	g.networkNode("n1", "10.0.0.1")
+	g.networkNode("n2", "10.0.0.2")
+	beat := func(node string, index, incarnation uint64) *agentv1.NetworkView {
+		t.Helper()
+		r, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: node, NetworkIndex: index, NetworkIncarnation: incarnation})
+		ok(t, err)
+		return r.GetNetworks()
+	}
+	if v := beat("n1", 0, 0); v != nil {
+		t.Errorf("a cluster that never had a network must send none, but sent %v", v)
+	}
+	ok(t, second(g.cluster(0).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back"})))
+	if v := beat("n1", 0, 0); v == nil || len(v.GetNetworks()) > 0 {
+		t.Errorf("without a member the node has no network, but it got %v", v)
+	}
+	g.put(t, joining("web", "back"), "n1")
+	g.put(t, joining("api", "back"), "n2")
+	v := beat("n1", 0, 0)
+	index := g.view().Info().NetworkIndex
+	want := &agentv1.NetworkView{
+		Epoch: &agentv1.Epoch{ClusterId: "c1", Incarnation: 1, Term: 1}, Index: index, Port: 4790, Vni: vniOf("c1"), Address: "10.0.0.1",
+		Peers: []*agentv1.NetworkPeer{{Node: "n2", Address: "10.0.0.2"}},
+		Networks: []*agentv1.Network{{
+			Id: 1, Namespace: "default", Name: "back", Cidr: "10.216.0.0/20", Mtu: 1450, Slice: "10.216.0.0/26",
+			Peers: []*agentv1.NetworkSlice{{Node: "n2", Cidr: "10.216.0.64/26"}},
+		}},
+	}
+	want.Epoch.Shard = v.GetEpoch().GetShard()
+	if !proto.Equal(v, want) {
+		t.Errorf("node n1 got the networks\n%v, want\n%v", v, want)
+	}
+	if v := beat("n1", index, 1); v != nil {
+		t.Errorf("an agent with the newest networks got them again: %v", v)
+	}
+	if v := beat("n1", index, 9); v == nil {
+		t.Error("an agent whose networks are of another incarnation must get them again")
+	}
+	if v := beat("a", 0, 0); v != nil {
+		t.Errorf("an agent without networks must get none, but got %v", v)
+	}
+}
+
+// TestOrdersCarryNetworks: the order of a container has the numbers of its networks, and the view of the node. A
+// legacy v1 agent gets no such order.
+func TestOrdersCarryNetworks(t *testing.T) {
+	for _, protocol := range []uint32{1, 0} {
+		g := newGroup(t, 1)
+		f := g.agent(t, protocol)
+		g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+			Id: "n", Endpoint: f.addr, CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: protocol,
+			Networking: &commandv1.NodeNetworking{Address: "10.0.0.1", Mtu: 1450},
+		}}})
+		f.apply = func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+			return &agentv1.ApplyWorkloadResponse{Applied: true}, nil
+		}
+		ok(t, second(g.cluster(0).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "front"})))
+		ok(t, second(g.cluster(0).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back"})))
+		g.put(t, joining("web", "back"), "n")
+		w, _ := g.view().Workload("web")
+		ack, err := g.replicas[0].server.agents.Deliver(ctxFor(t), fsm.Epoch{Incarnation: 1, Term: 3}, orderOf(w))
+		ok(t, err)
+		if protocol == 0 {
+			is(t, "an order for a legacy v1 agent is refused", ack.Refused && strings.Contains(ack.Message, "container.networks"), true)
+			continue
+		}
+		is(t, "accepted", ack.Accepted, true)
+		got := f.applies[0]
+		at := got.GetSpec().GetContainer().GetNetworks()
+		if len(at) != 1 || at[0].GetId() != 2 || at[0].GetName() != "back" || at[0].GetAliases()[0] != "web" {
+			t.Errorf("the container joins %v, want network 2, back, with the alias web", at)
+		}
+		if v := got.GetNetworks(); len(v.GetNetworks()) != 1 || v.GetNetworks()[0].GetId() != 2 || v.GetEpoch().GetTerm() != 3 || v.GetIndex() == 0 {
+			t.Errorf("the order has the networks %v, want only network 2, in the term of the order", v)
+		}
+	}
+}
+
+// TestNetmap: the views of all nodes agree. Each node sees each other node of its networks with the slice that this
+// node sees as its own, and no node sees a network of which it has no slice.
+func TestNetmap(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s, index, now := fsm.New(), uint64(0), int64(1)
+		do := func(c *commandv1.Command) {
+			index++
+			now += 1e9
+			c.Head = &commandv1.Head{At: now, By: "rapid", Epoch: &commandv1.Epoch{Incarnation: 1, Term: 1}}
+			s, _, _ = s.Apply(fsm.Meta{Index: index, Term: 1}, c)
+		}
+		do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
+		for i := range 3 {
+			do(&commandv1.Command{Body: &commandv1.Command_PutNetwork{PutNetwork: &commandv1.PutNetwork{Name: fmt.Sprint("n", i), Pool: DefaultNetworkPool}}})
+		}
+		for i := range rapid.IntRange(2, 4).Draw(rt, "nodes") {
+			do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+				Id: fmt.Sprint("node-", i), Endpoint: "127.0.0.1:1", CpuMillicores: 8000, MemoryMib: 8192, Protocol: 1,
+				Networking: &commandv1.NodeNetworking{Address: fmt.Sprint("10.0.0.", i+1), Mtu: 1450},
+			}}})
+		}
+		for i := range rapid.IntRange(0, 12).Draw(rt, "workloads") {
+			id := fmt.Sprint("w", i)
+			do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+				Id: id, Content: "c1:aa", Desired: "Running",
+				Demand: &commandv1.Demand{Type: "container", Networks: []string{fmt.Sprint("n", rapid.IntRange(0, 2).Draw(rt, "network"))}},
+			}}}}})
+			w, _ := s.Workload(id)
+			do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{{
+				Workload: id, Node: fmt.Sprint("node-", rapid.IntRange(0, 3).Draw(rt, "node")), IfGeneration: fsm.GenerationPB(w.Generation),
+			}}}}})
+		}
+		views := map[string]*agentv1.NetworkView{}
+		s.Nodes("", func(n *fsm.Node) bool { views[n.ID] = netmap(s, n, 4790); return true })
+		own := map[string]string{} // network and node -> slice
+		for id, v := range views {
+			for _, n := range v.GetNetworks() {
+				own[fmt.Sprint(n.GetId(), id)] = n.GetSlice()
+				if !netip.MustParsePrefix(n.GetCidr()).Contains(netip.MustParsePrefix(n.GetSlice()).Addr()) {
+					rt.Fatalf("node %s: slice %s is outside of %s", id, n.GetSlice(), n.GetCidr())
+				}
+			}
+		}
+		seen := 0
+		for id, v := range views {
+			for _, n := range v.GetNetworks() {
+				members := 0
+				s.WorkloadsOn(id, func(w *fsm.Workload) bool {
+					if w.Demand.Networks[0] == n.GetName() {
+						members++
+					}
+					return true
+				})
+				if members == 0 {
+					rt.Fatalf("node %s sees network %s without a member", id, n.GetName())
+				}
+				for _, p := range n.GetPeers() {
+					seen++
+					if own[fmt.Sprint(n.GetId(), p.GetNode())] != p.GetCidr() {
+						rt.Fatalf("node %s sees slice %s of node %s, which owns %q", id, p.GetCidr(), p.GetNode(), own[fmt.Sprint(n.GetId(), p.GetNode())])
+					}
+				}
+				if len(n.GetPeers()) > len(v.GetPeers()) {
+					rt.Fatalf("node %s has %d peers in network %s, but %d addresses", id, len(n.GetPeers()), n.GetName(), len(v.GetPeers()))
+				}
+			}
+		}
+		pairs := 0
+		s.Networks(func(n *fsm.Network) bool { pairs += len(n.Slices) * (len(n.Slices) - 1); return true })
+		if seen != pairs {
+			rt.Fatalf("the views have %d slices of other nodes, want %d", seen, pairs)
+		}
+	})
+}
+
+func orderOf(w *fsm.Workload) sched.Order {
+	return sched.Order{Op: sched.OpApply, Node: w.Node, Workload: w.ID, Generation: w.Generation}
+}

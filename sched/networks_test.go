@@ -1,0 +1,132 @@
+package sched
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+func (w *world) network(name, cidr string, mtu uint32) {
+	w.t.Helper()
+	if r := w.try(&commandv1.Command{Body: &commandv1.Command_PutNetwork{PutNetwork: &commandv1.PutNetwork{Name: name, Cidr: cidr, Mtu: mtu}}}); r.Kind != fsm.OK {
+		w.t.Fatalf("the network was refused: %s", r.Reason)
+	}
+}
+
+func networked(address string) func(*commandv1.RegisterNode) {
+	return func(n *commandv1.RegisterNode) {
+		n.Networking = &commandv1.NodeNetworking{Address: address, Mtu: 1450}
+	}
+}
+
+// TestNetworks: nodes a and b can take part in networks, node old cannot. Network back has one slice only, and
+// network wide needs a larger MTU than the nodes allow.
+func TestNetworks(t *testing.T) {
+	joins := func(names ...string) func(*commandv1.WorkloadPut) {
+		return demand(func(d *commandv1.Demand) { d.Networks = names })
+	}
+	unplaced := func(t *testing.T, w *world, id string, words ...string) {
+		t.Helper()
+		x := w.get(id)
+		for _, word := range words {
+			if x.Node != "" || x.Reason.Code != fsm.CodeUnplaced || !strings.Contains(x.Reason.Message, word) {
+				t.Errorf("%s is on %q, reason %q, want it unplaced, with %q", id, x.Node, x.Reason.Message, word)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, w *world)
+	}{
+		{"members go only to nodes that can take part in networks", func(t *testing.T, w *world) {
+			w.network("more", "10.60.0.0/20", 0)
+			for _, id := range []string{"w1", "w2", "w3", "w4"} {
+				w.apply(id, joins("more"))
+			}
+			w.settle()
+			for _, id := range []string{"w1", "w2", "w3", "w4"} {
+				if at := w.get(id).Node; at != "a" && at != "b" {
+					t.Errorf("%s is on %q, want a or b", id, at)
+				}
+			}
+		}},
+		{"all members go to the only node with a slice", func(t *testing.T, w *world) {
+			for _, id := range []string{"w1", "w2", "w3"} {
+				w.apply(id, joins("back"))
+				w.settle()
+			}
+			w.on(t, "w2", w.get("w1").Node)
+			w.on(t, "w3", w.get("w1").Node)
+		}},
+		{"a member waits if the node with the only slice takes no workloads", func(t *testing.T, w *world) {
+			w.cordon("b", true)
+			w.apply("w1", joins("back"))
+			w.settle()
+			w.on(t, "w1", "a")
+			w.cordon("a", true)
+			w.cordon("b", false)
+			w.apply("w2", joins("back"))
+			w.settle()
+			unplaced(t, w, "w2", "1 no slice left in network back", "1 cannot take part in networks", "1 cordoned")
+			var why []string
+			for _, n := range Explain(w.state, w.get("w2"), w.tuning).Nodes {
+				why = append(why, n.Node+": "+n.Filter+": "+n.Reason)
+			}
+			text := strings.Join(why, "\n")
+			for _, word := range []string{"b: networks: networks: no slice left in network back", "old: networks: networks: the node cannot take part in networks: its agent does not support networks"} {
+				if !strings.Contains(text, word) {
+					t.Errorf("why says\n%s\nwant %q", text, word)
+				}
+			}
+		}},
+		{"two members of one step do not both take the last slice", func(t *testing.T, w *world) {
+			w.apply("w1", joins("back"))
+			w.apply("w2", joins("back"))
+			w.settle()
+			w.on(t, "w2", w.get("w1").Node)
+		}},
+		{"the MTU of a network", func(t *testing.T, w *world) {
+			w.apply("w1", joins("wide"))
+			w.settle()
+			unplaced(t, w, "w1", "2 MTU of network wide")
+		}},
+		{"a slice is taken back after a day without member, and a waiting workload is then placed", func(t *testing.T, w *world) {
+			w.cordon("b", true)
+			w.apply("w1", joins("back"))
+			w.settle()
+			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "w1"}}})
+			w.settle()
+			n, _ := w.state.Network("", "back")
+			if s, has := n.SliceOf("a"); !has || s.EmptySince == 0 {
+				t.Fatalf("after the delete the slice of a is %+v (%t), want one that is empty", s, has)
+			}
+			if at := w.plain().WakeAt; at == 0 || at > n.Slices[0].EmptySince+fsm.SliceIdle {
+				t.Errorf("the planner wakes at %d, want at the end of the day after %d or before", at, n.Slices[0].EmptySince)
+			}
+			w.now += fsm.SliceIdle
+			w.settle()
+			n, _ = w.state.Network("", "back")
+			if _, has := n.SliceOf("a"); has {
+				t.Error("after a day the slice of a must be taken back, but is not")
+			}
+			w.now += fsm.SliceRest
+			w.cordon("a", true)
+			w.cordon("b", false)
+			w.apply("w2", joins("back"))
+			w.settle()
+			w.on(t, "w2", "b")
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a", networked("10.0.0.1"))
+			w.node("b", networked("10.0.0.2"))
+			w.node("old")
+			w.network("back", "10.50.0.0/26", 0)
+			w.network("wide", "10.51.0.0/26", 8950)
+			c.run(t, w)
+		})
+	}
+}
